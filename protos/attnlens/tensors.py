@@ -1,0 +1,44 @@
+"""numpy arrays to `attnlens.v1.Tensor` and back: shape, element type, little-endian bytes."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.v1.tensor_pb2 import DataType, Tensor
+
+_NUMPY_DTYPES = {
+    DataType.DATA_TYPE_UNSPECIFIED: np.dtype("<f4"),
+    DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
+    DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),
+}
+
+
+def numpy_dtype(data_type: DataType.ValueType) -> np.dtype[Any]:
+    """Return the little-endian numpy dtype; unspecified means float32.
+
+    Raises:
+        ValueError: the type is not one that goes over the wire.
+    """
+    if data_type not in _NUMPY_DTYPES:
+        raise ValueError(f"data type {data_type} is not DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16")
+    return _NUMPY_DTYPES[data_type]
+
+
+def to_tensor(array: npt.NDArray[Any], data_type: DataType.ValueType) -> Tensor:
+    """Convert `array` to `data_type` and pack it."""
+    dtype = numpy_dtype(data_type)
+    return Tensor(
+        data_type=data_type or DataType.DATA_TYPE_FLOAT32,
+        shape=array.shape,
+        data=np.ascontiguousarray(array, dtype=dtype).tobytes(),
+    )
+
+
+def from_tensor(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a read-only view of the tensor's bytes in its own shape and element type.
+
+    Raises:
+        ValueError: the bytes do not fill the shape.
+    """
+    return np.frombuffer(tensor.data, numpy_dtype(tensor.data_type)).reshape(tuple(tensor.shape))

@@ -1,0 +1,1 @@
+"""Version 1 of the protocol: `encoder_service`, `manifest` and `tensor`."""

@@ -1,0 +1,38 @@
+"""Generate the Python stubs of every .proto file, beside it: `python protos/generate.py [OUTPUT_DIR]`.
+
+`make protos` runs this; a test runs it into an empty directory and compares with what is checked in.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROTO_ROOT = Path(__file__).resolve().parent
+
+
+def generate(output_dir: Path) -> None:
+    """Write `*_pb2.py`, `*_pb2_grpc.py` and their type stubs for all our protos below `output_dir`."""
+    protos = sorted(str(path.relative_to(PROTO_ROOT)) for path in PROTO_ROOT.glob("attnlens/**/*.proto"))
+    plugin_dir = Path(sys.executable).parent
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"--proto_path={PROTO_ROOT}",
+        f"--plugin=protoc-gen-mypy={plugin_dir / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={plugin_dir / 'protoc-gen-mypy_grpc'}",
+        f"--python_out={output_dir}",
+        f"--grpc_python_out={output_dir}",
+        f"--mypy_out=quiet:{output_dir}",
+        f"--mypy_grpc_out=quiet:{output_dir}",
+        *protos,
+    ]
+    subprocess.run(command, check=True)
+    for path in output_dir.glob("attnlens/**/*_pb2_grpc.py"):
+        if "class " not in path.read_text(encoding="utf-8"):  # files without a service
+            path.unlink()
+            path.with_suffix(".pyi").unlink()
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else PROTO_ROOT)

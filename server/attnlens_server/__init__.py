@@ -1,0 +1,1 @@
+"""attnlens_server."""
