@@ -1,1 +1,1 @@
-"""attnlens_cli."""
+"""The `attnlens` command: one thin module for each subcommand, heavy imports inside the command."""

@@ -1,0 +1,128 @@
+"""The root command: global options, subcommands loaded when asked for, one line for every failure.
+
+A subcommand NAME is the attribute NAME of the module `attnlens_cli.NAME`. Its value for an option
+comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
+`--config-file`, else the default.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from attnlens_cli import config_file, failures, logs
+
+COMMANDS = {
+    "export": "Turn a checkpoint into a verified ONNX bundle.",
+    "check": "Check a bundle: hashes, then parity with PyTorch.",
+    "serve": "Serve a bundle over gRPC.",
+    "info": "Show a served model: sizes, limits, parity, versions.",
+    "embed": "Turn the lines of a file into vectors.",
+    "attend": "Show which tokens attend to which.",
+}
+
+
+@dataclass
+class Invocation:
+    """What the failure handler wants to know about the run."""
+
+    command_path: str = "attnlens"
+    debug: bool = False
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module only when that subcommand is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of a first use."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import `attnlens_cli.CMD_NAME` and return its command."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        return cast("click.Command", getattr(import_module(f"attnlens_cli.{cmd_name}"), cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, note its name for failures, and check its table of the configuration file."""
+        name = args[0]
+        if name not in COMMANDS:
+            raise failures.unknown_name("command", name, COMMANDS, ctx)
+        invocation = ctx.find_object(Invocation)
+        if invocation is not None:
+            invocation.command_path = f"attnlens {name}"
+        resolved = super().resolve_command(ctx, args)
+        if resolved[1] is not None and ctx.default_map is not None and name in ctx.default_map:
+            ctx.default_map[name] = config_file.known_options(
+                resolved[1], ctx.default_map[name], f"table [{name}]"
+            )
+        return resolved
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        ctx.default_map = config_file.read(path, ctx.command, COMMANDS)
+    return path
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={
+        "auto_envvar_prefix": "ATTNLENS",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+    epilog="""\b
+Example:
+  attnlens export sentence-transformers/all-MiniLM-L6-v2 --output bundles/minilm
+  attnlens serve bundles/minilm --port 50051
+  attnlens attend "It rained, so it was wet." --address localhost:50051""",
+)
+@click.version_option(package_name="attnlens", message="attnlens %(version)s")
+@click.option(
+    "--config-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config_file,
+    help="Options in TOML: one table for each command, for instance [embed].",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least important log messages to show.",
+)
+@click.option("--debug", is_flag=True, help="Show a traceback where something fails.")
+@click.pass_obj
+def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
+    """Contextual embeddings and attention weights of transformer encoders, over gRPC."""
+    invocation.debug = debug
+    logs.configure(log_level, sys.stderr)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return the exit code: 0, 1 failure, 2 usage, 70 bug, 130 interrupted."""
+    invocation = Invocation(debug=failures.debug_in_environment())
+    try:
+        result: Any = attnlens.main(
+            args=list(arguments), prog_name="attnlens", standalone_mode=False, obj=invocation
+        )
+    except Exception as error:  # noqa: BLE001 - the outermost edge: nothing passes without a line
+        return failures.report(error, invocation.command_path, debug=invocation.debug)
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,101 @@
+"""Every failure of a command becomes one line on stderr and an exit code.
+
+An exception class of our own packages is a message for the user, and so is an OSError; any other
+exception is a bug and says so. Tracebacks are shown only with `--debug` or ATTNLENS_DEBUG=1.
+"""
+
+import os
+import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import click
+
+FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
+
+# The extra that brings a module in, where that does not depend on the command.
+_EXTRAS = {
+    "grpc_health": "server",
+    "grpc_reflection": "server",
+    "google.rpc": "server",
+    "huggingface_hub": "export",
+    "matplotlib": "plot",
+    "onnx": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "torch": "export",
+}
+_EXTRAS_BY_COMMAND = {"attnlens check": "export", "attnlens export": "export", "attnlens serve": "server"}
+
+
+def debug_in_environment() -> bool:
+    """Tell whether ATTNLENS_DEBUG asks for tracebacks, for failures before options are parsed."""
+    return os.environ.get("ATTNLENS_DEBUG", "").lower() in {"1", "true", "yes", "on"}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean NAME?)`, or nothing where no known name is near."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
+) -> click.UsageError:
+    """Return the error for a name that does not exist."""
+    return click.UsageError(f"no such {kind} {name}{nearest(name, known)}", ctx)
+
+
+def report(error: Exception, command_path: str, *, debug: bool) -> int:
+    """Print `error` as one line on stderr and return the exit code."""
+    if debug and not isinstance(error, (click.exceptions.NoArgsIsHelpError, click.Abort)):
+        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    if isinstance(error, click.Abort):
+        click.echo(f"{command_path}: interrupted", err=True)
+        return INTERRUPTED
+    message, code = _describe(error, command_path)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        command_path = error.ctx.command_path
+    click.echo(f"{command_path}: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _describe(error: Exception, command_path: str) -> tuple[str, int]:
+    if isinstance(error, click.NoSuchOption):
+        known = error.possibilities or []
+        return f"no such option {error.option_name}{nearest(error.option_name, known)}", USAGE
+    if isinstance(error, click.ClickException):
+        return _as_clause(error.format_message()), error.exit_code
+    if isinstance(error, ImportError):
+        extra = _missing_extra(error, command_path)
+        if extra is not None:
+            return f"{error.name} is not installed: pip install 'attnlens[{extra}]'", USAGE
+    if type(error).__module__.startswith("attnlens"):
+        return str(error), FAILURE
+    if isinstance(error, OSError):
+        return _describe_os_error(error), FAILURE
+    kind = type(error).__name__
+    return f"this is a bug: {kind}: {error} (run `attnlens --debug ...` to see the traceback)", BUG
+
+
+def _as_clause(message: str) -> str:
+    message = message.removesuffix(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+def _missing_extra(error: ImportError, command_path: str) -> str | None:
+    if not error.name:
+        return None
+    root = error.name.partition(".")[0]
+    if root in {"onnxruntime", "tokenizers"}:
+        return _EXTRAS_BY_COMMAND.get(command_path)
+    return next((extra for name, extra in _EXTRAS.items() if name in {root, error.name}), None)
+
+
+def _describe_os_error(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}"
