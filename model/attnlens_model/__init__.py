@@ -1,1 +1,23 @@
-"""attnlens_model."""
+"""The encoder in PyTorch: configuration, attention, layers, and published weights."""
+
+from attnlens_model.attention import AttentionMask, MultiHeadSelfAttention, attention_weights
+from attnlens_model.checkpoint import Checkpoint, load_checkpoint
+from attnlens_model.config import EncoderConfig, read_config
+from attnlens_model.encoder import Encoder, EncoderOutput, new_encoder
+from attnlens_model.errors import CheckpointError, ConfigError, ModelError
+
+__all__ = [
+    "AttentionMask",
+    "Checkpoint",
+    "CheckpointError",
+    "ConfigError",
+    "Encoder",
+    "EncoderConfig",
+    "EncoderOutput",
+    "ModelError",
+    "MultiHeadSelfAttention",
+    "attention_weights",
+    "load_checkpoint",
+    "new_encoder",
+    "read_config",
+]

@@ -1,0 +1,122 @@
+"""Multi-head self-attention, and nothing else: no embeddings, no residual, no LayerNorm (those are in encoder.py).
+
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
+
+Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out instead of calling a fused kernel
+because the weights are a result here, and in the arithmetic forms that every ONNX runtime understands: a mask is a
+number that is added, never -inf and never a boolean.
+
+Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class AttentionMask(NamedTuple):
+    """A keep-mask in the two forms that attention needs, so that all layers share one computation.
+
+    Both are floating point and broadcast to (B, H, T, T).
+    """
+
+    keep: Tensor
+    """1 where a query may attend to a key, else 0."""
+    bias: Tensor
+    """0 where a query may attend to a key, else a number so low that its exponential is exactly 0."""
+
+
+def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
+    """Turn a keep-mask (bool, int or float; True or 1 = may attend) into both forms, in floating `dtype`."""
+    keep = keep_mask.to(dtype)
+    # Half the lowest number: a negative score added to it stays finite in every dtype, float16 included.
+    return AttentionMask(keep, (1.0 - keep) * (torch.finfo(dtype).min / 2))
+
+
+def causal_keep_mask(positions: Tensor) -> Tensor:
+    """Return the (T, T) keep-mask in which a query attends to its own and earlier `positions` (T,), floats 0, 1, 2 ...
+
+    Clamping the distance needs only arithmetic, which more ONNX runtimes have than Trilu or a comparison.
+    """
+    distance = positions[:, None] - positions[None, :]  # (T, T)
+    return (distance + 1.0).clamp(0.0, 1.0)
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, keep_mask: Tensor | AttentionMask | None, scale: float
+) -> Tensor:
+    """Return softmax(query key^T * scale) over the keys that the mask keeps.
+
+    Args:
+        query: (B, H, T, K), floating point.
+        key: (B, H, T, K), same dtype.
+        keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to (B, H, T, T).
+            An `AttentionMask` is one that was prepared before. None keeps all.
+        scale: what the dot products are multiplied by: 1 / sqrt(K) in the paper.
+
+    Returns:
+        (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is masked.
+    """
+    scores = (query * scale) @ key.transpose(-2, -1)  # (B, H, T, T)
+    if keep_mask is None:
+        return scores.softmax(dim=-1)
+    mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)
+    # The softmax of a fully masked row is uniform: the product makes it zero and changes no other row.
+    return (scores + mask.bias).softmax(dim=-1) * mask.keep
+
+
+class MultiHeadSelfAttention(nn.Module):
+    """Self-attention with H heads (Vaswani et al. 2017, section 3.2.2).
+
+    Query, key, value and output are separate D x D projections with bias. A fresh one is Xavier-uniform in each of
+    the four (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float = 0.0) -> None:
+        """Make the four projections; `num_heads` must divide `hidden_size`, else ValueError."""
+        super().__init__()
+        if num_heads < 1 or hidden_size % num_heads:
+            raise ValueError(
+                f"num_heads={num_heads} does not divide hidden_size={hidden_size}: choose a divisor"
+            )
+        self.num_heads = num_heads
+        self.head_dim = hidden_size // num_heads
+        self.scale = 1.0 / math.sqrt(self.head_dim)
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.value = nn.Linear(hidden_size, hidden_size)
+        self.output = nn.Linear(hidden_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw fresh weights from the global random generator."""
+        for projection in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+
+    def forward(
+        self, hidden_states: Tensor, keep_mask: Tensor | AttentionMask | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            hidden_states: (B, T, D), floating point.
+            keep_mask: as for `attention_weights`.
+
+        Returns:
+            The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
+        """
+        query = self._split_heads(self.query(hidden_states))
+        key = self._split_heads(self.key(hidden_states))
+        value = self._split_heads(self.value(hidden_states))
+        weights = attention_weights(query, key, keep_mask, self.scale)  # (B, H, T, T)
+        context = self.dropout(weights) @ value  # (B, H, T, K)
+        merged = context.transpose(1, 2).flatten(-2)  # (B, T, D)
+        output: Tensor = self.output(merged)
+        return output, weights
+
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, K)

@@ -1,0 +1,177 @@
+"""The one description of an encoder: its sizes and choices, validated when it is made."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from attnlens_model.errors import ConfigError, nearest
+from attnlens_model.families import family_named, family_of_model_type
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Sizes and choices of an encoder.
+
+    Attributes:
+        vocab_size: number of token ids.
+        hidden_size: D, the width of a token vector; a multiple of `num_heads`.
+        num_layers: L.
+        num_heads: H.
+        intermediate_size: width of the feed-forward layer's middle.
+        max_position_embeddings: the longest input in tokens.
+        family: whose tensor names its checkpoints use; one of `attnlens_model.families.FAMILIES`.
+        type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
+            `token_type_ids`.
+        activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation) or "relu".
+        layer_norm_eps: added to the variance in every LayerNorm.
+        pad_token_id: the id that fills a batch up. The encoder does not look at it: the attention mask decides.
+        is_causal: whether a token sees only itself and those before it.
+        hidden_dropout: probability of dropping an element of a layer's output, in training.
+        attention_dropout: probability of dropping an attention weight, in training.
+
+    Raises:
+        ConfigError: (a ValueError) a value has the wrong type or is out of range.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    max_position_embeddings: int
+    family: str = "bert"
+    type_vocab_size: int = 2
+    activation: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    is_causal: bool = False
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._check_sizes()
+        self._check_ranges()
+        family_named(self.family)
+
+    @property
+    def head_dim(self) -> int:
+        """K, the width of one head."""
+        return self.hidden_size // self.num_heads
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Self:
+        """Make a configuration from our own keys, or from the content of a Hugging Face `config.json`.
+
+        The latter is recognised by its `model_type` and read by that family's mapping.
+
+        Raises:
+            ConfigError: an unknown or missing key, an unsupported `model_type`, or a bad value.
+        """
+        if "model_type" in values:
+            family = family_of_model_type(str(values["model_type"]))
+            values = family.config_fields(values) | {"family": family.name}
+        return cls(**_checked_keys(cls, values))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Make a configuration from JSON text; the inverse of `to_json`.
+
+        Raises:
+            ConfigError: not a JSON object, or as `from_dict`.
+        """
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the configuration is not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"the configuration is a JSON {type(values).__name__}: it must be an object")
+        return cls.from_dict(values)
+
+    def to_json(self) -> str:
+        """Return the configuration as JSON text with our own keys."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # A bool is an int to Python and an int is a good float: say exactly what is meant.
+            accepted = {float: (float, int)}.get(field.type, (field.type,))  # type: ignore[call-overload]
+            if type(value) not in accepted:
+                raise ConfigError(
+                    f"{field.name}={value!r} is a {type(value).__name__}: it must be of type {field.type.__name__}"  # type: ignore[union-attr]
+                )
+
+    def _check_sizes(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            _require(self, name, getattr(self, name) >= 1, "must be at least 1")
+        _require(self, "max_position_embeddings", self.max_position_embeddings >= 1, "must be at least 1")
+        _require(self, "type_vocab_size", self.type_vocab_size >= 0, "must be at least 0 (0: no token types)")
+        if self.hidden_size % self.num_heads:
+            divisors = [heads for heads in range(1, self.hidden_size + 1) if self.hidden_size % heads == 0]
+            closest = min(divisors, key=lambda heads: abs(heads - self.num_heads))
+            raise ConfigError(
+                f"num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: "
+                f"the nearest that does is {closest}"
+            )
+
+    def _check_ranges(self) -> None:
+        limit = self.vocab_size - 1
+        _require(
+            self,
+            "pad_token_id",
+            0 <= self.pad_token_id <= limit,
+            f"must be from 0 to vocab_size - 1 = {limit}",
+        )
+        usable_eps = self.layer_norm_eps > 0 and math.isfinite(self.layer_norm_eps)
+        _require(self, "layer_norm_eps", usable_eps, "must be greater than 0, for example 1e-12")
+        for name in ("hidden_dropout", "attention_dropout"):
+            _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"activation={self.activation!r} is not supported: choose one of {', '.join(ACTIVATIONS)} "
+                f"(nearest: {nearest(self.activation, ACTIVATIONS)!r})"
+            )
+
+
+def read_config(path: str | Path) -> EncoderConfig:
+    """Read a configuration file: our own JSON or a Hugging Face `config.json`.
+
+    Raises:
+        ConfigError: the file is absent or unreadable, or as `EncoderConfig.from_dict`.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give the path of a JSON file") from error
+    try:
+        return EncoderConfig.from_json(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dict[str, object]:
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in values:
+        if key not in fields:
+            raise ConfigError(
+                f"unknown key {key!r}: did you mean {nearest(key, fields)!r}? "
+                "(a Hugging Face config.json is recognised by its model_type)"
+            )
+    required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
+    missing = [name for name in required if name not in values]
+    if missing:
+        raise ConfigError(f"missing {', '.join(missing)}: a configuration must say {', '.join(required)}")
+    return dict(values)
+
+
+def _require(config: EncoderConfig, name: str, holds: bool, limit: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={getattr(config, name)!r}: {limit}")

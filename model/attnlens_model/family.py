@@ -1,0 +1,51 @@
+"""What the package must know about a family of published encoders: how it names things.
+
+A family is data: one `FAMILY = Family(...)` in one module of `families`. The encoder itself is the same for all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Family:
+    """The names that one family of checkpoints uses, beside ours.
+
+    Attributes:
+        name: our name of the family, the value of `EncoderConfig.family`.
+        model_types: the `model_type` values of a Hugging Face `config.json` that mean this family.
+        config_fields: turns such a file's content into keyword arguments of `EncoderConfig`.
+        weights: our parameter name -> the checkpoint's tensor name. `{layer}` stands for the layer number.
+        prefixes: what may stand before all of those names; the longest that fits wins.
+        anchor: a tensor (as named in `weights`) that every checkpoint has and that tells the prefix.
+        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`. Anything
+            else (pooler, task heads) is ignored and reported.
+        buffers: tensors under the roots that older versions saved although they follow from the configuration.
+        legacy_suffixes: old name endings -> today's.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    config_fields: Callable[[Mapping[str, object]], dict[str, object]]
+    weights: Mapping[str, str]
+    prefixes: tuple[str, ...]
+    anchor: str
+    roots: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+
+    def weight_names(self, num_layers: int) -> Iterator[tuple[str, str]]:
+        """Yield (our parameter name, the checkpoint's tensor name without prefix) for `num_layers` layers."""
+        for ours, theirs in self.weights.items():
+            if "{layer}" not in ours:
+                yield ours, theirs
+                continue
+            for layer in range(num_layers):
+                yield ours.format(layer=layer), theirs.format(layer=layer)
+
+    def modern_name(self, name: str) -> str:
+        """Return `name` with a legacy ending replaced by today's."""
+        for old, new in self.legacy_suffixes.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name

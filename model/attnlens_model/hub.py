@@ -1,0 +1,49 @@
+"""Where a checkpoint lies: a directory that the user named, or one that the Hugging Face Hub's cache provides."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+
+from attnlens_model.errors import CheckpointError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+# `*` also crosses slashes: "*.json" brings 1_Pooling/config.json.
+_DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "README.md", "LICENSE*")
+_SAFETENSORS_FILES = ("model.safetensors", "model-*.safetensors")
+_PICKLE_FILES = ("pytorch_model.bin", "pytorch_model-*.bin")
+
+
+def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path, str]:
+    """Return the directory of a checkpoint and the name by which to call it in public.
+
+    Raises:
+        CheckpointError: neither a directory nor something that the Hub has.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return path, path.resolve().name
+    if path.exists():
+        raise CheckpointError(f"{source} is a file: give the directory that holds it")
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
+        raise CheckpointError(f"{source} does not exist: give a directory or a hub id such as 'org/name'")
+    return _download(source, revision), source
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    try:
+        # Pickles only where there is nothing better: many repositories hold the same weights in both formats.
+        files = [*_DESCRIPTION_FILES, *_SAFETENSORS_FILES]
+        directory = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files))
+        if not any(directory.glob("model*.safetensors")):
+            snapshot_download(hub_id, revision=revision, allow_patterns=[*_PICKLE_FILES])
+    # Every failure of the network or the cache is an OSError: HfHubHTTPError, LocalEntryNotFoundError, ...
+    except (OSError, HFValidationError) as error:
+        where = "" if revision is None else f" at revision {revision!r}"
+        raise CheckpointError(
+            f"no directory {hub_id!r} here, and the Hugging Face Hub did not provide it{where}: {error}. "
+            "Check the spelling, the network and HF_TOKEN, or give a directory"
+        ) from error
+    return directory

@@ -1,0 +1,85 @@
+"""The tensors of a checkpoint directory, by name, from whichever of four file layouts it has."""
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from attnlens_model.errors import CheckpointError
+
+_INDEX_SUFFIX = ".index.json"
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Return every tensor under `directory` by its name, mapped from the file rather than read where possible.
+
+    The first that exists of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
+    `pytorch_model.bin.index.json` is taken.
+
+    Raises:
+        CheckpointError: none exists, a shard is absent, or a file is damaged or holds more than tensors.
+    """
+    readers = {"model.safetensors": _read_safetensors, "pytorch_model.bin": _read_pickle}
+    for name, read in readers.items():
+        if (directory / name).is_file():
+            return read(directory / name)
+        index = directory / (name + _INDEX_SUFFIX)
+        if index.is_file():
+            return _read_shards(index, read)
+    layouts = ", ".join(f"{name}, {name}{_INDEX_SUFFIX}" for name in readers)
+    raise CheckpointError(f"{directory} holds no weights: none of {layouts} is there")
+
+
+def _read_shards(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    weight_map = _weight_map(index)
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        # The index names files beside itself: a path in it would read from somewhere else.
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index} names the shard {shard!r}: it must be a plain file name")
+        if not (index.parent / shard).is_file():
+            raise CheckpointError(
+                f"{index.parent / shard} is absent although {index.name} names it: fetch it"
+            )
+        tensors |= read(index.parent / shard)
+    absent = [name for name in weight_map if name not in tensors]
+    if absent:
+        raise CheckpointError(f"{index} promises {absent[0]!r}, which {weight_map[absent[0]]} does not hold")
+    return tensors
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(shard) for name, shard in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of shards: it must be JSON with a weight_map") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        # Only the zip format, the default since torch 1.6, can be mapped.
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is damaged, or holds more than tensors, and loading that could run code: "
+            "convert it to model.safetensors"
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise CheckpointError(f"{path} is no table of tensors: save the model's state_dict()")
+    return tensors
