@@ -1,10 +1,10 @@
-"""Multi-head self-attention, and nothing else: no embeddings, no residual, no LayerNorm (those are in encoder.py).
+"""Multi-head self-attention, and nothing else: embeddings, residuals and LayerNorm are in encoder.py.
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out instead of calling a fused kernel
-because the weights are a result here, and in the arithmetic forms that every ONNX runtime understands: a mask is a
-number that is added, never -inf and never a boolean.
+Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out instead of calling a fused
+kernel because the weights are a result here, and in the arithmetic forms that every ONNX runtime understands:
+a mask is a number that is added, never -inf and never a boolean.
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K).
 """
@@ -36,9 +36,10 @@ def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
 
 
 def causal_keep_mask(positions: Tensor) -> Tensor:
-    """Return the (T, T) keep-mask in which a query attends to its own and earlier `positions` (T,), floats 0, 1, 2 ...
+    """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
 
-    Clamping the distance needs only arithmetic, which more ONNX runtimes have than Trilu or a comparison.
+    `positions` is (T,): 0.0, 1.0, 2.0 ... Clamping the distance needs only arithmetic, which more ONNX runtimes
+    have than Trilu or a comparison.
     """
     distance = positions[:, None] - positions[None, :]  # (T, T)
     return (distance + 1.0).clamp(0.0, 1.0)
@@ -52,12 +53,13 @@ def attention_weights(
     Args:
         query: (B, H, T, K), floating point.
         key: (B, H, T, K), same dtype.
-        keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to (B, H, T, T).
-            An `AttentionMask` is one that was prepared before. None keeps all.
+        keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to
+            (B, H, T, T). An `AttentionMask` is one that was prepared before. None keeps all.
         scale: what the dot products are multiplied by: 1 / sqrt(K) in the paper.
 
     Returns:
-        (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is masked.
+        (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is
+        masked.
     """
     scores = (query * scale) @ key.transpose(-2, -1)  # (B, H, T, T)
     if keep_mask is None:
@@ -70,8 +72,8 @@ def attention_weights(
 class MultiHeadSelfAttention(nn.Module):
     """Self-attention with H heads (Vaswani et al. 2017, section 3.2.2).
 
-    Query, key, value and output are separate D x D projections with bias. A fresh one is Xavier-uniform in each of
-    the four (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention.
+    Query, key, value and output are separate D x D projections with bias. A fresh one is Xavier-uniform in
+    each of the four (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float = 0.0) -> None:
@@ -119,4 +121,5 @@ class MultiHeadSelfAttention(nn.Module):
         return output, weights
 
     def _split_heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, K)
+        split = torch.unflatten(projected, -1, (self.num_heads, self.head_dim))  # (B, T, H, K)
+        return split.transpose(1, 2)  # (B, H, T, K)

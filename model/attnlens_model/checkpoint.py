@@ -1,4 +1,4 @@
-"""Published weights -> an `Encoder`: find the files, read the tensors, fit every one to its place or say why not."""
+"""Published weights -> an `Encoder`: find the files, read the tensors, fit each to its place or say why not."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,15 +44,15 @@ class Checkpoint:
 def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
-    Read are `config.json` and the first of `model.safetensors`, its sharded form, `pytorch_model.bin`, its sharded
-    form. Weights in half precision are cast to fp32.
+    Read are `config.json` and the first of `model.safetensors`, its sharded form, `pytorch_model.bin`, its
+    sharded form. Weights in half precision are cast to fp32.
 
     Args:
         source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
         revision: branch, tag or commit on the Hub; None is its default branch.
 
     Raises:
-        CheckpointError: not found, unreadable, or tensors are missing, unexpected or misshapen (all are named).
+        CheckpointError: not found or unreadable, or tensors are missing, unexpected or misshapen.
         ConfigError: `config.json` describes no encoder that is supported.
     """
     directory, name = checkpoint_directory(source, revision)
@@ -92,7 +92,7 @@ def _fit(tensors: Mapping[str, Tensor], config: EncoderConfig) -> tuple[dict[str
             {by_name[theirs]: expected[ours] for ours, theirs in places.items() if theirs in by_name}, tensors
         ),
     )
-    # A copy even of fp32: the encoder must not change or vanish with the file that the tensors are mapped from.
+    # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
     weights = {
         ours: tensors[by_name[theirs]].to(torch.float32, copy=True).contiguous()
         for ours, theirs in places.items()

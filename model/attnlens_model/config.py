@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, get_type_hints
 
 from attnlens_model.errors import ConfigError, nearest
 from attnlens_model.families import family_named, family_of_model_type
@@ -30,7 +30,7 @@ class EncoderConfig:
             `token_type_ids`.
         activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation) or "relu".
         layer_norm_eps: added to the variance in every LayerNorm.
-        pad_token_id: the id that fills a batch up. The encoder does not look at it: the attention mask decides.
+        pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
         is_causal: whether a token sees only itself and those before it.
         hidden_dropout: probability of dropping an element of a layer's output, in training.
         attention_dropout: probability of dropping an attention weight, in training.
@@ -99,14 +99,11 @@ class EncoderConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def _check_types(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            # A bool is an int to Python and an int is a good float: say exactly what is meant.
-            accepted = {float: (float, int)}.get(field.type, (field.type,))  # type: ignore[call-overload]
-            if type(value) not in accepted:
-                raise ConfigError(
-                    f"{field.name}={value!r} is a {type(value).__name__}: it must be of type {field.type.__name__}"  # type: ignore[union-attr]
-                )
+        for name, wanted in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            # `isinstance` would take True for an int; an int is welcome where a float is meant.
+            if type(value) not in ((float, int) if wanted is float else (wanted,)):
+                raise ConfigError(f"{name}={value!r} is {type(value).__name__}: it must be {wanted.__name__}")
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
@@ -157,7 +154,7 @@ def read_config(path: str | Path) -> EncoderConfig:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dict[str, object]:
+def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in values:
         if key not in fields:

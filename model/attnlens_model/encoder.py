@@ -1,7 +1,7 @@
-"""A post-LayerNorm transformer encoder of the BERT kind (Devlin et al. 2018), with its attention weights as a result.
+"""A post-LayerNorm transformer encoder of the BERT kind (Devlin et al. 2018).
 
-It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive ONNX
-export unchanged in meaning on many runtimes; where a form matters, a comment says so.
+It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
+ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
 
 Letters in shapes: B batch, T tokens, D width, H heads, L layers.
 """
@@ -31,7 +31,7 @@ class EncoderOutput(NamedTuple):
 
 def gelu(x: Tensor) -> Tensor:
     """Gaussian error linear unit, exact: x * Phi(x) (Hendrycks & Gimpel 2016)."""
-    # Exactly this order of operations: ONNX Runtime fuses it, and other orders crash or degrade other runtimes.
+    # Exactly this order: ONNX Runtime fuses it, and other orders crash or degrade other runtimes.
     return x * 0.5 * (1.0 + torch.erf(x / 1.4142135623730951))
 
 
@@ -67,14 +67,14 @@ class Embeddings(nn.Module):
             hidden_states = hidden_states + (
                 self.token_type.weight[0] if token_type_ids is None else self.token_type(token_type_ids)
             )
-        # A slice of the table: the positions are 0 .. T-1 whatever the padding, and no Range enters the graph.
+        # A slice of the table: positions are 0 .. T-1 whatever the padding, and no Range enters the graph.
         hidden_states = hidden_states + self.position.weight[: input_ids.shape[1]]
         embedded: Tensor = self.dropout(self.norm(hidden_states))
         return embedded
 
 
 class FeedForward(nn.Module):
-    """Two projections with an activation between, the same for every token (Vaswani et al. 2017, section 3.3)."""
+    """Two projections with an activation between, for each token alone (Vaswani et al. 2017, section 3.3)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class EncoderLayer(nn.Module):
 class Encoder(nn.Module):
     """Embeddings and L layers.
 
-    A new one has random weights from the global generator: embeddings N(0, 0.02), projections Xavier-uniform, zero
-    biases. `new_encoder` makes one from a seed, `load_checkpoint` one with published weights.
+    A new one has random weights from the global generator: embeddings N(0, 0.02), projections Xavier-uniform,
+    zero biases. `new_encoder` makes one from a seed, `load_checkpoint` one with published weights.
     """
 
     positions: Tensor
@@ -150,12 +150,12 @@ class Encoder(nn.Module):
             output_attentions: whether to return every layer's weights.
 
         Returns:
-            Hidden states (B, T, D) and L weights (B, H, T, T) in the dtype of the parameters. What stands at padded
-            positions has no meaning.
+            Hidden states (B, T, D) and L weights (B, H, T, T) in the dtype of the parameters. What stands at
+            padded positions has no meaning.
 
         Raises:
-            ValueError: wrong shapes, more tokens than `max_position_embeddings`, or token types for an encoder that
-                has none. Not checked while exporting.
+            ValueError: wrong shapes, more tokens than `max_position_embeddings`, or token types for an
+                encoder that has none. Not checked while exporting.
         """
         if not torch.compiler.is_exporting():
             self._check_inputs(input_ids, attention_mask, token_type_ids)

@@ -1,6 +1,6 @@
 """What the package must know about a family of published encoders: how it names things.
 
-A family is data: one `FAMILY = Family(...)` in one module of `families`. The encoder itself is the same for all.
+A family is data: one `FAMILY = Family(...)` in one module of `families`. All share one encoder.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +16,11 @@ class Family:
         model_types: the `model_type` values of a Hugging Face `config.json` that mean this family.
         config_fields: turns such a file's content into keyword arguments of `EncoderConfig`.
         weights: our parameter name -> the checkpoint's tensor name. `{layer}` stands for the layer number.
-        prefixes: what may stand before all of those names; the longest that fits wins.
+        prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         anchor: a tensor (as named in `weights`) that every checkpoint has and that tells the prefix.
-        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`. Anything
-            else (pooler, task heads) is ignored and reported.
-        buffers: tensors under the roots that older versions saved although they follow from the configuration.
+        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
+            Anything else (pooler, task heads) is ignored and reported.
+        buffers: tensors under the roots that hold no weights, saved by older versions.
         legacy_suffixes: old name endings -> today's.
     """
 

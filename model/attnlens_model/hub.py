@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a directory that the user named, or one that the Hugging Face Hub's cache provides."""
+"""Where a checkpoint lies: a directory that the user named, or one that the Hugging Face Hub provides."""
 
 import re
 from pathlib import Path

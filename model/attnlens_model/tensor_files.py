@@ -17,7 +17,7 @@ _INDEX_SUFFIX = ".index.json"
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return every tensor under `directory` by its name, mapped from the file rather than read where possible.
+    """Return every tensor of a checkpoint by its name, mapped from the file rather than read where possible.
 
     The first that exists of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
     `pytorch_model.bin.index.json` is taken.

@@ -28,7 +28,8 @@ def family_named(name: str) -> Family:
     if name not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise ConfigError(
-            f"family={name!r} is not supported: choose one of {supported} (nearest: {nearest(name, FAMILIES)!r})"
+            f"family={name!r} is not supported: choose one of {supported} "
+            f"(nearest: {nearest(name, FAMILIES)!r})"
         )
     return FAMILIES[name]
 

@@ -1,7 +1,7 @@
 """BERT and what shares its checkpoint layout: MiniLM, E5, BGE, GTE (v1), Snowflake Arctic.
 
-Names as in `transformers` (`BertConfig`, `BertModel.state_dict()`) and, for the legacy ones, in checkpoints converted
-from the original TensorFlow release.
+Names as in `transformers` (`BertConfig`, `BertModel.state_dict()`) and, for the legacy ones, in checkpoints
+converted from the original TensorFlow release.
 """
 
 from collections.abc import Mapping
