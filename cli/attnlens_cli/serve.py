@@ -1,0 +1,86 @@
+"""`attnlens serve DIR`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from attnlens_server.server import Ready
+
+EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=50051, show_default=True, help="Port to listen on; 0 picks a free one.")
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where to run. With cuda, the server refuses to start unless CUDA runs the model.",
+)
+@click.option("--device-id", default=0, show_default=True, help="Which GPU.")
+@click.option(
+    "--intra-op-threads",
+    default=0,
+    show_default=True,
+    help="Threads of an ONNX Runtime session; 0: one a physical core.",
+)
+@click.option(
+    "--max-batch-tokens", default=1024, show_default=True, help="Tokens of one batch, padding included."
+)
+@click.option(
+    "--max-attention-bytes",
+    default=256 << 20,
+    show_default=True,
+    help="Attention weights of one batch, in bytes.",
+)
+@click.option(
+    "--max-queue",
+    default=2048,
+    show_default=True,
+    help="Texts that wait or run at a time; beyond, requests are refused.",
+)
+@click.option("--max-inputs-per-request", default=512, show_default=True, help="Texts in one request.")
+@click.option("--max-text-bytes", default=1 << 20, show_default=True, help="Bytes of one text.")
+@click.option("--max-message-bytes", default=32 << 20, show_default=True, help="Bytes of one message.")
+@click.option("--max-tokens", type=int, help="Tokens of one text.  [default: the bundle's]")
+@click.option(
+    "--worker-threads", default=2, show_default=True, help="Threads that tokenize and build replies."
+)
+@click.option(
+    "--drain-timeout-s",
+    default=30.0,
+    show_default=True,
+    help="How long running requests may take after SIGTERM.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate chain.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
+@click.option("--tls-client-ca", type=click.Path(path_type=Path), help="PEM roots: clients must identify.")
+def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
+    """Serve the bundle in DIR over gRPC until SIGTERM.
+
+    Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
+    """
+    from attnlens_server.config import ConfigError, ServerConfig  # noqa: PLC0415 - heavy
+    from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
+    from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
+
+    try:
+        config = ServerConfig(**options)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        serve_bundle(config, _print_ready)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _print_ready(ready: "Ready") -> None:
+    click.echo(
+        f"attnlens is ready at {ready.address}: model {ready.model}, {ready.execution_provider}, "
+        f"warm-up {ready.warm_up_s:.2f} s"
+    )

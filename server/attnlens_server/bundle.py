@@ -1,0 +1,48 @@
+"""Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlens.bundle import BundleError, find_graph, read_manifest, verify_files
+from attnlens.v1.manifest_pb2 import GraphKind, Manifest
+
+from attnlens_server.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified bundle directory."""
+
+    directory: Path
+    manifest: Manifest
+
+    def graph_path(self, kind: GraphKind.ValueType) -> Path:
+        """Return the ONNX file of `kind`."""
+        return self.directory / find_graph(self.manifest, kind).path
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Return `tokenizer.json`, or None where the bundle has none."""
+        path = self.directory / "tokenizer.json"
+        return path if path.is_file() else None
+
+
+def open_bundle(directory: Path) -> Bundle:
+    """Read the manifest of `directory` and verify every file.
+
+    Raises:
+        StartupError: there is no bundle, a file is missing or altered, or the parity check failed.
+    """
+    try:
+        manifest = read_manifest(directory)
+        verify_files(directory, manifest)
+        for kind in (GraphKind.GRAPH_KIND_EMBEDDINGS, GraphKind.GRAPH_KIND_ATTENTIONS):
+            find_graph(manifest, kind)
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    if not manifest.parity.passed:
+        raise StartupError(
+            f"{directory / 'manifest.json'}: the graphs are not the same model as the checkpoint "
+            f"(parity failed, see {directory / 'parity' / 'report.md'}); export the bundle again"
+        )
+    return Bundle(directory=directory, manifest=manifest)

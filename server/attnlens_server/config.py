@@ -1,0 +1,85 @@
+"""The configuration of a server: built once at the edge, validated here, passed down."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+Provider = Literal["auto", "cpu", "cuda"]
+
+MIB = 1 << 20
+
+
+class ConfigError(ValueError):
+    """An option has a value that it can't have. The message names the option, the value and the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that can be set about a server. The defaults suit a laptop.
+
+    Attributes:
+        bundle: the bundle directory.
+        host: the address to listen on.
+        port: the port to listen on; 0 picks a free one.
+        provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
+        device_id: which GPU, for CUDA.
+        intra_op_threads: threads of an ONNX Runtime session; 0 means one a physical core.
+        max_batch_tokens: tokens of one batch, padding included; a longer text runs alone.
+        max_attention_bytes: attention weights (fp32, all layers) of one batch; a larger text runs alone.
+        max_queue: texts that wait or run at a time, over all requests; beyond, requests are refused.
+        max_inputs_per_request: texts in one request.
+        max_text_bytes: bytes of UTF-8 in one text.
+        max_message_bytes: size of one message, in either direction.
+        max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
+        worker_threads: threads that tokenize and build replies.
+        drain_timeout_s: how long running requests may take after SIGTERM.
+        tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
+        tls_key: PEM private key.
+        tls_client_ca: PEM roots; with it, clients must show a certificate (mutual TLS).
+    """
+
+    bundle: Path
+    host: str = "127.0.0.1"
+    port: int = 50051
+    provider: Provider = "auto"
+    device_id: int = 0
+    intra_op_threads: int = 0
+    max_batch_tokens: int = 1024
+    max_attention_bytes: int = 256 * MIB
+    max_queue: int = 2048
+    max_inputs_per_request: int = 512
+    max_text_bytes: int = MIB
+    max_message_bytes: int = 32 * MIB
+    max_tokens: int | None = None
+    worker_threads: int = 2
+    drain_timeout_s: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field. Raises ConfigError for the first that is wrong."""
+        if self.provider not in get_args(Provider):
+            raise ConfigError(f"provider is {self.provider!r}: use one of {', '.join(get_args(Provider))}")
+        self._check_range("port", 0, 65535)
+        self._check_range("device_id", 0, 1023)
+        self._check_range("intra_op_threads", 0, 1024)
+        self._check_range("max_batch_tokens", 1, 1 << 24)
+        self._check_range("max_attention_bytes", MIB, 1 << 40)
+        self._check_range("max_queue", 1, 1 << 24)
+        self._check_range("max_inputs_per_request", 1, self.max_queue)
+        self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
+        self._check_range("max_text_bytes", 1, self.max_message_bytes)
+        self._check_range("worker_threads", 1, 256)
+        self._check_range("drain_timeout_s", 0, 86_400)
+        if self.max_tokens is not None:
+            self._check_range("max_tokens", 1, 1 << 24)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("tls_client_ca needs tls_cert and tls_key")
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is {value}: it must be from {low} to {high}")

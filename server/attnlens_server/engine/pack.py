@@ -1,0 +1,68 @@
+"""Which waiting texts run together: a pure function of their lengths.
+
+A batch is padded to its longest text, so texts of like length belong together; a batch has room for a
+number of tokens, because that is what time and memory depend on. The oldest text is always in the
+batch, hence none waits for more batches than there are texts before it, whatever arrives later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What a batch may hold. A text beyond a limit by itself still runs, alone.
+
+    Attributes:
+        max_tokens: tokens, padding included: number of texts x longest length.
+        max_padding_share: padding tokens / all tokens.
+        max_square_tokens: number of texts x longest length squared, which is what attention weights
+            take; None: no limit.
+    """
+
+    max_tokens: int
+    max_padding_share: float = 0.1
+    max_square_tokens: int | None = None
+
+    def allow(self, num_texts: int, num_live_tokens: int, max_length: int) -> bool:
+        """True where a batch of these sizes is within the limits."""
+        num_tokens = num_texts * max_length
+        if num_tokens > self.max_tokens:
+            return False
+        if self.max_square_tokens is not None and num_tokens * max_length > self.max_square_tokens:
+            return False
+        return num_tokens - num_live_tokens <= self.max_padding_share * num_tokens
+
+
+def pack(lengths: Sequence[int], limits: BatchLimits) -> list[int]:
+    """Choose the texts of the next batch.
+
+    Starting from the oldest text, take its neighbours in length, the nearer one first, until the next
+    one on either side would break a limit.
+
+    Args:
+        lengths: the number of tokens of each waiting text, oldest first; not empty.
+        limits: what a batch may hold.
+
+    Returns:
+        Indices into `lengths`, ascending; 0 is always among them.
+    """
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    low = high = by_length.index(0)  # the batch is by_length[low : high + 1]
+    live_tokens = max_length = lengths[0]
+    while True:
+        neighbours = []  # (position in by_length, longest length of the batch with it)
+        if low > 0:
+            neighbours.append((low - 1, max_length))
+        if high + 1 < len(by_length):
+            neighbours.append((high + 1, lengths[by_length[high + 1]]))
+        fitting = [
+            (abs(lengths[by_length[position]] - lengths[0]), position, longest)
+            for position, longest in neighbours
+            if limits.allow(high - low + 2, live_tokens + lengths[by_length[position]], longest)
+        ]
+        if not fitting:
+            return sorted(by_length[low : high + 1])
+        _, position, max_length = min(fitting)
+        live_tokens += lengths[by_length[position]]
+        low, high = min(low, position), max(high, position)

@@ -1,0 +1,127 @@
+"""An ONNX Runtime session on the execution provider that was asked for, or an error that says why not."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from attnlens_server.config import Provider
+from attnlens_server.errors import StartupError
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+# The operators that do the arithmetic. Bookkeeping on shapes may stay on the CPU: ONNX Runtime puts it
+# there on purpose.
+COMPUTE_OPERATORS = frozenset({"Attention", "FusedMatMul", "Gemm", "LayerNormalization", "MatMul", "Softmax"})
+
+
+class Session:
+    """One ONNX graph, ready to run. Used by one thread at a time."""
+
+    def __init__(
+        self, graph: Path, provider: Literal["cpu", "cuda"], *, threads: int, device_id: int
+    ) -> None:
+        """Open `graph`.
+
+        Raises:
+            StartupError: the graph can't be opened, or CUDA was asked for and does not run it.
+        """
+        self._session = _open(graph, provider, threads, device_id)
+        self._input_names = {each.name for each in self._session.get_inputs()}
+        self.output_names: tuple[str, ...] = tuple(each.name for each in self._session.get_outputs())
+        if provider == "cuda":
+            check_placement(count_placements(self._session), graph)
+        self.providers: tuple[str, ...] = tuple(self._session.get_providers())
+
+    def run(
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        output_names: Sequence[str],
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Run a batch: ids (B, T) and mask (B, T), int64, to the named outputs, fp32."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if "token_type_ids" in self._input_names:
+            inputs["token_type_ids"] = np.zeros_like(input_ids)
+        names = list(output_names)
+        return dict(zip(names, self._session.run(names, inputs), strict=True))
+
+
+def resolve_provider(provider: Provider) -> Literal["cpu", "cuda"]:
+    """Turn `auto` into what this build of ONNX Runtime has; refuse `cuda` where it has none.
+
+    Raises:
+        StartupError: CUDA was asked for and is not in this build.
+    """
+    has_cuda = CUDA in ort.get_available_providers()
+    if provider == "cuda" and not has_cuda:
+        raise StartupError(
+            f"provider cuda was asked for, but this build of ONNX Runtime has only "
+            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
+            "attnlens[server], or use --provider cpu"
+        )
+    if provider == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return provider
+
+
+def _open(
+    graph: Path, provider: Literal["cpu", "cuda"], threads: int, device_id: int
+) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors come as exceptions; its warnings are about its own choices
+    disabled_optimizers = []
+    providers: list[Any] = [CPU]
+    if provider == "cuda":
+        ort.preload_dlls()  # CUDA and cuDNN from the wheels of attnlens[gpu], where they are installed
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        providers = [(CUDA, {"device_id": device_id}), CPU]
+    else:
+        # Its CPU kernel is slower than the two operators that it replaces: docs/performance.md.
+        disabled_optimizers = ["SkipLayerNormFusion"]
+    try:
+        return ort.InferenceSession(
+            str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
+        )
+    except Exception as error:  # ONNX Runtime raises a class of its own for each of its status codes
+        raise StartupError(f"ONNX Runtime can't open {graph} on {provider}: {error}") from error
+
+
+def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
+    """Return, for each execution provider that got any, the operators that it runs and how many of each."""
+    placements: dict[str, Counter[str]] = {}
+    for subgraph in session.get_provider_graph_assignment_info():
+        counter = placements.setdefault(subgraph.ep_name, Counter())
+        counter.update(node.op_type for node in subgraph.get_nodes())
+    return placements
+
+
+def check_placement(placements: dict[str, Counter[str]], graph: Path) -> None:
+    """Make sure that CUDA runs all arithmetic.
+
+    Raises:
+        StartupError: it runs none (the driver or a library is missing) or leaves some to the CPU.
+    """
+    if CUDA not in placements:
+        raise StartupError(
+            f"CUDA was asked for, but it runs no node of {graph.name}: ONNX Runtime fell back to "
+            f"{', '.join(sorted(placements))}. Check the driver (nvidia-smi) and that CUDA and cuDNN are "
+            "installed (attnlens[gpu] brings them), or use --provider cpu"
+        )
+    strays = {
+        provider: {op: count for op, count in counter.items() if op in COMPUTE_OPERATORS}
+        for provider, counter in placements.items()
+        if provider != CUDA
+    }
+    for provider, operators in strays.items():
+        if operators:
+            listed = ", ".join(f"{count} {op}" for op, count in sorted(operators.items()))
+            raise StartupError(
+                f"CUDA was asked for, but {provider} runs {listed} of {graph.name}: "
+                "use another version of onnxruntime-gpu, or --provider cpu"
+            )

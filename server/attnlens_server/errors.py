@@ -1,0 +1,193 @@
+"""What can go wrong with a request, and how it is told.
+
+    RequestError
+    |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
+    |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
+    |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+    |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
+    |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
+    |- NotReadyError           UNAVAILABLE          NOT_READY
+    |- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
+    |- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
+    `- InternalError           INTERNAL             INTERNAL
+
+    StartupError               the process can't serve: printed, exit code 1
+
+Each class knows its gRPC status and its reason; `trailers` turns one into google.rpc details.
+"""
+
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+ERROR_DOMAIN = "attnlens"
+MAX_VIOLATIONS = 20  # all trailers together should stay below 8 KiB
+
+
+class StartupError(Exception):
+    """The server can't start: the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A field of a request, as a path like `inputs[3].text`, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class RequestError(Exception):
+    """A request that is refused or failed. Subclasses fix the status and the reason."""
+
+    status = grpc.StatusCode.UNKNOWN
+    reason = "ERROR_REASON_UNSPECIFIED"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: dict[str, str] | None = None,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = metadata or {}
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+
+
+class InvalidFieldsError(RequestError):
+    """One or more fields have values that they can't have."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_FIELD"
+
+    def __init__(self, violations: list[FieldViolation]) -> None:
+        told = tuple(violations[:MAX_VIOLATIONS])
+        message = "; ".join(f"{violation.field}: {violation.description}" for violation in told[:3])
+        if len(violations) > 3:  # noqa: PLR2004 - the rest stands in the details
+            message += f"; and {len(violations) - 3} more"
+        super().__init__(message, violations=told)
+
+
+class InputTooLongError(RequestError):
+    """A text has more tokens than the model takes, and the request does not allow truncation."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INPUT_TOO_LONG"
+
+    def __init__(self, field: str, num_tokens: int, max_tokens: int, *, can_truncate: bool = True) -> None:
+        description = f"has {num_tokens} tokens, the model takes {max_tokens}: " + (
+            "shorten it, or set truncate" if can_truncate else "shorten it"
+        )
+        super().__init__(
+            f"{field} {description}",
+            metadata={"num_tokens": str(num_tokens), "max_tokens": str(max_tokens)},
+            violations=(FieldViolation(field, description),),
+        )
+
+
+class ResponseTooLargeError(RequestError):
+    """The reply would not fit into a message."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "RESPONSE_TOO_LARGE"
+
+    def __init__(self, what: str, size_bytes: int, max_message_bytes: int, remedy: str) -> None:
+        super().__init__(
+            f"{what} would be {size_bytes} bytes, a message may have {max_message_bytes}: {remedy}",
+            metadata={"size_bytes": str(size_bytes), "max_message_bytes": str(max_message_bytes)},
+        )
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not here."""
+
+    status = grpc.StatusCode.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+    def __init__(self, model: str, available: str) -> None:
+        shown = model if len(model) <= 80 else model[:80] + "..."  # noqa: PLR2004 - fits a line
+        super().__init__(
+            f"no model {shown!r} here: ask for {available!r}, or leave the name empty",
+            metadata={"model": shown.encode("ascii", "backslashreplace").decode(), "available": available},
+        )
+
+
+class OverloadedError(RequestError):
+    """As many texts wait as may."""
+
+    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+
+class NotReadyError(RequestError):
+    """The server is still starting."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+    reason = "NOT_READY"
+
+
+class ShuttingDownError(RequestError):
+    """The server takes no new requests."""
+
+    status = grpc.StatusCode.UNAVAILABLE
+    reason = "SHUTTING_DOWN"
+
+
+class DeadlineError(RequestError):
+    """The deadline passed while the request waited."""
+
+    status = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class InternalError(RequestError):
+    """A fault of ours. The client gets an id, the log gets the rest."""
+
+    status = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+
+def _details(error: RequestError) -> list[Message]:
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
+    ]
+    if error.violations:
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
+            for each in error.violations
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return details
+
+
+def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the trailing metadata that carries the error's details.
+
+    `grpc-status-details-bin` holds google.rpc.Status (gRPC's convention for rich errors), and
+    `grpc-retry-pushback-ms` is what gRPC's own retries obey (gRFC A6). The reason and its metadata are
+    repeated as plain text for clients without the google.rpc messages.
+    """
+    packed = []
+    for detail in _details(error):
+        any_detail = any_pb2.Any()
+        any_detail.Pack(detail)
+        packed.append(any_detail)
+    status = status_pb2.Status(code=error.status.value[0], message=error.message, details=packed)
+    result: list[tuple[str, str | bytes]] = [
+        ("grpc-status-details-bin", status.SerializeToString()),
+        ("attnlens-error-reason", error.reason),
+    ]
+    result += [(f"attnlens-error-{key.replace('_', '-')}", text) for key, text in error.metadata.items()]
+    if error.retry_after_s is not None:
+        result.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
+    return tuple(result)

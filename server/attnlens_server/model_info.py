@@ -1,0 +1,34 @@
+"""What GetModel tells about the model and the server."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import onnxruntime
+from attnlens.v1.encoder_service_pb2 import Limits, Model
+from attnlens.v1.manifest_pb2 import Manifest
+
+from attnlens_server.config import ServerConfig
+
+
+def describe_model(manifest: Manifest, config: ServerConfig, execution_providers: Sequence[str]) -> Model:
+    """Put together everything that a client needs to know."""
+    versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
+    versions |= {"attnlens": version("attnlens"), "onnxruntime": onnxruntime.__version__}
+    return Model(
+        name=manifest.model_name,
+        source=manifest.source,
+        weights_license=manifest.weights_license,
+        architecture=manifest.architecture,
+        pooling=manifest.pooling,
+        max_tokens=config.max_tokens or manifest.max_tokens,
+        limits=Limits(
+            max_inputs_per_request=config.max_inputs_per_request,
+            max_text_bytes=config.max_text_bytes,
+            max_queue=config.max_queue,
+            max_batch_tokens=config.max_batch_tokens,
+            max_message_bytes=config.max_message_bytes,
+        ),
+        execution_providers=execution_providers,
+        parity=manifest.parity,
+        versions=versions,
+    )

@@ -1,0 +1,232 @@
+"""From messages to checked, plain requests. Everything that is wrong with one is told at once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from attnlens.tensors import numpy_dtype
+from attnlens.v1.encoder_service_pb2 import (
+    EmbedRequest,
+    EncodeOutput,
+    EncodeRequest,
+    HeadReduction,
+    Input,
+    TokenizeRequest,
+)
+from attnlens.v1.manifest_pb2 import Manifest, Pooling
+from attnlens.v1.tensor_pb2 import DataType
+
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """A checked EmbedRequest, the model's defaults filled in."""
+
+    pooling: Pooling.ValueType
+    normalize: bool
+    dimensions: int
+    data_type: DataType.ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePlan:
+    """A checked EncodeRequest: layer and head numbers from 0, at least one of the two outputs.
+
+    Attributes:
+        hidden_state: return the token vectors.
+        layers: the layers whose attention to return; empty where attention is not asked for.
+        heads: the heads to return or to average.
+        head_reduction: never unspecified.
+        data_type: never unspecified.
+    """
+
+    hidden_state: bool
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    head_reduction: HeadReduction.ValueType
+    data_type: DataType.ValueType
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The graph outputs that are needed."""
+        hidden = ("last_hidden_state",) if self.hidden_state else ()
+        return hidden + tuple(f"attentions.{layer}" for layer in self.layers)
+
+    @property
+    def num_head_maps(self) -> int:
+        """The length of the head axis of the reply."""
+        return 1 if self.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN else len(self.heads)
+
+    def hidden_bytes(self, num_tokens: int, hidden_size: int) -> int:
+        """The size of the token vectors of a text."""
+        return num_tokens * hidden_size * numpy_dtype(self.data_type).itemsize if self.hidden_state else 0
+
+    def layer_bytes(self, num_tokens: int) -> int:
+        """The size of the attention weights of a text in one layer."""
+        return self.num_head_maps * num_tokens**2 * numpy_dtype(self.data_type).itemsize
+
+
+class RequestChecker:
+    """Checks requests against one model and one configuration."""
+
+    def __init__(self, manifest: Manifest, config: ServerConfig, *, has_tokenizer: bool) -> None:
+        self._manifest = manifest
+        self._config = config
+        self._has_tokenizer = has_tokenizer
+
+    def check_model(self, model: str) -> None:
+        """Make sure that the model is the one that is here.
+
+        Raises:
+            ModelNotFoundError: it is another.
+        """
+        if model not in ("", self._manifest.model_name):
+            raise ModelNotFoundError(model, self._manifest.model_name)
+
+    def check_embed(self, request: EmbedRequest) -> EmbedPlan:
+        """Check a request and fill in the model's defaults.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.check_model(request.model)
+        hidden_size = self._manifest.architecture.hidden_size
+        violations = list(self._check_inputs(request.inputs))
+        violations += _check_enum("pooling", request.pooling, Pooling)
+        violations += _check_data_type(request.data_type)
+        if not 0 <= request.dimensions <= hidden_size:
+            text = f"is {request.dimensions}: it must be from 1 to {hidden_size}, or 0 for all"
+            violations.append(FieldViolation("dimensions", text))
+        if violations:
+            raise InvalidFieldsError(violations)
+        defaults = self._manifest.pooling
+        return EmbedPlan(
+            pooling=request.pooling or defaults.pooling,
+            normalize=request.normalize if request.HasField("normalize") else defaults.normalize,
+            dimensions=request.dimensions or hidden_size,
+            data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
+        )
+
+    def check_encode(self, request: EncodeRequest, prefix: str = "") -> EncodePlan:
+        """Check a request; `prefix` stands before the names of its fields.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.check_model(request.model)
+        architecture = self._manifest.architecture
+        wants_attention = EncodeOutput.ENCODE_OUTPUT_ATTENTIONS in request.outputs
+        violations = list(self._check_inputs(request.inputs, prefix))
+        violations += _check_outputs(request, prefix, wants_attention=wants_attention)
+        violations += _check_enum(f"{prefix}head_reduction", request.head_reduction, HeadReduction)
+        violations += _check_data_type(request.data_type, prefix)
+        layers = _select(f"{prefix}layers", request.layers, architecture.num_layers, violations)
+        heads = _select(f"{prefix}heads", request.heads, architecture.num_heads, violations)
+        if violations:
+            raise InvalidFieldsError(violations)
+        hidden = EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE
+        return EncodePlan(
+            hidden_state=not request.outputs or hidden in request.outputs,
+            layers=layers if wants_attention else (),
+            heads=heads,
+            head_reduction=request.head_reduction or HeadReduction.HEAD_REDUCTION_NONE,
+            data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
+        )
+
+    def check_tokenize(self, request: TokenizeRequest) -> None:
+        """Check a request.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.check_model(request.model)
+        violations = list(self._check_count("texts", len(request.texts)))
+        for index, text in enumerate(request.texts):
+            violations += self._check_text(f"texts[{index}]", text)
+        if violations:
+            raise InvalidFieldsError(violations)
+
+    def _check_inputs(self, inputs: Sequence[Input], prefix: str = "") -> Iterator[FieldViolation]:
+        yield from self._check_count(f"{prefix}inputs", len(inputs))
+        for index, each in enumerate(inputs):
+            field = f"{prefix}inputs[{index}]"
+            kind = each.WhichOneof("content")
+            if kind is None:
+                yield FieldViolation(field, "is empty: set text or token_ids")
+            elif kind == "text":
+                yield from self._check_text(f"{field}.text", each.text)
+            else:
+                yield from self._check_ids(f"{field}.token_ids.ids", each.token_ids.ids)
+
+    def _check_count(self, field: str, count: int) -> Iterator[FieldViolation]:
+        limit = self._config.max_inputs_per_request
+        if count == 0:
+            yield FieldViolation(field, "is empty: send at least one text")
+        elif count > limit:
+            yield FieldViolation(
+                field, f"has {count} texts, a request may have {limit}: send several requests"
+            )
+
+    def _check_text(self, field: str, text: str) -> Iterator[FieldViolation]:
+        limit = self._config.max_text_bytes
+        if not self._has_tokenizer:
+            yield FieldViolation(field, "this model has no tokenizer: send token_ids")
+        elif len(text) > limit or len(text.encode()) > limit:
+            size = len(text.encode())
+            yield FieldViolation(field, f"has {size} bytes, a text may have {limit}: send it in pieces")
+
+    def _check_ids(self, field: str, ids: Sequence[int]) -> Iterator[FieldViolation]:
+        vocab_size = self._manifest.architecture.vocab_size
+        if not ids:
+            yield FieldViolation(field, "is empty: send at least one id")
+        for position, token_id in enumerate(ids):
+            if not 0 <= token_id < vocab_size:
+                text = f"is {token_id}: an id must be from 0 to {vocab_size - 1}"
+                yield FieldViolation(f"{field}[{position}]", text)
+                return
+
+
+def _check_outputs(request: EncodeRequest, prefix: str, *, wants_attention: bool) -> Iterator[FieldViolation]:
+    known = (EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE, EncodeOutput.ENCODE_OUTPUT_ATTENTIONS)
+    for index, output in enumerate(request.outputs):
+        if output not in known:
+            names = " or ".join(EncodeOutput.Name(each) for each in known)
+            yield FieldViolation(f"{prefix}outputs[{index}]", f"is {output}: use {names}")
+    if not wants_attention:
+        for name in ("layers", "heads", "head_reduction"):
+            if getattr(request, name):
+                text = "is set, but outputs does not ask for ENCODE_OUTPUT_ATTENTIONS"
+                yield FieldViolation(f"{prefix}{name}", text)
+
+
+def _check_enum(
+    field: str, value: int, enum: type[Pooling] | type[HeadReduction]
+) -> Iterator[FieldViolation]:
+    if value not in enum.values():
+        yield FieldViolation(field, f"is {value}: use one of {', '.join(enum.keys()[1:])}")
+
+
+def _check_data_type(value: DataType.ValueType, prefix: str = "") -> Iterator[FieldViolation]:
+    try:
+        numpy_dtype(value)
+    except ValueError:
+        text = f"is {value}: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16"
+        yield FieldViolation(f"{prefix}data_type", text)
+
+
+def _select(
+    field: str, numbers: Sequence[int], count: int, violations: list[FieldViolation]
+) -> tuple[int, ...]:
+    """Resolve negative numbers; empty means all. What is wrong goes to `violations`."""
+    chosen: list[int] = []
+    for index, number in enumerate(numbers):
+        resolved = number + count if number < 0 else number
+        if not 0 <= resolved < count:
+            text = f"is {number}: the model has {count}, so use 0 to {count - 1}, or -{count} to -1"
+            violations.append(FieldViolation(f"{field}[{index}]", text))
+        elif resolved in chosen:
+            violations.append(FieldViolation(f"{field}[{index}]", f"is {number}: it was asked for before"))
+        else:
+            chosen.append(resolved)
+    return tuple(chosen) if numbers else tuple(range(count))

@@ -1,0 +1,110 @@
+"""From the engine's arrays to messages. Copies what is asked for, and nothing else, out of the batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attnlens.tensors import to_tensor
+from attnlens.v1.encoder_service_pb2 import (
+    Attention,
+    EmbedResponse,
+    EncodedText,
+    EncodeResponse,
+    HeadReduction,
+    Timings,
+    Token,
+    Usage,
+)
+from google.protobuf.duration_pb2 import Duration
+
+from attnlens_server.engine import ItemResult
+from attnlens_server.pooling import normalize, pool
+from attnlens_server.requests import EmbedPlan, EncodePlan
+from attnlens_server.text import EncodedInput
+
+
+def embed_response(
+    model: str,
+    inputs: Sequence[EncodedInput],
+    results: Sequence[ItemResult],
+    plan: EmbedPlan,
+    tokenize_s: float,
+) -> EmbedResponse:
+    """Pool each text's token vectors and pack them into one tensor (N, dimensions)."""
+    pooled = np.stack([pool(result.outputs["last_hidden_state"], plan.pooling) for result in results])
+    vectors = pooled[:, : plan.dimensions]
+    if plan.normalize:
+        vectors = normalize(vectors)
+    return EmbedResponse(
+        model=model,
+        embeddings=to_tensor(vectors, plan.data_type),
+        usages=[usage(each) for each in inputs],
+        timings=timings(tokenize_s, results),
+    )
+
+
+def encode_response(
+    model: str,
+    inputs: Sequence[EncodedInput],
+    tokens: Sequence[Sequence[Token]],
+    results: Sequence[ItemResult],
+    plan: EncodePlan,
+    tokenize_s: float,
+) -> EncodeResponse:
+    """Pack everything that was asked for, text by text."""
+    texts = []
+    for encoded, each_tokens, result in zip(inputs, tokens, results, strict=True):
+        text = encoded_text(encoded, each_tokens, result, plan)
+        if plan.layers:
+            text.attention.CopyFrom(attention(result, plan, plan.layers))
+        texts.append(text)
+    return EncodeResponse(model=model, results=texts, timings=timings(tokenize_s, results))
+
+
+def encoded_text(
+    encoded: EncodedInput, tokens: Sequence[Token], result: ItemResult, plan: EncodePlan
+) -> EncodedText:
+    """Pack a text's tokens, usage and, where asked for, token vectors (T, D)."""
+    text = EncodedText(tokens=tokens, usage=usage(encoded))
+    if plan.hidden_state:
+        text.last_hidden_state.CopyFrom(to_tensor(result.outputs["last_hidden_state"], plan.data_type))
+    return text
+
+
+def attention(result: ItemResult, plan: EncodePlan, layers: Sequence[int]) -> Attention:
+    """Pack the weights of `layers`, (layers, heads, T, T); with the mean over heads, (layers, 1, T, T)."""
+    heads = list(plan.heads)
+    maps = [result.outputs[f"attentions.{layer}"] for layer in layers]
+    if heads != list(range(len(maps[0]))):
+        maps = [each[heads] for each in maps]
+    if plan.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN:
+        maps = [each.mean(axis=0, keepdims=True) for each in maps]
+    return Attention(
+        weights=to_tensor(np.stack(maps) if len(maps) > 1 else maps[0][np.newaxis], plan.data_type),
+        layers=layers,
+        heads=plan.heads,
+        head_reduction=plan.head_reduction,
+    )
+
+
+def usage(encoded: EncodedInput) -> Usage:
+    """Say how much of an input was used."""
+    return Usage(
+        num_tokens=encoded.num_tokens,
+        num_tokens_total=encoded.num_tokens_total,
+        truncated=encoded.num_tokens < encoded.num_tokens_total,
+    )
+
+
+def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
+    """Say where the time went: over several batches, the longest."""
+    return Timings(
+        tokenize=_duration(tokenize_s),
+        queue=_duration(max(result.queue_s for result in results)),
+        compute=_duration(max(result.compute_s for result in results)),
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

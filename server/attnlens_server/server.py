@@ -1,0 +1,183 @@
+"""The life of a server process: open the bundle, listen, warm up, serve, drain."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from attnlens.v1 import encoder_service_pb2
+from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
+from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from attnlens_server.bundle import Bundle, open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.errors import StartupError
+from attnlens_server.reflection import add_reflection
+from attnlens_server.service import EncoderService, State
+from attnlens_server.text import TextEncoder
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME: str = encoder_service_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What to tell when the first request may come."""
+
+    address: str
+    model: str
+    execution_provider: str
+    warm_up_s: float
+
+
+class Server:
+    """A gRPC server for one bundle."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Open and verify the bundle; nothing listens yet.
+
+        Raises:
+            StartupError: the bundle is refused, or an option does not fit it.
+        """
+        self._config = config
+        self._bundle = open_bundle(config.bundle)
+        max_tokens = _max_tokens(self._bundle, config)
+        self._engine = Engine(self._bundle, config)
+        self._workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
+        path = self._bundle.tokenizer_path
+        self._service = EncoderService(
+            self._bundle,
+            config,
+            self._engine,
+            TextEncoder(path, max_tokens) if path else None,
+            self._workers,
+        )
+        self._health = health_aio.HealthServicer()
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Serve until SIGTERM or SIGINT, then drain.
+
+        Raises:
+            StartupError: the address can't be bound, or the session can't be opened as asked.
+        """
+        with _stop_signals() as stop:
+            grpc_server, address = await self._listen()
+            try:
+                warm_up_s = await self._warm_up()
+                logger.info("serving %s at %s", self._bundle.manifest.model_name, address)
+                provider = self._engine.execution_providers[0]
+                on_ready(Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
+                await stop.wait()
+            finally:
+                await self._shut_down(grpc_server)
+
+    async def _listen(self) -> tuple[grpc.aio.Server, str]:
+        grpc_server = grpc.aio.server(options=_channel_options(self._config))
+        add_EncoderServiceServicer_to_server(self._service, grpc_server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
+        await self._set_health(HealthCheckResponse.NOT_SERVING)
+        address = _bind(grpc_server, self._config)
+        await grpc_server.start()
+        return grpc_server, address
+
+    async def _warm_up(self) -> float:
+        max_tokens = _max_tokens(self._bundle, self._config)
+        warm_up_s = await asyncio.get_running_loop().run_in_executor(None, self._engine.start, max_tokens)
+        self._service.state = State.SERVING
+        await self._set_health(HealthCheckResponse.SERVING)
+        return warm_up_s
+
+    async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
+        self._service.state = State.DRAINING
+        await self._health.enter_graceful_shutdown()
+        logger.info("draining, at most %g s", self._config.drain_timeout_s)
+        await grpc_server.stop(self._config.drain_timeout_s)
+        await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
+        self._workers.shutdown()
+        logger.info("stopped")
+
+    async def _set_health(self, status: HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for service in ("", SERVICE_NAME):
+            await self._health.set(service, status)
+
+
+def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
+    """Serve a bundle until the process is told to stop.
+
+    Raises:
+        StartupError: the server can't serve what was asked for.
+    """
+    server = Server(config)
+    asyncio.run(server.run(on_ready))
+
+
+def _max_tokens(bundle: Bundle, config: ServerConfig) -> int:
+    if config.max_tokens is None:
+        return bundle.manifest.max_tokens
+    limit = bundle.manifest.architecture.max_position_embeddings
+    if config.max_tokens > limit:
+        raise StartupError(f"max_tokens is {config.max_tokens}: the model has {limit} positions")
+    return config.max_tokens
+
+
+def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),  # replies are measured before they are computed
+        ("grpc.so_reuseport", 0),  # an address in use is an error, not a lottery
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"{host}:{config.port}"
+    try:
+        if config.tls_cert is None or config.tls_key is None:
+            port = grpc_server.add_insecure_port(address)
+        else:
+            roots = _read(config.tls_client_ca) if config.tls_client_ca else None
+            credentials = grpc.ssl_server_credentials(
+                [(_read(config.tls_key), _read(config.tls_cert))],
+                root_certificates=roots,
+                require_client_auth=roots is not None,
+            )
+            port = grpc_server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise StartupError(
+            f"can't listen on {address}: is it in use? Choose another --port, or 0 for a free one"
+        ) from error
+    return f"{host}:{port}"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"can't read {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    """Yield an event that SIGTERM and SIGINT set."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
