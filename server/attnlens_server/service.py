@@ -135,7 +135,9 @@ class EncoderService(EncoderServiceServicer):
             )
 
     @guarded
-    async def EncodeStream(  # type: ignore[override]  # grpc.aio takes a coroutine that writes, tooself, request: pb.EncodeStreamRequest, context: Context) -> None:
+    async def EncodeStream(  # type: ignore[override]  # grpc.aio takes a coroutine that writes, too
+        self, request: pb.EncodeStreamRequest, context: Context
+    ) -> None:
         plan = self._checker.check_encode(request.encode, prefix="encode.")
         with self._engine.reserve(min(len(request.encode.inputs), STREAM_WINDOW)):
             started = time.monotonic()
