@@ -1,1 +1,58 @@
-"""attnlens_client."""
+"""The Python client of an attnlens server: numpy arrays in and out, over gRPC."""
+
+from attnlens_client.async_client import AsyncClient
+from attnlens_client.channel import Settings
+from attnlens_client.client import Client
+from attnlens_client.errors import (
+    AttnlensError,
+    DeadlineExceededError,
+    InputTooLongError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    ResponseTooLargeError,
+    ServerError,
+    UnavailableError,
+)
+from attnlens_client.messages import EmbedOptions, EncodeOptions
+from attnlens_client.results import (
+    Embeddings,
+    EncodedText,
+    HeadPart,
+    LayerPart,
+    Limits,
+    ModelInfo,
+    Parity,
+    ParityFigure,
+    Token,
+    TokenizedText,
+    Usage,
+)
+
+__all__ = [
+    "AsyncClient",
+    "AttnlensError",
+    "Client",
+    "DeadlineExceededError",
+    "EmbedOptions",
+    "Embeddings",
+    "EncodeOptions",
+    "EncodedText",
+    "HeadPart",
+    "InputTooLongError",
+    "InvalidRequestError",
+    "LayerPart",
+    "Limits",
+    "ModelInfo",
+    "ModelNotFoundError",
+    "OverloadedError",
+    "Parity",
+    "ParityFigure",
+    "ResponseTooLargeError",
+    "ServerError",
+    "Settings",
+    "Token",
+    "TokenizedText",
+    "UnavailableError",
+    "Usage",
+]

@@ -1,0 +1,174 @@
+"""What a call can raise.
+
+AttnlensError
+├── InvalidRequestError          a field has a value that it can't have
+│   ├── InputTooLongError        .num_tokens, .max_tokens
+│   └── ResponseTooLargeError    .size_bytes, .max_message_bytes
+├── ModelNotFoundError           .available
+├── OverloadedError              still so after all retries
+├── UnavailableError             no server, or one that starts or stops; after all retries
+├── DeadlineExceededError
+└── ServerError                  a fault of the server, .error_id stands in its log
+
+Arguments that are wrong whatever the server (a str in place of a list, an unknown pooling) raise
+TypeError and ValueError before anything is sent.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+
+import grpc
+
+_REASON_TRAILER = "attnlens-error-reason"
+_METADATA_PREFIX = "attnlens-error-"
+# gRPC itself refuses a message over the channel's limit, with these words and no reason of ours.
+_LARGER_THAN_MAX = re.compile(r"CLIENT: Received message larger than max \((\d+) vs\. (\d+)\)")
+
+
+class AttnlensError(Exception):
+    """A call failed. The grpc.RpcError is the `__cause__`.
+
+    Attributes:
+        message: what is wrong and what to do about it.
+        code: the gRPC status.
+        reason: the name of an `attnlens.v1.ErrorReason` without its prefix, for instance
+            `INPUT_TOO_LONG`. Empty where the failure did not come from an attnlens server.
+        metadata: what the server says about the failure, for instance `{"num_tokens": "300"}`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.message = message
+        self.code = code
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        super().__init__(message, code, reason, self.metadata)  # all of them, so that it can be pickled
+
+    def __str__(self) -> str:
+        return self.message
+
+    def _number(self, key: str) -> int:
+        value = self.metadata.get(key, "")
+        return int(value) if value.isascii() and value.isdigit() else 0
+
+
+class InvalidRequestError(AttnlensError):
+    """The request asks for something that can't be: sending it again will not help."""
+
+
+class InputTooLongError(InvalidRequestError):
+    """A text has more tokens than the model takes, and `truncate` is not set."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the text, special tokens included."""
+        return self._number("num_tokens")
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that the model takes."""
+        return self._number("max_tokens")
+
+
+class ResponseTooLargeError(InvalidRequestError):
+    """The result of one text is larger than a message may be: use `stream` or `stream_parts`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size that the message would have."""
+        return self._number("size_bytes")
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The limit."""
+        return self._number("max_message_bytes")
+
+
+class ModelNotFoundError(AttnlensError):
+    """The server does not hold the model."""
+
+    @property
+    def available(self) -> str:
+        """The models that it holds, as the server lists them."""
+        return self.metadata.get("available", "")
+
+
+class OverloadedError(AttnlensError):
+    """The server holds as many waiting texts as it may, and still did after the retries."""
+
+
+class UnavailableError(AttnlensError):
+    """No server answers at the address, or it is starting or stopping; the retries are used up."""
+
+
+class DeadlineExceededError(AttnlensError):
+    """The call took longer than `timeout_s`."""
+
+
+class ServerError(AttnlensError):
+    """The server failed at a request that it should have answered."""
+
+    @property
+    def error_id(self) -> str:
+        """What to look for in the server's log. Empty where the server gave none."""
+        return self.metadata.get("error_id", "")
+
+
+_BY_REASON: dict[str, type[AttnlensError]] = {
+    "INVALID_FIELD": InvalidRequestError,
+    "INPUT_TOO_LONG": InputTooLongError,
+    "RESPONSE_TOO_LARGE": ResponseTooLargeError,
+    "MODEL_NOT_FOUND": ModelNotFoundError,
+    "OVERLOADED": OverloadedError,
+    "NOT_READY": UnavailableError,
+    "SHUTTING_DOWN": UnavailableError,
+    "DEADLINE_EXCEEDED": DeadlineExceededError,
+    "INTERNAL": ServerError,
+}
+# For failures without a reason: those of gRPC itself, of a proxy, of a server that is not ours.
+_BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+    grpc.StatusCode.UNKNOWN: ServerError,
+    grpc.StatusCode.INTERNAL: ServerError,
+    grpc.StatusCode.DATA_LOSS: ServerError,
+    grpc.StatusCode.UNIMPLEMENTED: ServerError,
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> AttnlensError:
+    """Return the exception for a failed call, by the server's reason, else by the status."""
+    call = cast("grpc.Call", error)  # what gRPC raises for a call is a Call as well, in both APIs
+    code, message = call.code(), call.details() or ""
+    trailers = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
+    reason = trailers.pop(_REASON_TRAILER, "")
+    metadata = {
+        key.removeprefix(_METADATA_PREFIX).replace("-", "_"): value
+        for key, value in trailers.items()
+        if key.startswith(_METADATA_PREFIX)
+    }
+    refused = _LARGER_THAN_MAX.search(message)
+    if refused is not None:
+        sizes = {"size_bytes": refused[1], "max_message_bytes": refused[2]}
+        return ResponseTooLargeError(message, code, reason, sizes)
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
+    return kind(message or code.name, code, reason, metadata)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what gRPC raises within the block as one of the exceptions above."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error

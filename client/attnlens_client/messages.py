@@ -1,0 +1,201 @@
+"""Requests: from the arguments of a method to messages. How many texts go into one is for splitting.py."""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from attnlens.v1.encoder_service_pb2 import (
+    EmbedRequest,
+    EncodeOutput,
+    EncodeRequest,
+    HeadReduction,
+    Input,
+    TokenIds,
+)
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.tensor_pb2 import DataType
+
+Text: TypeAlias = str | Sequence[int]
+PoolingName: TypeAlias = Literal["mean", "cls", "max"]
+DataTypeName: TypeAlias = Literal["float32", "float16"]
+HeadReductionName: TypeAlias = Literal["none", "mean"]
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+
+_POOLINGS = {"mean": Pooling.POOLING_MEAN, "cls": Pooling.POOLING_CLS, "max": Pooling.POOLING_MAX}
+_DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
+_HEAD_REDUCTIONS = {
+    "none": HeadReduction.HEAD_REDUCTION_NONE,
+    "mean": HeadReduction.HEAD_REDUCTION_MEAN,
+}
+
+
+class EmbedOptions(TypedDict, total=False):
+    """What `embed` may be told; everything can be left out.
+
+    Attributes:
+        pooling: how token vectors become one vector. None: the model's own.
+        normalize: scale each vector to length 1. None: as the model does.
+        dimensions: keep the first components only, for models trained for it. None: all.
+        truncate: cut a text that is too long, rather than raise InputTooLongError.
+        dtype: the element type on the way and of the result.
+        model: the model's name. Empty: the server's only one.
+    """
+
+    pooling: PoolingName | None
+    normalize: bool | None
+    dimensions: int | None
+    truncate: bool
+    dtype: DataTypeName
+    model: str
+
+
+class EncodeOptions(TypedDict, total=False):
+    """What `encode` and the streams may be told; everything can be left out.
+
+    Attributes:
+        layers: the layers whose attention to return, in this order; -1 is the last. None: all.
+        heads: the heads to return; -1 is the last. None: all.
+        head_reduction: "mean" averages the chosen heads into an axis of length 1.
+        hidden_states: return the token vectors of the last layer (default True).
+        attentions: return the attention weights (default True).
+        truncate: cut a text that is too long, rather than raise InputTooLongError.
+        dtype: the element type on the way and of the result.
+        model: the model's name. Empty: the server's only one.
+    """
+
+    layers: Sequence[int] | None
+    heads: Sequence[int] | None
+    head_reduction: HeadReductionName
+    hidden_states: bool
+    attentions: bool
+    truncate: bool
+    dtype: DataTypeName
+    model: str
+
+
+def listed(texts: Iterable[_Item]) -> list[_Item]:
+    """Return `texts` as a list.
+
+    Raises:
+        TypeError: `texts` is itself one text.
+    """
+    if isinstance(texts, (str, bytes)):
+        raise TypeError(f"texts is one {type(texts).__name__}: give a list of texts, for instance [text]")
+    return list(texts)
+
+
+def inputs(texts: Iterable[Text]) -> list[Input]:
+    """Return one message for each text or sequence of token ids.
+
+    Raises:
+        TypeError: `texts` is one text, or an entry is neither a str nor a sequence of int.
+        ValueError: an entry can't be sent, for instance half of a surrogate pair or an id over 31 bits.
+    """
+    return [_input(index, text) for index, text in enumerate(listed(texts))]
+
+
+def strings(texts: Iterable[str]) -> list[str]:
+    """Return `texts` as a list.
+
+    Raises:
+        TypeError: `texts` is one text, or an entry is no str.
+    """
+    listed_texts = listed(texts)
+    for index, text in enumerate(listed_texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{index}] is {type(text).__name__}: give a str")
+    return listed_texts
+
+
+def _input(index: int, text: Text) -> Input:
+    if isinstance(text, (bytes, bytearray)) or not isinstance(text, Iterable):
+        raise TypeError(f"texts[{index}] is {type(text).__name__}: give a str or a sequence of token ids")
+    try:
+        if isinstance(text, str):
+            return Input(text=text)
+        return Input(token_ids=TokenIds(ids=[operator.index(token) for token in text]))
+    except TypeError as error:
+        raise TypeError(f"texts[{index}] has an entry that is no token id: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"texts[{index}] can't be sent: {error}") from error
+
+
+def embed_request(
+    *,
+    pooling: PoolingName | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    truncate: bool = False,
+    dtype: DataTypeName = "float32",
+    model: str = "",
+) -> EmbedRequest:
+    """Return the request without its inputs. See `EmbedOptions`.
+
+    Raises:
+        ValueError: an option has a value that no server knows.
+    """
+    if dimensions is not None and dimensions < 1:
+        raise ValueError(f"dimensions is {dimensions}: give 1 or more, or None for all")
+    return EmbedRequest(
+        model=model,
+        truncate=truncate,
+        pooling=Pooling.POOLING_UNSPECIFIED if pooling is None else _chosen("pooling", pooling, _POOLINGS),
+        normalize=normalize,
+        dimensions=dimensions or 0,
+        data_type=_chosen("dtype", np.dtype(dtype).name, _DATA_TYPES),
+    )
+
+
+def encode_request(
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    head_reduction: HeadReductionName = "none",
+    hidden_states: bool = True,
+    attentions: bool = True,
+    truncate: bool = False,
+    dtype: DataTypeName = "float32",
+    model: str = "",
+) -> EncodeRequest:
+    """Return the request without its inputs. See `EncodeOptions`.
+
+    Raises:
+        ValueError: an option has a value that no server knows, or nothing is asked for.
+    """
+    outputs = [
+        output
+        for wanted, output in (
+            (hidden_states, EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE),
+            (attentions, EncodeOutput.ENCODE_OUTPUT_ATTENTIONS),
+        )
+        if wanted
+    ]
+    if not outputs:
+        raise ValueError("hidden_states and attentions are both False: for tokens alone use tokenize")
+    for name, chosen in (("layers", layers), ("heads", heads)):
+        if chosen is not None and len(chosen) == 0:
+            raise ValueError(f"{name} is empty: leave it out for all, or set attentions=False for none")
+    return EncodeRequest(
+        model=model,
+        truncate=truncate,
+        outputs=outputs,
+        layers=[int(layer) for layer in layers or ()],
+        heads=[int(head) for head in heads or ()],
+        head_reduction=_chosen("head_reduction", head_reduction, _HEAD_REDUCTIONS),
+        data_type=_chosen("dtype", np.dtype(dtype).name, _DATA_TYPES),
+    )
+
+
+def _chosen(name: str, value: str, choices: dict[str, _Value]) -> _Value:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+    return choices[value]
+
+
+def num_layers(request: EncodeRequest) -> int | None:
+    """Return how many layers of attention a text's result has. None: all of the model's."""
+    if EncodeOutput.ENCODE_OUTPUT_ATTENTIONS not in request.outputs:
+        return 0
+    return len(request.layers) or None

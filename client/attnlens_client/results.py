@@ -1,0 +1,165 @@
+"""What calls return.
+
+Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token and where it stands in its text.
+
+    Attributes:
+        id: its number in the vocabulary.
+        text: the tokenizer's own spelling, for instance `##ing`.
+        byte_start, byte_end: the bytes of the UTF-8 text that it stands for; 0, 0 for special tokens.
+        char_start, char_end: the same in characters, so that `text[char_start:char_end]` is its source.
+        word_index: the number of its word. None for special tokens and for inputs given as ids.
+        is_special: True for tokens that the model needs and the text does not hold, like `[CLS]`.
+    """
+
+    id: int
+    text: str
+    byte_start: int
+    byte_end: int
+    char_start: int
+    char_end: int
+    word_index: int | None
+    is_special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of a text was used: tokens seen, tokens before truncation, special tokens included."""
+
+    num_tokens: int
+    num_tokens_total: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embeddings:
+    """Vectors (N, D) and how much of each text they stand for."""
+
+    vectors: Array
+    usages: tuple[Usage, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedText:
+    """The result of one text. The arrays are read-only; `.copy()` gives one to change.
+
+    Attributes:
+        tokens: the T tokens that the model saw.
+        hidden_states: shape (T, D), the token vectors of the last layer. None where not asked for.
+        attentions: shape (L', H', T, T), weights after the softmax: [l, h, i, j] is how much token i
+            draws from token j, and each row sums to 1. None where not asked for.
+        layers: the layer number of each entry of axis 0, from 0.
+        heads: the head number of each entry of axis 1, from 0; with `head_reduction="mean"` the heads
+            that were averaged into an axis of length 1.
+        num_tokens: T.
+        num_tokens_total: the tokens before truncation.
+        truncated: True where the two differ.
+    """
+
+    tokens: tuple[Token, ...]
+    hidden_states: Array | None
+    attentions: Array | None
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    num_tokens: int
+    num_tokens_total: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadPart:
+    """The first part of a text in a stream: its number, and everything but attention."""
+
+    input_index: int
+    text: EncodedText
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerPart:
+    """The attention weights of one layer of the text numbered `input_index`, shape (H', T, T)."""
+
+    input_index: int
+    layer: int
+    heads: tuple[int, ...]
+    weights: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """All tokens of a text, special tokens included, whatever the model's limit."""
+
+    tokens: tuple[Token, ...]
+    exceeds_max_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a server. The client splits requests to stay within them."""
+
+    max_inputs_per_request: int
+    max_text_bytes: int
+    max_queue: int
+    max_batch_tokens: int
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFigure:
+    """The worst errors of one output of one graph against the PyTorch encoder."""
+
+    graph: str
+    output: str
+    max_abs_error: float
+    max_abs_error_float64: float
+    torch_abs_error_float64: float
+    mean_abs_error: float
+    p99_abs_error: float
+    min_cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The outcome of the exporter's parity check."""
+
+    passed: bool
+    tolerance: float
+    reference_error_ratio: float
+    num_cases: int
+    figures: tuple[ParityFigure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model and the server that runs it. `versions` are by package name; `pooling` is mean, cls or max."""
+
+    name: str
+    source: str
+    weights_license: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    is_causal: bool
+    pooling: str
+    normalize: bool
+    max_tokens: int
+    limits: Limits
+    execution_providers: tuple[str, ...]
+    parity: Parity
+    versions: Mapping[str, str]
