@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc
+
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-
 from attnlens_client import messages, parsing, splitting
 from attnlens_client.connection import Connection
 from attnlens_client.errors import translated
@@ -108,13 +108,13 @@ class AsyncClient(Connection):
 
     async def get_model(self, name: str = "") -> ModelInfo:
         """Return sizes, limits, parity figures and versions of a model; "" is the server's only one."""
-        [response] = await self._call_all(self._stub.GetModel, [pb.GetModelRequest(model=name)], None)
+        [response] = await self._call_all(self._stub.GetModel, [(0, pb.GetModelRequest(model=name))], None)
         self._models[name] = parsing.model_info(response.model)
         return self._models[name]
 
     async def list_models(self) -> list[ModelInfo]:
         """Return the models that the server holds."""
-        [response] = await self._call_all(self._stub.ListModels, [pb.ListModelsRequest()], None)
+        [response] = await self._call_all(self._stub.ListModels, [(0, pb.ListModelsRequest())], None)
         return [parsing.model_info(model) for model in response.models]
 
     async def _model_for(self, name: str, num_texts: int) -> ModelInfo | None:
@@ -123,27 +123,27 @@ class AsyncClient(Connection):
 
     async def _call_all(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
-        requests: Iterable[_Request],
+        method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]",
+        requests: Iterable[tuple[int, _Request]],
         model: ModelInfo | None,
     ) -> list[_Response]:
         """Make the calls, a few at a time, and return the responses in order."""
-        numbered = enumerate(requests)  # shared by the workers: each takes the next call
-        responses: dict[int, _Response] = {}
+        shared = iter(requests)  # each worker takes the next call
+        responses: dict[int, _Response] = {}  # by the number of the first text
 
         async def worker() -> None:
-            for index, request in numbered:
-                responses[index] = await method(request, **self._call_options())
+            for first, request in shared:
+                with translated(first):
+                    responses[first] = await method(request, **self._call_options())
 
         limit = splitting.max_in_flight(self.settings, model)
         workers = [asyncio.ensure_future(worker()) for _ in range(limit)]
         try:
-            with translated():
-                await asyncio.gather(*workers)
+            await asyncio.gather(*workers)
         finally:
             for task in workers:
                 task.cancel()
-        return [responses[index] for index in range(len(responses))]
+        return [responses[first] for first in sorted(responses)]
 
     async def _parts(
         self, inputs: Sequence[pb.Input], template: pb.EncodeRequest
@@ -151,16 +151,14 @@ class AsyncClient(Connection):
         if not inputs:
             return
         model = await self._model_for(template.model, len(inputs))
-        first = 0
-        for request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
+        for first, request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
             stream = self._stub.EncodeStream(pb.EncodeStreamRequest(encode=request), **self._call_options())
             try:
-                with translated():
+                with translated(first):
                     async for response in stream:
                         yield parsing.stream_part(response, first)
             finally:
                 stream.cancel()
-            first += len(request.inputs)
 
     async def _assembled(
         self, parts: AsyncIterator[HeadPart | LayerPart], template: pb.EncodeRequest

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
+
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-
 from attnlens_client import messages, parsing, splitting
 from attnlens_client.connection import Connection
 from attnlens_client.errors import translated
@@ -173,7 +173,7 @@ class Client(Connection):
         >>> model.hidden_size, model.num_layers, model.num_heads, model.pooling
         (384, 6, 12, 'mean')
         """
-        [response] = self._call_all(self._stub.GetModel, [pb.GetModelRequest(model=name)], None)
+        [response] = self._call_all(self._stub.GetModel, [(0, pb.GetModelRequest(model=name))], None)
         self._models[name] = parsing.model_info(response.model)
         return self._models[name]
 
@@ -183,7 +183,7 @@ class Client(Connection):
         >>> len(client.list_models())
         1
         """
-        [response] = self._call_all(self._stub.ListModels, [pb.ListModelsRequest()], None)
+        [response] = self._call_all(self._stub.ListModels, [(0, pb.ListModelsRequest())], None)
         return [parsing.model_info(model) for model in response.models]
 
     def _model_for(self, name: str, num_texts: int) -> ModelInfo | None:
@@ -192,24 +192,30 @@ class Client(Connection):
 
     def _call_all(
         self,
-        method: grpc.UnaryUnaryMultiCallable[_Request, _Response],
-        requests: Iterable[_Request],
+        method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]",
+        requests: Iterable[tuple[int, _Request]],
         model: ModelInfo | None,
     ) -> list[_Response]:
         """Make the calls, a few at a time, and return the responses in order."""
         limit = splitting.max_in_flight(self.settings, model)
-        running: deque[Any] = deque()
+        running: deque[tuple[int, Any]] = deque()  # the number of the first text, the call
         responses: list[_Response] = []
+
+        def wait_for_oldest() -> None:
+            first, call = running[0]
+            with translated(first):
+                responses.append(call.result())
+            running.popleft()
+
         try:
-            with translated():
-                for request in requests:
-                    if len(running) == limit:
-                        responses.append(running.popleft().result())
-                    running.append(method.future(request, **self._call_options()))
-                while running:
-                    responses.append(running.popleft().result())
+            for first, request in requests:
+                if len(running) == limit:
+                    wait_for_oldest()
+                running.append((first, method.future(request, **self._call_options())))
+            while running:
+                wait_for_oldest()
         finally:
-            for call in running:
+            for _, call in running:
                 call.cancel()
         return responses
 
@@ -219,16 +225,14 @@ class Client(Connection):
         if not inputs:
             return
         model = self._model_for(template.model, len(inputs))
-        first = 0
-        for request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
+        for first, request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
             stream = self._stub.EncodeStream(pb.EncodeStreamRequest(encode=request), **self._call_options())
             try:
-                with translated():
+                with translated(first):
                     for response in stream:
                         yield parsing.stream_part(response, first)
             finally:
                 stream.cancel()
-            first += len(request.inputs)
 
     def _assembled(
         self, parts: Iterator[HeadPart | LayerPart], template: pb.EncodeRequest

@@ -26,6 +26,9 @@ _METADATA_PREFIX = "attnlens-error-"
 # gRPC itself refuses a message over the channel's limit, with these words and no reason of ours.
 _LARGER_THAN_MAX = re.compile(r"CLIENT: Received message larger than max \((\d+) vs\. (\d+)\)")
 
+# How the server names a text of the request.
+_TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d+)\]")
+
 
 class AttnlensError(Exception):
     """A call failed. The grpc.RpcError is the `__cause__`.
@@ -146,8 +149,11 @@ _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
 }
 
 
-def from_rpc_error(error: grpc.RpcError) -> AttnlensError:
-    """Return the exception for a failed call, by the server's reason, else by the status."""
+def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
+    """Return the exception for a failed call, by the server's reason, else by the status.
+
+    `first_index` is the caller's number of the call's first text: the server counts from 0 in each call.
+    """
     call = cast("grpc.Call", error)  # what gRPC raises for a call is a Call as well, in both APIs
     code, message = call.code(), call.details() or ""
     trailers = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
@@ -161,14 +167,15 @@ def from_rpc_error(error: grpc.RpcError) -> AttnlensError:
     if refused is not None:
         sizes = {"size_bytes": refused[1], "max_message_bytes": refused[2]}
         return ResponseTooLargeError(message, code, reason, sizes)
+    message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
     return kind(message or code.name, code, reason, metadata)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raise what gRPC raises within the block as one of the exceptions above."""
+def translated(first_index: int = 0) -> Iterator[None]:
+    """Raise what gRPC raises within the block as one of the exceptions above. See `from_rpc_error`."""
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error) from error
+        raise from_rpc_error(error, first_index) from error

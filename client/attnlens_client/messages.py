@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
+
 from attnlens.v1.encoder_service_pb2 import (
     EmbedRequest,
     EncodeOutput,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Pooling
-
 from attnlens_client.errors import ServerError
 from attnlens_client.results import (
     Array,

@@ -15,7 +15,6 @@ from attnlens.v1.encoder_service_pb2 import (
     Input,
     TokenizeRequest,
 )
-
 from attnlens_client.channel import Settings
 from attnlens_client.results import ModelInfo
 
@@ -97,35 +96,37 @@ def max_in_flight(settings: Settings, model: ModelInfo | None) -> int:
 
 def embed_requests(
     template: EmbedRequest, texts: Sequence[Input], model: ModelInfo | None, batch_size: int
-) -> Iterator[EmbedRequest]:
-    """Yield the calls that carry `texts`, in order: `template` with a share each. `model` None: one call."""
+) -> Iterator[tuple[int, EmbedRequest]]:
+    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
     costs = None if model is None else embed_costs(template, texts, model)
     yield from _requests(template, texts, _runs(costs, model, batch_size))
 
 
 def encode_requests(
     template: EncodeRequest, texts: Sequence[Input], model: ModelInfo | None, batch_size: int
-) -> Iterator[EncodeRequest]:
-    """Yield the calls that carry `texts`, in order: `template` with a share each. `model` None: one call."""
+) -> Iterator[tuple[int, EncodeRequest]]:
+    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
     costs = None if model is None else encode_costs(template, texts, model)
     yield from _requests(template, texts, _runs(costs, model, batch_size))
 
 
 def tokenize_requests(
     texts: Sequence[str], model_name: str, model: ModelInfo | None, batch_size: int
-) -> Iterator[TokenizeRequest]:
-    """Yield the calls that carry `texts`, at least one, in order. `model` None: one call."""
+) -> Iterator[tuple[int, TokenizeRequest]]:
+    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
     for run in _runs(tokenize_costs(texts), model, batch_size):
-        yield TokenizeRequest(model=model_name, texts=texts[run])
+        yield run.start, TokenizeRequest(model=model_name, texts=texts[run])
 
 
 def _runs(costs: Sequence[int] | None, model: ModelInfo | None, batch_size: int) -> Iterable[slice]:
-    return [slice(None)] if model is None or costs is None else split(costs, model, batch_size)
+    return [slice(0, None)] if model is None or costs is None else split(costs, model, batch_size)
 
 
-def _requests(template: Request, texts: Sequence[Input], runs: Iterable[slice]) -> Iterator[Request]:
+def _requests(
+    template: Request, texts: Sequence[Input], runs: Iterable[slice]
+) -> Iterator[tuple[int, Request]]:
     for run in runs:
         request = type(template)()
         request.CopyFrom(template)
         request.inputs.extend(texts[run])
-        yield request
+        yield run.start, request
