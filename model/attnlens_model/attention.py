@@ -38,7 +38,7 @@ def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
 def causal_keep_mask(positions: Tensor) -> Tensor:
     """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
 
-    `positions` is (T,): 0.0, 1.0, 2.0 ... Clamping the distance needs only arithmetic, which more ONNX runtimes
+    `positions` is (T,): 0.0, 1.0, 2.0 ... Clamping the distance is plain arithmetic, which more ONNX runtimes
     have than Trilu or a comparison.
     """
     distance = positions[:, None] - positions[None, :]  # (T, T)

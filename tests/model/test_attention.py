@@ -1,0 +1,190 @@
+"""Attention against a float64 numpy version of it, written here from the paper with loops and -inf."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnlens_model import AttentionMask, MultiHeadSelfAttention, attention_weights
+from attnlens_model.attention import causal_keep_mask, prepare_mask
+
+Array = npt.NDArray[np.float64]
+
+
+def softmax_row(scores: Array) -> Array:
+    if np.all(scores == -np.inf):
+        return np.zeros_like(scores)
+    exponentials = np.exp(scores - scores.max())
+    return np.asarray(exponentials / exponentials.sum(), dtype=np.float64)
+
+
+def reference(
+    module: MultiHeadSelfAttention, hidden: Array, keep: npt.NDArray[np.bool_]
+) -> tuple[Array, Array]:
+    """Output (B, T, D) and weights (B, H, T, T); `keep` is (B, T, T)."""
+
+    def projected(layer: nn.Linear, rows: Array) -> Array:
+        weight = layer.weight.detach().double().numpy()
+        return np.asarray(rows @ weight.T + layer.bias.detach().double().numpy(), dtype=np.float64)
+
+    batch, tokens, width = hidden.shape
+    head_dim = width // module.num_heads
+    weights = np.zeros((batch, module.num_heads, tokens, tokens))
+    concatenated = np.zeros_like(hidden)
+    for b in range(batch):
+        query, key, value = (projected(p, hidden[b]) for p in (module.query, module.key, module.value))
+        for head in range(module.num_heads):
+            part = slice(head * head_dim, (head + 1) * head_dim)
+            for i in range(tokens):
+                scores = np.array([query[i, part] @ key[j, part] for j in range(tokens)]) / math.sqrt(
+                    head_dim
+                )
+                scores[~keep[b, i]] = -np.inf
+                weights[b, head, i] = softmax_row(scores)
+                concatenated[b, i, part] = sum(weights[b, head, i, j] * value[j, part] for j in range(tokens))
+    return projected(module.output, concatenated), weights
+
+
+def attention(width: int, heads: int, seed: int = 0, dropout: float = 0.0) -> MultiHeadSelfAttention:
+    torch.manual_seed(seed)
+    module = MultiHeadSelfAttention(width, heads, dropout)
+    for projection in (module.query, module.key, module.value, module.output):
+        nn.init.normal_(projection.bias, std=0.5)
+        with torch.no_grad():
+            projection.weight.mul_(2)
+    return module.eval()
+
+
+def keep_masks(batch: int, tokens: int) -> dict[str, Tensor]:
+    """Masks that broadcast to (B, H, T, T)."""
+    lengths = torch.arange(1, batch + 1)[:, None]
+    right = (torch.arange(tokens)[None] < lengths)[:, None, None, :]
+    dead = right.clone()
+    dead[0] = False
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    return {
+        "nothing masked": torch.ones(1, 1, 1, tokens, dtype=torch.bool),
+        "right padding": right,
+        "left padding": right.flip(-1),
+        "a row of padding only": dead,
+        "causal": causal[None, None],
+        "causal and left padding": causal & right.flip(-1),
+        "arbitrary": torch.rand(batch, 1, tokens, tokens) < 0.5,
+    }
+
+
+@pytest.mark.parametrize("case", keep_masks(1, 1))
+@pytest.mark.parametrize(("width", "heads"), [(12, 1), (12, 3), (20, 20)])
+def test_attention_is_what_the_paper_says(width: int, heads: int, case: str) -> None:
+    module = attention(width, heads)
+    hidden = torch.randn(3, 6, width)
+    keep = keep_masks(3, 6)[case]
+    full = keep.expand(3, 1, 6, 6)[:, 0].numpy()
+
+    expected_output, expected_weights = reference(module, hidden.double().numpy(), full)
+    output, weights = module(hidden, keep)
+    assert np.abs(output.detach().numpy() - expected_output).max() < 2e-5
+    assert np.abs(weights.detach().numpy() - expected_weights).max() < 2e-6
+
+    output64, weights64 = module.double()(hidden.double(), keep)
+    assert np.abs(output64.detach().numpy() - expected_output).max() < 1e-13
+    assert np.abs(weights64.detach().numpy() - expected_weights).max() < 1e-13
+
+
+@pytest.mark.parametrize("case", keep_masks(1, 1))
+def test_rows_sum_to_one_over_what_is_kept_and_masked_columns_are_exactly_zero(case: str) -> None:
+    query, key = torch.randn(2, 3, 4, 7, 5).mul(4)
+    keep = keep_masks(3, 7)[case].expand(3, 4, 7, 7)
+    weights = attention_weights(query, key, keep, 1 / math.sqrt(5))
+    alive = keep.any(dim=-1)
+    assert not weights.isnan().any()
+    assert torch.equal(weights[~keep], torch.zeros(int((~keep).sum())))
+    assert (weights.sum(-1)[alive] - 1).abs().max() < 1e-6
+    assert (weights.sum(-1)[~alive] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_a_fully_masked_row_is_zero_in_every_dtype_and_at_every_size(dtype: torch.dtype, size: float) -> None:
+    query = torch.full((1, 1, 3, 4), size).to(dtype)
+    key = -query / size
+    keep = torch.tensor([[True, True, False], [False, False, False], [False, True, False]])
+    weights = attention_weights(query, key, keep, 0.5)
+    assert weights.dtype == dtype
+    assert weights[0, 0].tolist() == [[0.5, 0.5, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:
+    query, key = torch.randn(2, 1, 2, 5, 3)
+    keep = torch.tensor([1, 1, 1, 0, 0])
+    expected = attention_weights(query, key, keep.bool(), 1.0)
+    for same in (keep, keep.float(), prepare_mask(keep, torch.float32)):
+        assert torch.equal(attention_weights(query, key, same, 1.0), expected)
+    assert isinstance(prepare_mask(keep, torch.float32), AttentionMask)
+    all_kept = attention_weights(query, key, torch.ones(5), 1.0)
+    assert torch.equal(attention_weights(query, key, None, 1.0), all_kept)
+
+
+def test_the_causal_mask_keeps_the_present_and_the_past() -> None:
+    assert torch.equal(causal_keep_mask(torch.arange(5.0)), torch.ones(5, 5).tril())
+
+
+def test_gradients_are_finite_when_rows_are_fully_masked() -> None:
+    module = attention(12, 3)
+    hidden = torch.randn(2, 4, 12, requires_grad=True)
+    keep = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]])[:, None, None, :]
+    output, weights = module(hidden, keep)
+    (output.square().sum() + weights.square().sum()).backward()
+    assert hidden.grad is not None
+    assert hidden.grad.isfinite().all()
+    assert hidden.grad[0].abs().max() > 0
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads", "output_shape", "weights_shape"),
+    [
+        ((2, 5, 64), 8, (2, 5, 64), (2, 8, 5, 5)),
+        ((2, 5, 64), 1, (2, 5, 64), (2, 1, 5, 5)),
+        ((1, 1, 6), 2, (1, 1, 6), (1, 2, 1, 1)),
+        ((0, 5, 6), 2, (0, 5, 6), (0, 2, 5, 5)),
+    ],
+)
+def test_shapes(
+    shape: tuple[int, ...], heads: int, output_shape: tuple[int, ...], weights_shape: tuple[int, ...]
+) -> None:
+    output, weights = attention(shape[-1], heads)(torch.randn(shape))
+    assert (output.shape, weights.shape) == (output_shape, weights_shape)
+
+
+def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out() -> None:
+    module = attention(16, 2, dropout=0.5)
+    hidden = torch.randn(2, 6, 16)
+    output, weights = module(hidden)
+    assert torch.equal(module(hidden)[0], output)
+    module.train()
+    torch.manual_seed(1)
+    dropped_output, dropped_weights = module(hidden)
+    assert torch.equal(dropped_weights, weights)
+    assert (dropped_output - output).abs().max() > 1e-3
+
+
+def test_each_fresh_projection_is_xavier_uniform_by_itself_with_zero_bias() -> None:
+    torch.manual_seed(3)
+    width = 256
+    module = MultiHeadSelfAttention(width, 4)
+    expected_std = math.sqrt(2 / (width + width))
+    for projection in (module.query, module.key, module.value, module.output):
+        assert projection.weight.std().item() == pytest.approx(expected_std, rel=0.02)
+        assert projection.weight.abs().max().item() == pytest.approx(expected_std * math.sqrt(3), rel=0.01)
+        assert not projection.bias.any()
+    assert not torch.equal(module.query.weight, module.key.weight)
+
+
+@pytest.mark.parametrize("heads", [0, 5])
+def test_a_number_of_heads_that_does_not_divide_the_width_is_refused(heads: int) -> None:
+    with pytest.raises(ValueError, match=f"num_heads={heads} does not divide hidden_size=64"):
+        MultiHeadSelfAttention(64, heads)

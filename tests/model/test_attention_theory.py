@@ -1,0 +1,69 @@
+"""Two things that are said of attention, checked on ours: why scores are scaled; what the diagonal is."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from attnlens_model import MultiHeadSelfAttention, attention_weights
+
+
+def softmax_jacobian_norm(weights: Tensor) -> float:
+    """The median over rows p of the Frobenius norm of d softmax / d scores = diag(p) - p p^T."""
+    jacobians = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
+    return float(jacobians.flatten(-2).norm(dim=-1).median())
+
+
+def test_without_the_scaling_factor_the_softmax_loses_its_gradient_as_heads_get_wider() -> None:
+    # Vaswani et al. 2017, section 3.2.1: with unit-variance queries and keys the scores have variance d_k.
+    generator = torch.Generator().manual_seed(0)
+    scaled, unscaled = [], []
+    for head_dim in (16, 64, 256, 1024):
+        shape = (2, 32, 4, 16, head_dim)
+        query, key = torch.randn(shape, generator=generator, dtype=torch.float64)
+        scaled.append(softmax_jacobian_norm(attention_weights(query, key, None, 1 / math.sqrt(head_dim))))
+        unscaled.append(softmax_jacobian_norm(attention_weights(query, key, None, 1.0)))
+    assert max(scaled) / min(scaled) < 1.05
+    assert unscaled == sorted(unscaled, reverse=True)
+    assert unscaled[-1] < 1e-3 * unscaled[0]
+    assert unscaled[-1] < 1e-3 * scaled[-1]
+
+
+def is_diagonal_the_row_maximum(weights: Tensor) -> Tensor:
+    """(B, H, T): whether a token attends to itself at least as much as to any other."""
+    return weights.diagonal(dim1=-2, dim2=-1) >= weights.amax(dim=-1) - 1e-12
+
+
+def single_head(seed: int) -> MultiHeadSelfAttention:
+    torch.manual_seed(seed)
+    return MultiHeadSelfAttention(16, 1).double()
+
+
+def test_a_token_does_not_in_general_attend_most_to_itself() -> None:
+    _, weights = single_head(0)(torch.randn(8, 12, 16, dtype=torch.float64))
+    share = is_diagonal_the_row_maximum(weights).double().mean()
+    assert share < 0.5
+
+
+def test_with_tied_query_and_key_equal_norms_make_the_diagonal_the_row_maximum() -> None:
+    # Tied, score(i, j) = <u_i, u_j> with u = W x. By Cauchy-Schwarz it is at most |u_i| |u_j|, so the
+    # diagonal |u_i|^2 wins its row when all u have one norm: unit x give that if W is orthogonal.
+    module = single_head(0)
+    nn.init.orthogonal_(module.query.weight)
+    module.key.load_state_dict(module.query.state_dict())
+    hidden = nn.functional.normalize(torch.randn(8, 12, 16, dtype=torch.float64), dim=-1)
+    _, weights = module(hidden)
+    assert is_diagonal_the_row_maximum(weights).all()
+
+
+def test_with_tied_query_and_key_alone_only_the_longest_projection_surely_wins_its_row() -> None:
+    # With unequal norms a short u_i can point at a longer u_j: <u_i, u_j> > |u_i|^2. Cauchy-Schwarz decides
+    # only the row of the longest u.
+    module = single_head(0)
+    module.key.load_state_dict(module.query.state_dict())
+    hidden = torch.randn(64, 12, 16, dtype=torch.float64)
+    _, weights = module(hidden)
+    wins = is_diagonal_the_row_maximum(weights)[:, 0]  # (B, T)
+    longest = module.query(hidden).norm(dim=-1).argmax(dim=-1, keepdim=True)
+    assert wins.gather(1, longest).all()
+    assert not wins.all()
