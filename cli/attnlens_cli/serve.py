@@ -30,7 +30,7 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     help="Threads of an ONNX Runtime session; 0: one a physical core.",
 )
 @click.option(
-    "--max-batch-tokens", default=1024, show_default=True, help="Tokens of one batch, padding included."
+    "--max-batch-tokens", default=512, show_default=True, help="Tokens of one batch, padding included."
 )
 @click.option(
     "--max-attention-bytes",

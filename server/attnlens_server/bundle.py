@@ -5,7 +5,6 @@ from pathlib import Path
 
 from attnlens.bundle import BundleError, find_graph, read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import GraphKind, Manifest
-
 from attnlens_server.errors import StartupError
 
 

@@ -44,7 +44,7 @@ class ServerConfig:
     provider: Provider = "auto"
     device_id: int = 0
     intra_op_threads: int = 0
-    max_batch_tokens: int = 1024
+    max_batch_tokens: int = 512
     max_attention_bytes: int = 256 * MIB
     max_queue: int = 2048
     max_inputs_per_request: int = 512

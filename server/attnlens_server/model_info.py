@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import onnxruntime
+
 from attnlens.v1.encoder_service_pb2 import Limits, Model
 from attnlens.v1.manifest_pb2 import Manifest
-
 from attnlens_server.config import ServerConfig
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import numpy.typing as npt
+
 from attnlens.v1.manifest_pb2 import Pooling
 
 FloatArray = npt.NDArray[np.float32]

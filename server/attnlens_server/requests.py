@@ -14,7 +14,6 @@ from attnlens.v1.encoder_service_pb2 import (
 )
 from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens.v1.tensor_pb2 import DataType
-
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
 

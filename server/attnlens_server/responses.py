@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
 from attnlens.tensors import to_tensor
 from attnlens.v1.encoder_service_pb2 import (
     Attention,
@@ -14,8 +16,6 @@ from attnlens.v1.encoder_service_pb2 import (
     Token,
     Usage,
 )
-from google.protobuf.duration_pb2 import Duration
-
 from attnlens_server.engine import ItemResult
 from attnlens_server.pooling import normalize, pool
 from attnlens_server.requests import EmbedPlan, EncodePlan

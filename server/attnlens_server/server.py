@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from attnlens.v1 import encoder_service_pb2
-from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from attnlens.v1 import encoder_service_pb2
+from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
 from attnlens_server.bundle import Bundle, open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine

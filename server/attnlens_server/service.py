@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import numpy as np
+
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer
-
 from attnlens_server import errors, responses
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig

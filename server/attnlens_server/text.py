@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
-from attnlens.v1.encoder_service_pb2 import Token
 
+from attnlens.v1.encoder_service_pb2 import Token
 from attnlens_server.errors import StartupError
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
-from attnlens.v1.manifest_pb2 import GraphKind
 
+from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine.item import Item, ItemResult

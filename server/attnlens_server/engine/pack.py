@@ -21,7 +21,7 @@ class BatchLimits:
     """
 
     max_tokens: int
-    max_padding_share: float = 0.1
+    max_padding_share: float = 0.05
     max_square_tokens: int | None = None
 
     def allow(self, num_texts: int, num_live_tokens: int, max_length: int) -> bool:

@@ -1,0 +1,53 @@
+"""A real server process for tests: `attnlens serve` on a free port."""
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class ServerProcess:
+    """`attnlens serve BUNDLE --port 0 ARGS`, ready when the block is entered, stopped when it is left."""
+
+    def __init__(self, bundle: Path, *args: str) -> None:
+        self.command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0", *args]
+        self.address = ""
+        self.ready_line = ""
+
+    def __enter__(self) -> Self:
+        self._stderr = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=self._stderr, text=True, encoding="utf-8"
+        )
+        assert self.process.stdout is not None
+        self.ready_line = self.process.stdout.readline()  # empty when the process ends instead
+        match = re.search(r" is ready at (\S+): ", self.ready_line)
+        if match is None:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError(f"the server did not start: {self.ready_line}{self.log()}")
+        self.address = match[1]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
+
+    def stop(self) -> int:
+        """Send SIGTERM, wait, return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def log(self) -> str:
+        """Return what it wrote to stderr."""
+        self._stderr.seek(0)
+        return self._stderr.read()

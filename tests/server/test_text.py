@@ -1,0 +1,96 @@
+"""Tokens and their places in the text, counted by hand."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnlens_server.errors import StartupError
+from attnlens_server.text import TextEncoder, describe_tokens, utf8_offsets
+
+
+@pytest.fixture(scope="module")
+def text_encoder(minilm_dir: Path) -> TextEncoder:
+    return TextEncoder(minilm_dir / "tokenizer.json", max_tokens=16)
+
+
+@given(st.text())
+def test_byte_offsets_agree_with_encoding_each_prefix(text: str) -> None:
+    assert list(utf8_offsets(text)) == [len(text[:end].encode()) for end in range(len(text) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # spelling; first and last character; the same in bytes; number of the word
+        ("a cat", [("a", (0, 1), (0, 1), 0), ("cat", (2, 5), (2, 5), 1)]),
+        # é and ï are two bytes each; the tokenizer strips the accents, the offsets must not shift
+        ("né naïve", [("ne", (0, 2), (0, 3), 0), ("naive", (3, 8), (4, 10), 1)]),
+        # the same é as e + combining acute (1 + 2 bytes)
+        ("ne\u0301 a", [("ne", (0, 3), (0, 4), 0), ("a", (4, 5), (5, 6), 1)]),
+        # an emoji outside the basic plane: one character, four bytes
+        ("😀 ok", [("[UNK]", (0, 1), (0, 4), 0), ("ok", (2, 4), (5, 7), 1)]),
+        # each Chinese character is a word of its own, three bytes long
+        ("中 a", [("中", (0, 1), (0, 3), 0), ("a", (2, 3), (4, 5), 1)]),
+        # one word in two pieces
+        ("x embeddings", [
+            ("x", (0, 1), (0, 1), 0),
+            ("em", (2, 4), (2, 4), 1),
+            ("##bed", (4, 7), (4, 7), 1),
+            ("##ding", (7, 11), (7, 11), 1),
+            ("##s", (11, 12), (11, 12), 1),
+        ]),
+    ],
+)  # fmt: skip
+def test_tokens_stand_where_they_stand(
+    text_encoder: TextEncoder,
+    text: str,
+    expected: list[tuple[str, tuple[int, int], tuple[int, int], int]],
+) -> None:
+    [encoded] = text_encoder.encode([text], with_offsets=True)
+    first, *tokens, last = describe_tokens(encoded, text_encoder)
+    assert [
+        (each.text, (each.char_start, each.char_end), (each.byte_start, each.byte_end), each.word_index)
+        for each in tokens
+    ] == expected
+    for special, spelling in ((first, "[CLS]"), (last, "[SEP]")):
+        assert special.text == spelling
+        assert special.is_special
+        assert not special.HasField("word_index")
+        assert (special.char_end, special.byte_end) == (0, 0)
+    assert not any(each.is_special for each in tokens)
+
+
+def test_byte_offsets_cut_the_token_out_of_the_bytes(text_encoder: TextEncoder) -> None:
+    text = "Zoë's café: 東京 😀!"
+    [encoded] = text_encoder.encode([text], with_offsets=True)
+    for token in describe_tokens(encoded, text_encoder):
+        cut = text.encode()[token.byte_start : token.byte_end].decode()
+        assert cut == text[token.char_start : token.char_end]
+
+
+def test_a_long_text_is_cut_before_its_last_special_token_and_says_so(text_encoder: TextEncoder) -> None:
+    [whole, cut] = text_encoder.encode(["cat", "cat " * 30], with_offsets=False)
+    assert (whole.num_tokens, whole.num_tokens_total) == (3, 3)
+    assert (cut.num_tokens, cut.num_tokens_total) == (16, 32)
+    assert cut.input_ids[0] == whole.input_ids[0]
+    assert cut.input_ids[-1] == whole.input_ids[-1]
+
+
+def test_encoding_without_offsets_gives_the_same_ids(text_encoder: TextEncoder) -> None:
+    texts = ["Zoë's café", "", "東京 😀", "cat " * 30]
+    fast = text_encoder.encode(texts, with_offsets=False)
+    full = text_encoder.encode(texts, with_offsets=True)
+    assert [each.input_ids.tolist() for each in fast] == [each.input_ids.tolist() for each in full]
+
+
+def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:
+    [encoded] = text_encoder.encode([""], with_offsets=True)
+    assert [token.text for token in describe_tokens(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
+
+
+def test_a_broken_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(StartupError, match=r"tokenizer\.json is not a tokenizer"):
+        TextEncoder(tmp_path / "tokenizer.json", max_tokens=16)

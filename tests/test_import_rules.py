@@ -1,0 +1,22 @@
+"""Which room may know what: each package is imported in a fresh interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+
+RULES = {
+    "attnlens_server.server": {"torch", "transformers", "onnx", "attnlens_model", "attnlens_export", "attnlens_client"},
+    "attnlens_client": {"torch", "onnxruntime", "tokenizers", "click", "rich", "google.rpc", "attnlens_server"},
+    "attnlens_model": {"onnx", "onnxruntime", "grpc", "attnlens_export", "attnlens_server", "attnlens_client"},
+    "attnlens_export": {"grpc", "attnlens_server", "attnlens_client"},
+    "attnlens_cli.main": {"torch", "onnx", "onnxruntime", "grpc", "numpy", "tokenizers"},
+    "attnlens.bundle": {"numpy", "grpc"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", RULES)
+def test_a_package_imports_only_what_it_may_know(package: str) -> None:
+    program = f"import sys, {package}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert RULES[package].isdisjoint(loaded.stdout.split())
