@@ -1,0 +1,295 @@
+"""From a checkpoint, or a configuration alone, to a complete bundle directory.
+
+    load -> trace -> write graphs and files -> lint -> parity -> manifest -> move into place
+
+All of it happens in a hidden directory beside the target, which only a finished bundle replaces: an export that is
+interrupted leaves the target as it was.
+"""
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from attnlens.bundle import FORMAT_VERSION, describe_file, write_manifest
+from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.errors import GraphError, ParityError
+from attnlens_export.graph import embeddings_graph, trace
+from attnlens_export.grid import Case, full_grid
+from attnlens_export.lint import axes_of, check_graph
+from attnlens_export.parity import measure_parity
+from attnlens_export.pooling import read_pooling, write_pooling
+from attnlens_export.report import write_report
+from attnlens_export.result import ParityResult
+from attnlens_export.side_files import (
+    copy_described,
+    read_license,
+    read_max_tokens,
+    write_config,
+    write_tokenizer,
+)
+from attnlens_export.staging import staged
+from attnlens_export.weights import (
+    MAX_EMBEDDED_BYTES,
+    verify_places,
+    write_data,
+    write_embedded,
+    write_referring,
+)
+from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
+
+EMBEDDINGS_PATH = "onnx/model.onnx"
+ATTENTIONS_PATH = "onnx/model_attentions.onnx"
+DATA_PATH = "onnx/model.onnx_data"
+GRAPH_KINDS = {
+    EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
+    ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
+}
+TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
+
+_DATA_TYPES = {
+    onnx.TensorProto.FLOAT: DataType.DATA_TYPE_FLOAT32,
+    onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
+}
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many steps of it are done, and of how many."""
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What may be chosen about an export.
+
+    Attributes:
+        name: the model's name; None: the last part of the hub id or of the directory.
+        revision: branch, tag or commit on the hub.
+        seed: for the weights of a fresh encoder.
+        pooling: "mean", "cls" or "max" instead of what the checkpoint says.
+        normalize: whether pooled vectors are scaled to length 1, instead of what the checkpoint says.
+        tokenizer: a `tokenizer.json` instead of the checkpoint's.
+        force: whether a bundle that is in the way is replaced.
+        keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
+        grid: the parity cases; None: `full_grid`.
+        max_embedded_bytes: weights that are larger in sum go to a file of their own.
+    """
+
+    name: str | None = None
+    revision: str | None = None
+    seed: int = 0
+    pooling: str | None = None
+    normalize: bool | None = None
+    tokenizer: Path | None = None
+    force: bool = False
+    keep_failed: bool = False
+    grid: Sequence[Case] | None = None
+    max_embedded_bytes: int = MAX_EMBEDDED_BYTES
+
+
+@dataclass(frozen=True)
+class BundleSummary:
+    """A bundle that was written.
+
+    Attributes:
+        directory: where it is.
+        manifest: its manifest.
+        parity: every measurement.
+        unused_tensors: the checkpoint's tensors that are no part of the encoder.
+    """
+
+    directory: Path
+    manifest: Manifest
+    parity: ParityResult
+    unused_tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Model:
+    encoder: Encoder
+    config: EncoderConfig
+    directory: Path | None
+    source: str
+    name: str
+    unused_tensors: tuple[str, ...] = ()
+
+
+def export_bundle(
+    source: str | Path | EncoderConfig,
+    output: Path,
+    options: ExportOptions | None = None,
+    progress: Progress = no_progress,
+) -> BundleSummary:
+    """Export a checkpoint, or a fresh encoder from a configuration, as a bundle.
+
+    Args:
+        source: a checkpoint's directory, a hub id, or a configuration.
+        output: the directory to make.
+        options: see `ExportOptions`.
+        progress: called before each step. An exception that it raises ends the export and leaves nothing behind.
+
+    Raises:
+        ModelError: the checkpoint can't be loaded.
+        SourceError: its tokenizer or pooling can't become a bundle.
+        OutputError: `output` exists, or can't be written.
+        GraphError: the encoder can't be brought into a portable graph.
+        LintError: a graph is not portable.
+        ParityError: a graph does not compute what the encoder computes (not with `keep_failed`).
+    """
+    options = options or ExportOptions()
+    with staged(output, force=options.force) as staging:
+        progress("Loading the weights", 0, 1)
+        model = _load(source, options)
+        manifest, parity = _build(staging, model, options, progress)
+    return BundleSummary(output, manifest, parity, model.unused_tensors)
+
+
+def check_graphs(directory: Path, config: EncoderConfig) -> None:
+    """Check both graphs of a bundle with ONNX's own checker and with ours.
+
+    Raises:
+        GraphError: ONNX refuses one.
+        LintError: one is not what a bundle promises.
+    """
+    for path, kind in GRAPH_KINDS.items():
+        try:
+            onnx.checker.check_model(directory / path)
+            structure = onnx.load(directory / path, load_external_data=False)
+        except (onnx.checker.ValidationError, OSError, ValueError) as error:
+            raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
+        check_graph(structure, path, config, kind)
+
+
+def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
+    if isinstance(source, EncoderConfig):
+        name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
+        encoder = new_encoder(source, options.seed)
+        return _Model(encoder, source, None, f"config+seed:{options.seed}", name)
+    checkpoint = load_checkpoint(source, options.revision)
+    name = options.name or checkpoint.source.rpartition("/")[2]
+    return _Model(
+        checkpoint.encoder,
+        checkpoint.config,
+        checkpoint.directory,
+        checkpoint.source,
+        name,
+        checkpoint.unused_tensors,
+    )
+
+
+def _build(
+    directory: Path, model: _Model, options: ExportOptions, progress: Progress
+) -> tuple[Manifest, ParityResult]:
+    config = model.config
+    pooling = read_pooling(model.directory, options.pooling, options.normalize)
+    max_tokens = read_max_tokens(model.directory, config)
+    has_external_data = _write_graphs(directory, model, options, progress)
+    progress("Writing the tokenizer and configuration", 0, 1)
+    copy_described(directory, model.directory)
+    write_config(directory, model.directory, config, external_data=has_external_data)
+    write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
+    write_pooling(directory, config, pooling, max_tokens)
+    check_graphs(directory, config)
+    parity = measure_parity(
+        model.encoder,
+        config,
+        directory,
+        list(GRAPH_KINDS),
+        options.grid or full_grid(config.max_position_embeddings),
+        reference_name=model.source,
+        progress=lambda done, total, case: progress(f"Parity {case}", done, total),
+    )
+    if not parity.passed and not options.keep_failed:
+        raise ParityError(describe_failure(parity))
+    versions = tool_versions()
+    write_report(directory / "parity", parity, model.name, versions)
+    progress("Hashing the files", 0, 1)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        model_name=model.name,
+        source=model.source,
+        weights_license=read_license(model.directory),
+        architecture=_architecture(config),
+        pooling=pooling,
+        max_tokens=max_tokens,
+        graphs=[_describe_graph(directory, path) for path in GRAPH_KINDS],
+        parity=parity.to_message(),
+        tool_versions=versions,
+        files=[describe_file(directory, path) for path in sorted(directory.rglob("*")) if path.is_file()],
+    )
+    write_manifest(directory, manifest)
+    return manifest, parity
+
+
+def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> bool:
+    """Trace and write both graphs; tell whether their weights are in a file of their own."""
+    progress("Tracing the encoder", 0, 1)
+    attentions = trace(model.encoder, model.config)
+    embeddings = embeddings_graph(attentions)
+    weights = attentions.weights
+    progress("Writing the graphs", 0, 1)
+    (directory / "onnx").mkdir()
+    has_external_data = sum(array.nbytes for array in weights.values()) > options.max_embedded_bytes
+    if has_external_data:
+        places = write_data(directory / DATA_PATH, weights)
+        write_referring(directory / EMBEDDINGS_PATH, embeddings.proto, weights, places)
+    else:
+        places = write_embedded(directory / EMBEDDINGS_PATH, embeddings.proto, weights)
+    write_referring(directory / ATTENTIONS_PATH, attentions.proto, weights, places)
+    verify_places(directory / "onnx", weights, places)
+    return has_external_data
+
+
+def describe_failure(parity: ParityResult) -> str:
+    """Return one line with the worst place and the number of others."""
+    failures = parity.failures()
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return f"parity failed: {failures[0]}{more}"
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of the tools that shape a bundle, of those that are installed."""
+    versions = {}
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _architecture(config: EncoderConfig) -> Architecture:
+    return Architecture(
+        family=config.family,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        pad_token_id=config.pad_token_id,
+        is_causal=config.is_causal,
+    )
+
+
+def _describe_graph(directory: Path, path: str) -> Graph:
+    model = onnx.load(directory / path, load_external_data=False)
+    return Graph(
+        path=path,
+        kind=GRAPH_KINDS[path],
+        opset=model.opset_import[0].version,
+        ir_version=model.ir_version,
+        data_type=DataType.DATA_TYPE_FLOAT32,
+        inputs=[_describe_value(value) for value in model.graph.input],
+        outputs=[_describe_value(value) for value in model.graph.output],
+    )
+
+
+def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:
+    data_type = _DATA_TYPES[value.type.tensor_type.elem_type]
+    return ValueInfo(name=value.name, data_type=data_type, axes=[str(axis) for axis in axes_of(value)])

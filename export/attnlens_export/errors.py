@@ -1,0 +1,41 @@
+"""The errors of the exporter.
+
+ExportError
+├── SourceError   the checkpoint's own files (tokenizer, pooling, config) can't become a bundle
+├── OutputError   the target directory can't be written or may not be replaced
+├── GraphError    the traced graph can't be brought into the portable form
+├── LintError     a graph is not what a bundle promises; the message lists every finding
+└── ParityError   a graph does not compute what the PyTorch encoder computes
+"""
+
+
+class ExportError(Exception):
+    """An export or a check failed. The message names the value at fault and what to do."""
+
+
+class SourceError(ExportError):
+    """The checkpoint's tokenizer, pooling or configuration can't become a bundle."""
+
+
+class OutputError(ExportError):
+    """The target directory can't be written, or may not be replaced."""
+
+
+class GraphError(ExportError):
+    """A traced graph can't be brought into the portable form."""
+
+
+class LintError(ExportError):
+    """A graph is not what a bundle promises.
+
+    Attributes:
+        findings: one line for each deviation.
+    """
+
+    def __init__(self, path: str, findings: list[str]) -> None:
+        self.findings = findings
+        super().__init__(f"{path} is not a portable encoder graph: " + "; ".join(findings))
+
+
+class ParityError(ExportError):
+    """A graph does not compute what the PyTorch encoder computes; the message names the worst place."""

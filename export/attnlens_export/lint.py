@@ -1,0 +1,135 @@
+"""What a bundle's graph may hold, as explicit lists, and a check that names every deviation.
+
+B batch, T tokens, D width, H heads, L layers.
+"""
+
+from collections.abc import Iterable
+
+import onnx
+from onnx import TensorProto
+
+from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens_export.errors import LintError
+from attnlens_export.graph import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, OPSET, input_names, output_names
+from attnlens_export.simplify import IR_VERSION
+from attnlens_model import EncoderConfig
+
+# What an encoder of the BERT kind needs. Each of these runs, at opset 17, in every runtime of docs/bundle.md.
+ENCODER_OPERATORS = frozenset(
+    ["Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Relu", "Reshape", "Shape", "Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"]
+)
+# What a causal mask needs beside them.
+CAUSAL_OPERATORS = frozenset({"Clip"})
+
+# Why an operator that is not allowed is a sign of something worse than an unusual graph.
+_REASONS = {
+    "Dropout": "the encoder was traced in training mode",
+    "If": "control flow",
+    "Loop": "control flow",
+    "Scan": "control flow",
+    "SequenceMap": "control flow",
+}
+
+Interface = dict[str, tuple[int, tuple[int | str, ...]]]
+
+
+def check_graph(model: onnx.ModelProto, path: str, config: EncoderConfig, kind: GraphKind.ValueType) -> None:
+    """Check operators, versions and the shapes of inputs and outputs.
+
+    Args:
+        model: the graph; its weights need not be loaded.
+        path: what to call it in the error.
+        config: the encoder that it was made from.
+        kind: which outputs it must have.
+
+    Raises:
+        LintError: with every finding.
+    """
+    findings = [
+        *_version_findings(model),
+        *_operator_findings(model, config),
+        *_reshape_findings(model),
+        *_interface_findings("input", model.graph.input, _expected_inputs(config)),
+        *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
+    ]
+    if findings:
+        raise LintError(path, findings)
+
+
+def _version_findings(model: onnx.ModelProto) -> list[str]:
+    findings = []
+    if model.ir_version != IR_VERSION:
+        findings.append(f"IR version {model.ir_version} instead of {IR_VERSION}")
+    imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    if imports != {"ai.onnx": OPSET}:
+        findings.append(f"operator sets {imports} instead of ai.onnx {OPSET} alone")
+    if model.functions:
+        names = ", ".join(function.name for function in model.functions)
+        findings.append(f"local functions: {names}")
+    return findings
+
+
+def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[str]:
+    allowed = ENCODER_OPERATORS | (CAUSAL_OPERATORS if config.is_causal else frozenset())
+    findings = []
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            findings.append(f"node {node.name!r}: {node.op_type} of the foreign domain {node.domain!r}")
+        elif node.op_type not in allowed:
+            reason = "random numbers" if node.op_type.startswith("Random") else _REASONS.get(node.op_type)
+            detail = f" ({reason})" if reason else ""
+            findings.append(f"node {node.name!r}: operator {node.op_type} is not allowed{detail}")
+    for tensor in model.graph.initializer:
+        if tensor.data_type not in (TensorProto.FLOAT, TensorProto.INT64):
+            findings.append(f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}")
+    return findings
+
+
+def _reshape_findings(model: onnx.ModelProto) -> list[str]:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    findings = []
+    for node in model.graph.node:
+        if node.op_type != "Reshape":
+            continue
+        if any(attribute.name == "allowzero" for attribute in node.attribute):
+            findings.append(f"node {node.name!r}: Reshape with the attribute allowzero")
+        if node.input[1] not in initializers:
+            findings.append(f"node {node.name!r}: the target of the Reshape is not a constant")
+    return findings
+
+
+def _expected_inputs(config: EncoderConfig) -> Interface:
+    return dict.fromkeys(input_names(config), (TensorProto.INT64, (BATCH_AXIS, LENGTH_AXIS)))
+
+
+def _expected_outputs(config: EncoderConfig, kind: GraphKind.ValueType) -> Interface:
+    hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
+    if kind == GraphKind.GRAPH_KIND_EMBEDDINGS:
+        return hidden
+    weights = (BATCH_AXIS, config.num_heads, LENGTH_AXIS, LENGTH_AXIS)
+    return hidden | dict.fromkeys(output_names(config)[1:], (TensorProto.FLOAT, weights))
+
+
+def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:
+    names = [value.name for value in values]
+    if names != list(expected):
+        return [f"{role}s {names} instead of {list(expected)}"]
+    findings = []
+    for value in values:
+        data_type, axes = expected[value.name]
+        tensor = value.type.tensor_type
+        found = axes_of(value)
+        if tensor.elem_type != data_type:
+            type_names = TensorProto.DataType.Name(tensor.elem_type), TensorProto.DataType.Name(data_type)
+            findings.append(f"{role} {value.name!r} is {type_names[0]} instead of {type_names[1]}")
+        if found != axes:
+            findings.append(f"{role} {value.name!r} has axes {found} instead of {axes}")
+    return findings
+
+
+def axes_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """Return an axis's length where it is fixed, its name where it is not (empty: neither)."""
+    return tuple(
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param
+        for dimension in value.type.tensor_type.shape.dim
+    )

@@ -1,0 +1,177 @@
+"""What the parity check found, and whether that is good enough."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnlens.v1.manifest_pb2 import Parity, ParityFigure
+from attnlens_export.grid import Case
+
+TOLERANCE = 1e-5
+REFERENCE_ERROR_RATIO = 4.0
+
+
+def allowed_error(torch_abs_error_float64: float) -> float:
+    """Return the largest |ONNX - PyTorch fp32| that passes, given PyTorch's own error against float64."""
+    return max(TOLERANCE, REFERENCE_ERROR_RATIO * torch_abs_error_float64)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One output kind of one graph on one input shape, live tokens only.
+
+    Attributes:
+        graph: the ONNX file.
+        case: the input shape.
+        output: `last_hidden_state` or `attentions` (all layers together).
+        max_abs_error: the largest |ONNX - PyTorch fp32|.
+        max_abs_error_float64: the largest |ONNX - PyTorch float64|.
+        torch_abs_error_float64: the largest |PyTorch fp32 - PyTorch float64|.
+        mean_abs_error: the mean of |ONNX - PyTorch fp32|.
+        p99_abs_error: its 99th percentile; for attentions the largest of any layer.
+        min_cosine: the smallest cosine between a row of ONNX and of PyTorch fp32.
+        num_elements: the number of elements compared.
+        allowed_error: the gate for `max_abs_error` and `alone_error`.
+        alone_error: the largest difference between the shortest text in the batch and the same text alone.
+        worst_output: the tensor with the largest error.
+        worst_index: where in it: (batch, token, component), or (batch, head, query, key).
+        worst_values: what ONNX and PyTorch fp32 have there.
+    """
+
+    graph: str
+    case: Case
+    output: str
+    max_abs_error: float
+    max_abs_error_float64: float
+    torch_abs_error_float64: float
+    mean_abs_error: float
+    p99_abs_error: float
+    min_cosine: float
+    num_elements: int
+    allowed_error: float
+    alone_error: float
+    worst_output: str
+    worst_index: tuple[int, ...]
+    worst_values: tuple[float, float]
+
+    @property
+    def excess(self) -> float:
+        """The larger error as a multiple of what is allowed; infinite for NaN."""
+        largest = float(np.max([self.max_abs_error, self.alone_error]))
+        return float(np.nan_to_num(largest / self.allowed_error, nan=np.inf))
+
+    def failures(self) -> Iterator[str]:
+        """Yield a line for each gate that does not hold."""
+        if not self.max_abs_error <= self.allowed_error:
+            yield (
+                f"{self.graph} at {self.case}: {self.worst_output}{list(self.worst_index)} is "
+                f"{self.worst_values[0]:.8g}, PyTorch has {self.worst_values[1]:.8g} "
+                f"(error {self.max_abs_error:.2e}, allowed {self.allowed_error:.2e})"
+            )
+        if not self.alone_error <= self.allowed_error:
+            yield (
+                f"{self.graph} at {self.case}: {self.output} of a text alone and in the batch differ by "
+                f"{self.alone_error:.2e} (allowed {self.allowed_error:.2e})"
+            )
+
+
+@dataclass(frozen=True)
+class Invariants:
+    """What holds for any encoder, for one graph on one input shape.
+
+    Attributes:
+        graph: the ONNX file.
+        case: the input shape.
+        finite: whether no output, at padded positions either, has a NaN or an infinity.
+        row_sum_error: the largest |sum - 1| of an attention row of a live token.
+        masked_weight: the largest attention weight on a padded (or, for a causal encoder, later) token.
+        empty_row_weight: the largest attention weight in a text without live tokens.
+    """
+
+    graph: str
+    case: Case
+    finite: bool
+    row_sum_error: float
+    masked_weight: float
+    empty_row_weight: float
+
+    def failures(self) -> Iterator[str]:
+        """Yield a line for each invariant that does not hold."""
+        where = f"{self.graph} at {self.case}"
+        if not self.finite:
+            yield f"{where}: an output has a NaN or an infinity"
+        if not self.row_sum_error <= TOLERANCE:
+            yield f"{where}: an attention row sums to 1 only within {self.row_sum_error:.2e}"
+        if self.masked_weight != 0:
+            yield f"{where}: a masked token has the attention weight {self.masked_weight:.2e} instead of 0"
+        if self.empty_row_weight != 0:
+            yield f"{where}: a text of padding has the attention weight {self.empty_row_weight:.2e} instead of 0"
+
+
+@dataclass(frozen=True)
+class ParityResult:
+    """All measurements over the grid.
+
+    Attributes:
+        cases: the input shapes.
+        measurements: one for each graph, shape and output kind.
+        invariants: one for each graph and shape.
+        reference_name: where the weights of the PyTorch encoder came from.
+    """
+
+    cases: tuple[Case, ...]
+    measurements: tuple[Measurement, ...]
+    invariants: tuple[Invariants, ...]
+    reference_name: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate held, and something was measured at all."""
+        return bool(self.measurements) and not self.failures()
+
+    def failures(self) -> list[str]:
+        """Return a line for each gate that did not hold, the worst first."""
+        by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
+        return [line for found in (*by_excess, *self.invariants) for line in found.failures()]
+
+    def worst(self, measurements: list[Measurement]) -> Measurement:
+        """Return the one with the largest error against PyTorch fp32."""
+        return max(measurements, key=lambda each: float(np.nan_to_num(each.max_abs_error, nan=np.inf)))
+
+    def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
+        """Return the measurements by graph and output kind."""
+        key = lambda each: (each.graph, each.output)
+        return {
+            pair: list(group) for pair, group in itertools.groupby(sorted(self.measurements, key=key), key)
+        }
+
+    def to_message(self) -> Parity:
+        """Return the manifest's summary."""
+        return Parity(
+            passed=self.passed,
+            tolerance=TOLERANCE,
+            reference_error_ratio=REFERENCE_ERROR_RATIO,
+            num_cases=len(self.cases),
+            figures=[_figure(group) for group in self.by_output().values()],
+        )
+
+
+def _figure(group: list[Measurement]) -> ParityFigure:
+    counts = [each.num_elements for each in group]
+    return ParityFigure(
+        graph=group[0].graph,
+        output=group[0].output,
+        max_abs_error=_largest(each.max_abs_error for each in group),
+        max_abs_error_float64=_largest(each.max_abs_error_float64 for each in group),
+        torch_abs_error_float64=_largest(each.torch_abs_error_float64 for each in group),
+        mean_abs_error=float(np.average([each.mean_abs_error for each in group], weights=counts)),
+        p99_abs_error=_largest(each.p99_abs_error for each in group),
+        min_cosine=float(np.min([each.min_cosine for each in group])),
+    )
+
+
+def _largest(values: Iterator[float]) -> float:
+    """Return the largest value, NaN if there is one."""
+    return float(np.max(list(values)))

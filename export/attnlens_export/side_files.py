@@ -1,0 +1,143 @@
+"""The files beside the graphs: configuration, tokenizer, licence. Read from a checkpoint, written to a bundle."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from attnlens_export.errors import SourceError
+from attnlens_export.json_files import read_object, write_json
+from attnlens_model import EncoderConfig, read_config
+
+_HIDDEN_ACT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+_SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
+_COPIED_FILES = ("vocab.txt", "config_sentence_transformers.json", "sentence_bert_config.json")
+
+
+def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
+    """Write `config.json` with Hugging Face keys: those of the checkpoint, and always those that tools rely on.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, None for a fresh encoder.
+        config: the encoder.
+        external_data: whether the weights are outside the ONNX files; transformers.js wants to be told.
+
+    Raises:
+        SourceError: the file would be read back as another encoder.
+    """
+    published = read_object(source / "config.json") if source else {}
+    content = _hugging_face_config(config) if "model_type" not in published else published
+    content |= {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "max_position_embeddings": config.max_position_embeddings,
+        "pad_token_id": config.pad_token_id,
+    }
+    if external_data:
+        content["transformers.js_config"] = {"use_external_data_format": True}
+    write_json(directory / "config.json", content)
+    if read_config(directory / "config.json") != config:
+        raise SourceError(f"the {config.family} configuration can't be written as a Hugging Face config.json")
+
+
+def write_tokenizer(
+    directory: Path, source: Path | None, tokenizer: Path | None, config: EncoderConfig, max_tokens: int
+) -> None:
+    """Copy the tokenizer and the files that describe it; without a tokenizer, none of them.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, if any.
+        tokenizer: a `tokenizer.json` to use instead of the checkpoint's.
+        config: the encoder, whose vocabulary must hold every id.
+        max_tokens: what to call the longest input where the checkpoint does not say it.
+
+    Raises:
+        SourceError: the tokenizer can't be read or has ids that the encoder does not know.
+    """
+    path = tokenizer or (source / "tokenizer.json" if source else None)
+    if path is None or not path.exists():
+        return
+    loaded = load_tokenizer(path, config)
+    shutil.copyfile(path, directory / "tokenizer.json")
+    # A tokenizer from elsewhere is not described by the checkpoint's files.
+    described_by = source if tokenizer is None else None
+    settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
+    special = read_object(described_by / "special_tokens_map.json") if described_by else {}
+    special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
+    special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
+    settings.setdefault("pad_token", special["pad_token"])
+    limit = settings.get("model_max_length")
+    if not isinstance(limit, int) or limit > config.max_position_embeddings:
+        settings["model_max_length"] = max_tokens
+    write_json(directory / "tokenizer_config.json", settings)
+    write_json(directory / "special_tokens_map.json", special)
+
+
+def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
+    """Load a `tokenizer.json` and check its ids against the encoder's vocabulary.
+
+    Raises:
+        SourceError: unreadable, or an id is too large for the encoder.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise SourceError(f"{path} is not a tokenizer: {error}") from error
+    token, largest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    if largest >= config.vocab_size:
+        raise SourceError(
+            f"{path} has the id {largest} ({token!r}), the encoder only ids below vocab_size={config.vocab_size}: "
+            "the tokenizer belongs to another model"
+        )
+    return tokenizer
+
+
+def copy_described(directory: Path, source: Path | None) -> None:
+    """Copy the files that are taken as they are, where the checkpoint has them."""
+    for path in sorted(source.iterdir()) if source else ():
+        if path.is_file() and (path.name in _COPIED_FILES or path.name.startswith("LICENSE")):
+            shutil.copyfile(path, directory / path.name)
+
+
+def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
+    """Return the longest input that the publisher means, special tokens included: at most what the encoder takes."""
+    limits: list[Any] = [config.max_position_embeddings]
+    if source:
+        limits.append(read_object(source / "sentence_bert_config.json").get("max_seq_length"))
+        limits.append(read_object(source / "tokenizer_config.json").get("model_max_length"))
+    # "No limit" is written as a huge number, a float, null or not at all.
+    return min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+
+
+def read_license(source: Path | None) -> str:
+    """Return the licence that the YAML header of the checkpoint's README states; empty where it states none."""
+    readme = source / "README.md" if source else None
+    if readme is None or not readme.exists():
+        return ""
+    lines = readme.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+        return ""
+    header = lines[1 : lines.index("---", 1)]
+    stated = {key: value.strip(" '\"") for key, _, value in (line.partition(":") for line in header)}
+    name = stated.get("license", "")
+    return stated.get("license_name", name) if name == "other" else name
+
+
+def _hugging_face_config(config: EncoderConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["BertModel"],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "intermediate_size": config.intermediate_size,
+        "type_vocab_size": config.type_vocab_size,
+        "hidden_act": _HIDDEN_ACT[config.activation],
+        "layer_norm_eps": config.layer_norm_eps,
+        "hidden_dropout_prob": config.hidden_dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "position_embedding_type": "absolute",
+        "is_decoder": config.is_causal,
+    }

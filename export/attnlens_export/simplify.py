@@ -1,0 +1,152 @@
+"""From the graph that torch.onnx traces to one that every runtime reads.
+
+What is done, and why, in order (docs/bundle.md shows the result):
+
+1. A `Transpose` of a weight becomes the weight itself, stored transposed and named `<parameter>.T`.
+2. Constant arithmetic on shapes is folded and the leftovers are removed.
+3. Every `Reshape` gets a constant target such as `[0, 0, heads, width]`, where 0 means "as it was", and loses
+   its `allowzero` attribute, which would give 0 another meaning and which some runtimes can't read.
+   This removes all shape arithmetic from the layers.
+4. Equal constants become one. Parameters are never merged, even where two are equal: their names are how
+   `attnlens check` finds them again.
+5. Metadata, doc strings and shapes of inner values are dropped: they hold file names of the exporting machine.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer, rewriter
+
+from attnlens_export.errors import GraphError
+
+TRANSPOSED_SUFFIX = ".T"
+TARGET_PREFIX = "target_"
+IR_VERSION = 8
+
+
+def simplify(model: ir.Model, parameters: Collection[str]) -> None:
+    """Rewrite a freshly traced model in place.
+
+    Args:
+        model: as `torch.onnx.export(..., optimize=False)` returns it.
+        parameters: the names of the initializers that are the encoder's parameters.
+
+    Raises:
+        GraphError: a reshape depends on the data in a way that no constant target expresses.
+    """
+    transpose_weights(model.graph, parameters)
+    fold(model)
+    for node in model.graph:
+        if node.op_type == "Reshape":
+            make_target_constant(model.graph, node)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    merge_constants(model.graph, {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)})
+    passes.CommonSubexpressionEliminationPass()(model)
+    passes.RemoveUnusedNodesPass()(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    passes.ClearMetadataAndDocStringPass()(model)
+    rename_values(model.graph)
+    model.ir_version = IR_VERSION
+
+
+def transpose_weights(graph: ir.Graph, parameters: Collection[str]) -> None:
+    """Replace `Transpose(weight)` by a stored transposed weight."""
+    for node in list(graph):
+        weight = node.inputs[0] if node.op_type == "Transpose" else None
+        if weight is None or weight.name not in parameters or weight.const_value is None:
+            continue
+        name = weight.name + TRANSPOSED_SUFFIX
+        if name not in graph.initializers:
+            permutation = node.attributes["perm"].as_ints()
+            # A view: the bytes are only reordered while they are written.
+            transposed = weight.const_value.numpy().transpose(permutation)
+            value = ir.Value(name=name, const_value=ir.Tensor(transposed, name=name))
+            value.shape, value.dtype = ir.Shape(transposed.shape), weight.dtype
+            graph.register_initializer(value)
+        ir.convenience.replace_all_uses_with(node.outputs[0], graph.initializers[name])
+        graph.remove(node, safe=True)
+
+
+def fold(model: ir.Model) -> None:
+    """Fold constants and shape arithmetic until nothing changes, at most twice as torch.onnx itself does."""
+    passes.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants(model)
+        rewriter.rewrite(model)
+        passes.IdentityEliminationPass()(model)
+        passes.RemoveUnusedNodesPass()(model)
+
+
+def make_target_constant(graph: ir.Graph, node: ir.Node) -> None:
+    """Give a Reshape a constant target without `allowzero`."""
+    target = reshape_target(node)
+    name = TARGET_PREFIX + "_".join("n" if length < 0 else str(length) for length in target)
+    if name not in graph.initializers:
+        tensor = ir.Tensor(np.array(target, dtype=np.int64), name=name)
+        value = ir.Value(name=name, const_value=tensor)
+        value.shape, value.dtype = ir.Shape([len(target)]), ir.DataType.INT64
+        graph.register_initializer(value)
+    node.replace_input_with(1, graph.initializers[name])
+    node.attributes.pop("allowzero", None)
+
+
+def reshape_target(node: ir.Node) -> list[int]:
+    """Derive the constant target of a Reshape from the shapes of its input and output.
+
+    An axis of unknown length must be the input's axis at the same place (0), or be the only other one (-1).
+
+    Raises:
+        GraphError: neither holds, or a shape is unknown.
+    """
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or result.shape is None:
+        raise GraphError(f"the Reshape that makes {result.name!r} has no inferred shape")
+    target = []
+    for axis, length in enumerate(result.shape):
+        if isinstance(length, int):
+            target.append(length)
+        elif axis < len(source.shape) and source.shape[axis] == length:
+            target.append(0)
+        else:
+            target.append(-1)
+    if target.count(-1) > 1:
+        raise GraphError(
+            f"the Reshape that makes {result.name!r} goes from {source.shape} to {result.shape}: "
+            "no constant target expresses that"
+        )
+    return target
+
+
+def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
+    """Merge equal constants and number them; drop initializers without a reader."""
+    seen: dict[tuple[object, ...], ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        if not value.uses():
+            del graph.initializers[name]
+        elif name not in keep and value.const_value is not None:
+            array = value.const_value.numpy()
+            first = seen.setdefault((array.dtype.str, array.shape, array.tobytes()), value)
+            if first is not value:
+                ir.convenience.replace_all_uses_with(value, first)
+                del graph.initializers[name]
+            elif not name.startswith(TARGET_PREFIX):
+                value.name = f"constant_{len(seen)}"
+
+
+def rename_values(graph: ir.Graph) -> None:
+    """Give every node and inner value a name that is stable from export to export."""
+    for value in (*graph.inputs, *graph.outputs):
+        value.metadata_props.clear()
+    boundary = {id(value) for value in (*graph.inputs, *graph.outputs)}
+    counts: dict[str, int] = {}
+    for node in graph:
+        kind = node.op_type.lower()
+        counts[kind] = number = counts.get(kind, -1) + 1
+        node.name = f"{kind}_{number}"
+        for value in node.outputs:
+            if id(value) not in boundary:
+                value.name = node.name
+                value.shape = value.type = None
