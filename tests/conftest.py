@@ -2,9 +2,12 @@
 
 import hashlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from served import ServerProcess
 
 # all-MiniLM-L6-v2 as its authors published it.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -21,3 +24,10 @@ def minilm_dir() -> Path:
     with (directory / "model.safetensors").open("rb") as weights:
         assert hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256
     return directory
+
+
+@pytest.fixture(scope="session")
+def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
+    """A server process with MiniLM, shared by all tests that don't stop or overload it."""
+    with ServerProcess(minilm_bundle) as server:
+        yield server

@@ -7,6 +7,7 @@ import torch
 
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
+from attnlens_model.errors import CheckpointError
 from attnlens_model.families import family_named
 from attnlens_model.fitting import fit_tensors
 from attnlens_model.hub import checkpoint_directory
@@ -47,6 +48,8 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
         ConfigError: `config.json` describes no encoder that is supported.
     """
     directory, name = checkpoint_directory(source, revision)
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} holds no config.json: give the directory of one model")
     config = read_config(directory / "config.json")
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):

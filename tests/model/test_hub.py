@@ -1,0 +1,118 @@
+"""Checkpoints by hub id: the network is played by a function, the cache is a real one."""
+
+import functools
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from transformers import BertConfig, BertModel
+
+from attnlens_model import CheckpointError, hub, load_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """What the repository org/name holds: weights in both formats, and more."""
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2}
+    sizes |= {"num_hidden_layers": 1, "intermediate_size": 8, "max_position_embeddings": 8}
+    model: Any = BertModel(BertConfig(**sizes))
+    directory = tmp_path / "published"
+    model.save_pretrained(directory)
+    torch.save(model.state_dict(), directory / "pytorch_model.bin")
+    for name in ("tokenizer.json", "vocab.txt", "1_Pooling/config.json", "tf_model.h5", "onnx/model.onnx"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("{}")
+    return directory
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the played Hub puts what is asked for."""
+    destination = tmp_path / "fetched"
+
+    def play(repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (repo_id, revision) == ("org/name", "v1")
+        names = [str(path.relative_to(published)) for path in published.rglob("*") if path.is_file()]
+        wanted = [name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns)]
+        for name in wanted:
+            (destination / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(published / name, destination / name)
+        return str(destination)
+
+    monkeypatch.setattr(hub, "snapshot_download", play)
+    return destination
+
+
+def files_under(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_hub_id_is_fetched_with_its_tokenizer_and_without_duplicate_weights(fetched: Path) -> None:
+    checkpoint = load_checkpoint("org/name", revision="v1")
+    assert checkpoint.source == "org/name"
+    assert checkpoint.directory == fetched
+    described = {"config.json", "tokenizer.json", "vocab.txt", "1_Pooling/config.json"}
+    assert files_under(fetched) == described | {"model.safetensors"}
+
+
+def test_pickled_weights_are_fetched_where_there_is_nothing_better(fetched: Path, published: Path) -> None:
+    (published / "model.safetensors").unlink()
+    assert load_checkpoint("org/name", revision="v1").config.hidden_size == 8
+    assert "pytorch_model.bin" in files_under(fetched)
+
+
+def test_a_cached_checkpoint_needs_no_network(
+    tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "cache" / "models--org--name"
+    shutil.copytree(published, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    offline = functools.partial(snapshot_download, cache_dir=tmp_path / "cache", local_files_only=True)
+    monkeypatch.setattr(hub, "snapshot_download", offline)
+    assert load_checkpoint("org/name").directory == repository / "snapshots" / COMMIT
+    with pytest.raises(CheckpointError, match="did not provide it at revision 'v2'"):
+        load_checkpoint("org/name", revision="v2")
+    with pytest.raises(
+        CheckpointError, match="no directory 'org/other' here, and the Hugging Face Hub did not"
+    ):
+        load_checkpoint("org/other")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [LocalEntryNotFoundError("no connection"), HFValidationError("bad id"), ConnectionError("reset")],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_failure_of_the_hub_is_one_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise failure
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=f"{failure}.* or give a directory") as caught:
+        load_checkpoint("bert-base-uncased")
+    assert caught.value.__cause__ is failure
+
+
+@pytest.mark.parametrize("source", ["./absent", "/absent/dir", "a/b/c", "../x", Path("org/name")])
+def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_asking_the_hub(
+    source: str | Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(hub, "snapshot_download")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError):
+        load_checkpoint(source)
+
+
+def test_a_file_is_refused_with_a_hint(published: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file: give the directory that holds it"):
+        load_checkpoint(published / "model.safetensors")
