@@ -16,7 +16,25 @@ from attnlens_model import EncoderConfig
 
 # What an encoder of the BERT kind needs. Each of these runs, at opset 17, in every runtime of docs/bundle.md.
 ENCODER_OPERATORS = frozenset(
-    ["Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Relu", "Reshape", "Shape", "Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"]
+    [
+        "Add",
+        "Cast",
+        "Div",
+        "Erf",
+        "Gather",
+        "LayerNormalization",
+        "MatMul",
+        "Mul",
+        "Relu",
+        "Reshape",
+        "Shape",
+        "Slice",
+        "Softmax",
+        "Sub",
+        "Tanh",
+        "Transpose",
+        "Unsqueeze",
+    ]
 )
 # What a causal mask needs beside them.
 CAUSAL_OPERATORS = frozenset({"Clip"})

@@ -19,7 +19,7 @@ import torch
 from attnlens_export.compare import BoolArray, FloatArray, difference, max_abs_difference, select_live
 from attnlens_export.graph import ATTENTION_PREFIX, HIDDEN_OUTPUT
 from attnlens_export.grid import Case, Inputs, make_inputs
-from attnlens_export.result import Invariants, Measurement, ParityResult, allowed_error
+from attnlens_export.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
 from attnlens_model import Encoder, EncoderConfig
 
 # Attention maps above this are left out of the comparison; 2 x 512 tokens of BERT-large are 0.8 GB.
@@ -155,8 +155,8 @@ def _measure(
             max_abs_error_float64=_live_error(measured, exact, live),
             torch_abs_error_float64=reference_error,
             mean_abs_error=float(np.average([each.mean_abs for each in found.values()], weights=counts)),
-            p99_abs_error=max(each.p99_abs for each in found.values()),
-            min_cosine=min(each.min_cosine for each in found.values()),
+            p99_abs_error=max_or_nan(each.p99_abs for each in found.values()),
+            min_cosine=-max_or_nan(-each.min_cosine for each in found.values()),
             num_elements=sum(counts),
             allowed_error=allowed_error(reference_error),
             alone_error=alone.get(kind, 0.0),

@@ -8,7 +8,14 @@ from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.json_files import write_json
-from attnlens_export.result import REFERENCE_ERROR_RATIO, TOLERANCE, Invariants, Measurement, ParityResult
+from attnlens_export.result import (
+    REFERENCE_ERROR_RATIO,
+    TOLERANCE,
+    Invariants,
+    Measurement,
+    ParityResult,
+    worst,
+)
 
 
 def write_report(directory: Path, result: ParityResult, model_name: str, versions: Mapping[str, str]) -> None:
@@ -57,7 +64,7 @@ def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) ->
         "## Worst errors of any shape",
         _figures_table(list(result.to_message().figures)),
         "## Where the worst are",
-        "\n".join(f"- {_worst_line(result.worst(group))}" for group in result.by_output().values()),
+        "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_output().values()),
         "## What holds exactly",
         _invariants_list(result),
         "## Versions",
@@ -82,11 +89,11 @@ def _figures_table(figures: list[ParityFigure]) -> str:
     return "\n".join(rows)
 
 
-def _worst_line(worst: Measurement) -> str:
+def _worst_line(found: Measurement) -> str:
     return (
-        f"{worst.graph}, {worst.case}: {worst.worst_output}{list(worst.worst_index)} is "
-        f"{worst.worst_values[0]:.8g}, PyTorch has {worst.worst_values[1]:.8g}: "
-        f"{worst.max_abs_error:.2e}, allowed {worst.allowed_error:.2e}"
+        f"{found.graph}, {found.case}: {found.worst_output}{list(worst.worst_index)} is "
+        f"{found.worst_values[0]:.8g}, PyTorch has {found.worst_values[1]:.8g}: "
+        f"{found.max_abs_error:.2e}, allowed {found.allowed_error:.2e}"
     )
 
 

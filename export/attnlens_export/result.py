@@ -1,7 +1,6 @@
 """What the parity check found, and whether that is good enough."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +60,11 @@ class Measurement:
         """The larger error as a multiple of what is allowed; infinite for NaN."""
         largest = float(np.max([self.max_abs_error, self.alone_error]))
         return float(np.nan_to_num(largest / self.allowed_error, nan=np.inf))
+
+    @property
+    def passed(self) -> bool:
+        """Whether both gates hold."""
+        return not list(self.failures())
 
     def failures(self) -> Iterator[str]:
         """Yield a line for each gate that does not hold."""
@@ -134,18 +138,15 @@ class ParityResult:
     def failures(self) -> list[str]:
         """Return a line for each gate that did not hold, the worst first."""
         by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
-        return [line for found in (*by_excess, *self.invariants) for line in found.failures()]
-
-    def worst(self, measurements: list[Measurement]) -> Measurement:
-        """Return the one with the largest error against PyTorch fp32."""
-        return max(measurements, key=lambda each: float(np.nan_to_num(each.max_abs_error, nan=np.inf)))
+        lines = [line for measurement in by_excess for line in measurement.failures()]
+        return lines + [line for invariants in self.invariants for line in invariants.failures()]
 
     def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by graph and output kind."""
-        key = lambda each: (each.graph, each.output)
-        return {
-            pair: list(group) for pair, group in itertools.groupby(sorted(self.measurements, key=key), key)
-        }
+        groups: dict[tuple[str, str], list[Measurement]] = {}
+        for each in self.measurements:
+            groups.setdefault((each.graph, each.output), []).append(each)
+        return groups
 
     def to_message(self) -> Parity:
         """Return the manifest's summary."""
@@ -154,24 +155,30 @@ class ParityResult:
             tolerance=TOLERANCE,
             reference_error_ratio=REFERENCE_ERROR_RATIO,
             num_cases=len(self.cases),
-            figures=[_figure(group) for group in self.by_output().values()],
+            figures=[summarize(group) for group in self.by_output().values()],
         )
 
 
-def _figure(group: list[Measurement]) -> ParityFigure:
+def summarize(group: Sequence[Measurement]) -> ParityFigure:
+    """Return the worst figures of one output of one graph; a NaN is worse than any number."""
     counts = [each.num_elements for each in group]
     return ParityFigure(
         graph=group[0].graph,
         output=group[0].output,
-        max_abs_error=_largest(each.max_abs_error for each in group),
-        max_abs_error_float64=_largest(each.max_abs_error_float64 for each in group),
-        torch_abs_error_float64=_largest(each.torch_abs_error_float64 for each in group),
+        max_abs_error=max_or_nan(each.max_abs_error for each in group),
+        max_abs_error_float64=max_or_nan(each.max_abs_error_float64 for each in group),
+        torch_abs_error_float64=max_or_nan(each.torch_abs_error_float64 for each in group),
         mean_abs_error=float(np.average([each.mean_abs_error for each in group], weights=counts)),
-        p99_abs_error=_largest(each.p99_abs_error for each in group),
-        min_cosine=float(np.min([each.min_cosine for each in group])),
+        p99_abs_error=max_or_nan(each.p99_abs_error for each in group),
+        min_cosine=-max_or_nan(-each.min_cosine for each in group),
     )
 
 
-def _largest(values: Iterator[float]) -> float:
-    """Return the largest value, NaN if there is one."""
-    return float(np.max(list(values)))
+def worst(group: Sequence[Measurement]) -> Measurement:
+    """Return the measurement with the largest error against PyTorch fp32."""
+    return max(group, key=lambda each: float(np.nan_to_num(each.max_abs_error, nan=np.inf)))
+
+
+def max_or_nan(values: Iterable[float]) -> float:
+    """Return the largest value, or NaN if there is one: `max` would depend on the order."""
+    return float(np.max(np.fromiter(values, np.float64)))

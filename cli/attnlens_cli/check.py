@@ -1,0 +1,124 @@
+"""`attnlens check DIR`, and how parity is shown."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from attnlens_export.bundle import Progress
+    from attnlens_export.result import ParityResult
+    from rich.table import Table
+
+EPILOG = """\b
+Example:
+  attnlens check bundles/minilm
+  attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--source",
+    help="Compare with this checkpoint, a directory or hub id, instead of the bundle's own weights.",
+)
+@click.option("--revision", help="Branch, tag or commit of a --source on the hub.")
+@click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
+def check(directory: Path, source: str | None, revision: str | None, as_json: bool) -> None:
+    """Check a bundle: the hash of every file, the graphs, then parity with PyTorch.
+
+    Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
+    also proves that they are the same.
+    """
+    from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
+    from attnlens_export import ExportError  # noqa: PLC0415 - heavy
+    from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
+    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
+    from attnlens_model import ModelError  # noqa: PLC0415 - heavy
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    if revision is not None and source is None:
+        raise click.UsageError("--revision needs --source")
+    try:
+        with progress_bar() as progress:
+            summary = check_bundle(directory, source, revision=revision, progress=progress)
+    except (BundleError, ExportError, ModelError) as error:
+        raise click.ClickException(str(error)) from error
+    parity = summary.parity
+    if as_json:
+        click.echo(json.dumps({"model_name": summary.manifest.model_name} | report_content(parity), indent=2))
+    else:
+        Console().print(
+            parity_table(parity, f"{summary.manifest.model_name} against {parity.reference_name}")
+        )
+        click.echo(
+            f"{len(summary.manifest.files)} files have the hashes of the manifest; both graphs are portable"
+        )
+    raise_failures(parity)
+
+
+def raise_failures(parity: "ParityResult") -> None:
+    """Raise ClickException with the worst failure if parity failed."""
+    from attnlens_export.bundle import describe_failure  # noqa: PLC0415 - heavy
+
+    if not parity.passed:
+        raise click.ClickException(describe_failure(parity))
+
+
+def parity_table(parity: "ParityResult", title: str) -> "Table":
+    """Show the worst errors of each output of each graph."""
+    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
+    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
+    from rich.table import Table  # noqa: PLC0415 - heavy
+
+    table = Table(
+        title=f"{title}, {len(parity.cases)} input shapes",
+        title_justify="left",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("output of graph", no_wrap=True)
+    for heading in ("vs torch", "vs float64", "torch vs float64", "p99", "1 - cosine", "verdict"):
+        table.add_column(heading, justify="right", max_width=8)
+    last_graph = ""
+    for (graph, output), group in parity.by_output().items():
+        if graph != last_graph:
+            table.add_row(graph)
+            last_graph = graph
+        figure = summarize(group)
+        table.add_row(
+            f"  {output}",
+            f"{figure.max_abs_error:.1e}",
+            f"{figure.max_abs_error_float64:.1e}",
+            f"{figure.torch_abs_error_float64:.1e}",
+            f"{figure.p99_abs_error:.1e}",
+            f"{1 - figure.min_cosine:.0e}",
+            "[green]passed[/]" if all(each.passed for each in group) else "[red]FAILED[/]",
+        )
+    return table
+
+
+@contextmanager
+def progress_bar() -> Iterator["Progress"]:
+    """Yield a callback that draws a bar on a terminal's stderr, and else prints a line for each kind of step."""
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - heavy
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("")
+        shown = ""
+
+        def show(stage: str, done: int, total: int) -> None:
+            nonlocal shown
+            bar.update(task, description=stage, completed=done, total=total)
+            kind = stage.partition(" ")[0]
+            if not console.is_terminal and kind != shown:
+                shown = kind
+                click.echo(stage if total == 1 else f"{kind} on {total} input shapes", err=True)
+
+        yield show
