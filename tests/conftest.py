@@ -41,13 +41,3 @@ def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
     """A server process with MiniLM, shared by all tests that don't stop or overload it."""
     with ServerProcess(minilm_bundle) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of all-MiniLM-L6-v2, exported and checked over the full grid once for all tests: read only."""
-    # Here, since it takes seconds and most tests need no bundle.
-    from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415
-
-    directory = tmp_path_factory.mktemp("bundles") / "minilm"
-    return export_bundle(minilm_dir, directory, ExportOptions(name="all-MiniLM-L6-v2")).directory

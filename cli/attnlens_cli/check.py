@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from attnlens_export.bundle import Progress
     from attnlens_export.result import ParityResult
-    from rich.table import Table
 
 EPILOG = """\b
 Example:
@@ -33,12 +34,13 @@ def check(directory: Path, source: str | None, revision: str | None, as_json: bo
     Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
     also proves that they are the same.
     """
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
     from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
     from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
 
     if revision is not None and source is None:
         raise click.UsageError("--revision needs --source")
@@ -70,19 +72,21 @@ def raise_failures(parity: "ParityResult") -> None:
 
 def parity_table(parity: "ParityResult", title: str) -> "Table":
     """Show the worst errors of each output of each graph."""
-    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
+
+    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
 
     table = Table(
         title=f"{title}, {len(parity.cases)} input shapes",
         title_justify="left",
         box=SIMPLE,
-        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        padding=(0, 1),
     )
     table.add_column("output of graph", no_wrap=True)
     for heading in ("vs torch", "vs float64", "torch vs float64", "p99", "1 - cosine", "verdict"):
-        table.add_column(heading, justify="right", max_width=8)
+        table.add_column(heading, justify="right", max_width=9)
     last_graph = ""
     for (graph, output), group in parity.by_output().items():
         if graph != last_graph:
