@@ -1,7 +1,8 @@
 """The client for asyncio. `Client` is the same for ordinary Python."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -10,8 +11,9 @@ import grpc
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client import messages, parsing, splitting
+from attnlens_client.attempts import Attempts
 from attnlens_client.connection import Connection
-from attnlens_client.errors import translated
+from attnlens_client.errors import OverloadedError, translated
 from attnlens_client.messages import EmbedOptions, EncodeOptions, Text
 from attnlens_client.results import (
     Array,
@@ -133,8 +135,7 @@ class AsyncClient(Connection):
 
         async def worker() -> None:
             for first, request in shared:
-                with translated(first):
-                    responses[first] = await method(request, **self._call_options())
+                responses[first] = await self._call(method, first, request)
 
         limit = splitting.max_in_flight(self.settings, model)
         workers = [asyncio.ensure_future(worker()) for _ in range(limit)]
@@ -145,6 +146,18 @@ class AsyncClient(Connection):
                 task.cancel()
         return [responses[first] for first in sorted(responses)]
 
+    async def _call(
+        self, method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]", first: int, request: _Request
+    ) -> _Response:
+        """Make one call, again while the server is overloaded. `first` is the number of its first text."""
+        attempts = Attempts(self.settings)
+        while True:
+            try:
+                with translated(first):
+                    return await method(request, **self._call_options(attempts))
+            except OverloadedError as error:
+                await asyncio.sleep(attempts.delay_s(error))
+
     async def _parts(
         self, inputs: Sequence[pb.Input], template: pb.EncodeRequest
     ) -> AsyncIterator[HeadPart | LayerPart]:
@@ -152,11 +165,28 @@ class AsyncClient(Connection):
             return
         model = await self._model_for(template.model, len(inputs))
         for first, request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
-            stream = self._stub.EncodeStream(pb.EncodeStreamRequest(encode=request), **self._call_options())
+            async with aclosing(self._responses(first, pb.EncodeStreamRequest(encode=request))) as responses:
+                async for response in responses:
+                    yield parsing.stream_part(response, first)
+
+    async def _responses(
+        self, first: int, request: pb.EncodeStreamRequest
+    ) -> AsyncGenerator[pb.EncodeStreamResponse]:
+        """Yield the messages of one streaming call, made again while the server is overloaded."""
+        attempts, received = Attempts(self.settings), 0
+        while True:
+            stream = self._stub.EncodeStream(request, **self._call_options(attempts))
             try:
                 with translated(first):
                     async for response in stream:
-                        yield parsing.stream_part(response, first)
+                        received += 1
+                        yield response
+            except OverloadedError as error:
+                if received:
+                    raise
+                await asyncio.sleep(attempts.delay_s(error))
+            else:
+                return
             finally:
                 stream.cancel()
 

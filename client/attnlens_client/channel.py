@@ -28,9 +28,9 @@ class Settings:
         metadata: pairs sent with each call, for instance `(("authorization", "Bearer ..."),)`.
         batch_size: the most texts in one call. More texts become several calls.
         max_in_flight: the most calls that one method keeps running at a time.
-        max_attempts: how often a call is tried while the server is unavailable or overloaded; gRPC
-            takes 5 at most. 1: no retries. The delays double from 0.2 s to 5 s; where an overloaded
-            server names a delay, that one is kept.
+        max_attempts: how often a call is tried while the server is unavailable, 5 at most (gRPC's
+            limit), after delays that double from 0.2 s. An overloaded server is tried with the delays
+            that it names, and until the deadline. 1: no retries at all.
         wait_for_ready: wait for a server until the deadline, where the default is to fail as soon
             as the attempts are used up.
         max_message_bytes: the largest message to accept. -1: any.

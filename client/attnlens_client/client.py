@@ -1,17 +1,20 @@
 """The client for ordinary Python. `AsyncClient` is the same for asyncio."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Generic, Self, TypeVar, Unpack
 
 import grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client import messages, parsing, splitting
+from attnlens_client.attempts import Attempts
 from attnlens_client.connection import Connection
-from attnlens_client.errors import translated
+from attnlens_client.errors import OverloadedError, translated
 from attnlens_client.messages import EmbedOptions, EncodeOptions, Text
 from attnlens_client.results import (
     Array,
@@ -25,6 +28,16 @@ from attnlens_client.results import (
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
+
+
+@dataclass(frozen=True, slots=True)
+class _Running(Generic[_Request, _Response]):
+    """A call under way: the number of its first text, and what it takes to make it again."""
+
+    first: int
+    request: _Request
+    attempts: Attempts
+    call: "grpc.Future[_Response]"
 
 
 class Client(Connection):
@@ -198,25 +211,33 @@ class Client(Connection):
     ) -> list[_Response]:
         """Make the calls, a few at a time, and return the responses in order."""
         limit = splitting.max_in_flight(self.settings, model)
-        running: deque[tuple[int, Any]] = deque()  # the number of the first text, the call
+        running: deque[_Running[_Request, _Response]] = deque()
         responses: list[_Response] = []
 
+        def start(first: int, request: _Request, attempts: Attempts) -> _Running[_Request, _Response]:
+            call = method.future(request, **self._call_options(attempts))
+            return _Running(first, request, attempts, call)
+
         def wait_for_oldest() -> None:
-            first, call = running[0]
-            with translated(first):
-                responses.append(call.result())
-            running.popleft()
+            oldest = running[0]
+            try:
+                with translated(oldest.first):
+                    responses.append(oldest.call.result())
+                running.popleft()
+            except OverloadedError as error:
+                time.sleep(oldest.attempts.delay_s(error))
+                running[0] = start(oldest.first, oldest.request, oldest.attempts)
 
         try:
             for first, request in requests:
-                if len(running) == limit:
+                while len(running) == limit:
                     wait_for_oldest()
-                running.append((first, method.future(request, **self._call_options())))
+                running.append(start(first, request, Attempts(self.settings)))
             while running:
                 wait_for_oldest()
         finally:
-            for _, call in running:
-                call.cancel()
+            for each in running:
+                each.call.cancel()
         return responses
 
     def _parts(
@@ -226,11 +247,25 @@ class Client(Connection):
             return
         model = self._model_for(template.model, len(inputs))
         for first, request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
-            stream = self._stub.EncodeStream(pb.EncodeStreamRequest(encode=request), **self._call_options())
+            for response in self._responses(first, pb.EncodeStreamRequest(encode=request)):
+                yield parsing.stream_part(response, first)
+
+    def _responses(self, first: int, request: pb.EncodeStreamRequest) -> Iterator[pb.EncodeStreamResponse]:
+        """Yield the messages of one streaming call, made again while the server is overloaded."""
+        attempts, received = Attempts(self.settings), 0
+        while True:
+            stream = self._stub.EncodeStream(request, **self._call_options(attempts))
             try:
                 with translated(first):
                     for response in stream:
-                        yield parsing.stream_part(response, first)
+                        received += 1
+                        yield response
+            except OverloadedError as error:
+                if received:
+                    raise
+                time.sleep(attempts.delay_s(error))
+            else:
+                return
             finally:
                 stream.cancel()
 

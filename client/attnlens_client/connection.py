@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from attnlens_client.attempts import Attempts
 from attnlens_client.channel import UNLIMITED, Settings, channel_options
 
 if TYPE_CHECKING:
@@ -55,5 +56,5 @@ class Connection(ABC):
     def _channel_options(self) -> list[tuple[str, Any]]:
         return channel_options(self.settings)
 
-    def _call_options(self) -> dict[str, Any]:
-        return {"timeout": self.settings.timeout_s, "metadata": tuple(self.settings.metadata)}
+    def _call_options(self, attempts: Attempts) -> dict[str, Any]:
+        return {"timeout": attempts.timeout_s(), "metadata": tuple(self.settings.metadata)}

@@ -26,8 +26,9 @@ _METADATA_PREFIX = "attnlens-error-"
 # gRPC itself refuses a message over the channel's limit, with these words and no reason of ours.
 _LARGER_THAN_MAX = re.compile(r"CLIENT: Received message larger than max \((\d+) vs\. (\d+)\)")
 
-# How the server names a text of the request.
+# How the server names a text of the request; the fields of a stream's request have `encode.` in front.
 _TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d+)\]")
+_STREAM_PREFIX = re.compile(r"\bencode\.(?=[a-z_]+\b)")
 
 
 class AttnlensError(Exception):
@@ -56,6 +57,12 @@ class AttnlensError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def text_index(self) -> int | None:
+        """The number of the text that is to blame, from 0, as in `texts[7]` of the message."""
+        number = _TEXT_NUMBER.search(self.message)
+        return int(number[1]) if number else None
 
     def _number(self, key: str) -> int:
         value = self.metadata.get(key, "")
@@ -167,6 +174,7 @@ def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
     if refused is not None:
         sizes = {"size_bytes": refused[1], "max_message_bytes": refused[2]}
         return ResponseTooLargeError(message, code, reason, sizes)
+    message = _STREAM_PREFIX.sub("", message)
     message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
     return kind(message or code.name, code, reason, metadata)

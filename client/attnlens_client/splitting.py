@@ -25,6 +25,8 @@ _USABLE_SHARE = 0.9
 # An upper bound for the bytes of a Token message whose text is short, and of what else a text has.
 _TOKEN_BYTES = 64
 _MESSAGE_BYTES = 64
+# A request fills at most the queue divided by this.
+_QUEUE_PARTS = 4
 
 
 def embed_costs(request: EmbedRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
@@ -81,9 +83,14 @@ def split(costs: Sequence[int], model: ModelInfo, batch_size: int) -> Iterator[s
 
 
 def _most_texts(model: ModelInfo, otherwise: int) -> int:
-    """Return the most texts of one request: more than the queue holds would never be taken."""
+    """Return the most texts of one request.
+
+    A request is taken as a whole or refused, so one that needs most of the queue to be free is seldom
+    taken while others are served.
+    """
     limits = model.limits
-    return min(limits.max_inputs_per_request or otherwise, limits.max_queue or otherwise)
+    share = max(1, limits.max_queue // _QUEUE_PARTS) if limits.max_queue else otherwise
+    return min(limits.max_inputs_per_request or otherwise, share)
 
 
 def max_in_flight(settings: Settings, model: ModelInfo | None) -> int:

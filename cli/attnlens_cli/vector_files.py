@@ -1,0 +1,100 @@
+"""Writing vectors as they come: `.npy` or JSON lines, under the final name only when complete.
+
+Letters: n rows of one call, N rows in all, D columns.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# Digits that tell any two neighbours apart: the text form reads back as the same number.
+_DIGITS = {"float16": 5, "float32": 9}
+
+
+class VectorWriter(Protocol):
+    """Takes the rows in order."""
+
+    num_rows: int
+
+    def write(self, texts: Sequence[str], vectors: Array) -> None:
+        """Append the rows of `vectors`, shape (n, D), which belong to `texts`."""
+
+    def finish(self) -> None:
+        """Complete the file."""
+
+
+class NpyWriter:
+    """An array (N, D) in numpy's format; N is put into the header at the end.
+
+    numpy pads the header so that a larger number of rows never makes it longer.
+    """
+
+    def __init__(self, file: BinaryIO, like: Array) -> None:
+        """Write a header for no rows. `like` has D columns and the element type."""
+        self.num_rows = 0
+        self._file, self._like = file, like
+        self._write_header()
+        self._header_size = file.tell()
+
+    def write(self, texts: Sequence[str], vectors: Array) -> None:
+        """Append the rows."""
+        del texts
+        self._file.write(np.ascontiguousarray(vectors, self._like.dtype).tobytes())
+        self.num_rows += len(vectors)
+
+    def finish(self) -> None:
+        """Put the number of rows into the header."""
+        self._file.seek(0)
+        self._write_header()
+        if self._file.tell() != self._header_size:
+            raise AssertionError("the .npy header changed its size")
+
+    def _write_header(self) -> None:
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._like.dtype),
+            "fortran_order": False,
+            "shape": (self.num_rows, self._like.shape[1]),
+        }
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+class JsonlWriter:
+    """One object a line: `{"index": 0, "text": "...", "embedding": [...]}`."""
+
+    def __init__(self, file: BinaryIO, like: Array) -> None:
+        """Prepare to write; `like` has the element type."""
+        self.num_rows = 0
+        self._file = file
+        self._number = f"%.{_DIGITS[like.dtype.name]}g"
+
+    def write(self, texts: Sequence[str], vectors: Array) -> None:
+        """Append a line for each row."""
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
+            numbers = ", ".join([self._number % component for component in vector])
+            line = f'{{"index": {self.num_rows}, "text": {json.dumps(text, ensure_ascii=False)}, '
+            self._file.write(f'{line}"embedding": [{numbers}]}}\n'.encode())
+            self.num_rows += 1
+
+    def finish(self) -> None:
+        """Hand everything to the operating system."""
+        self._file.flush()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that takes the name `path` when the block ends, and vanishes when it fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
