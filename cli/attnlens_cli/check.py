@@ -85,8 +85,8 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
         padding=(0, 1),
     )
     table.add_column("output of graph", no_wrap=True)
-    for heading in ("vs torch", "vs float64", "torch vs float64", "p99", "1 - cosine", "verdict"):
-        table.add_column(heading, justify="right", max_width=9)
+    for heading in ("vs\ntorch", "vs\nfloat64", "torch vs\nfloat64", "p99", "1 -\ncosine", "verdict"):
+        table.add_column(heading, justify="right", no_wrap=True)
     last_graph = ""
     for (graph, output), group in parity.by_output().items():
         if graph != last_graph:
@@ -107,7 +107,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
 
 @contextmanager
 def progress_bar() -> Iterator["Progress"]:
-    """Yield a callback that draws a bar on a terminal's stderr, and else prints a line for each kind of step."""
+    """Yield a callback that draws a bar on a terminal's stderr, else prints a line for each kind of step."""
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - heavy
 

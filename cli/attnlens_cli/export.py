@@ -1,7 +1,7 @@
 """`attnlens export SOURCE --output DIR`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -46,59 +46,72 @@ def export(
     output: Path,
     config: Path | None,
     seed: int | None,
-    **options: Any,  # noqa: ANN401
+    revision: str | None,
+    name: str | None,
+    **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
 ) -> None:
     """Turn a checkpoint into a verified ONNX bundle.
 
-    SOURCE is a directory or a hub id. The bundle appears in DIR when its graphs were compared with PyTorch and
-    agree; otherwise nothing is left there.
+    SOURCE is a directory or a hub id. The bundle appears in DIR when its graphs were compared with PyTorch
+    and agree; otherwise nothing is left there.
     """
-    from attnlens_cli.check import parity_table, progress_bar, raise_failures  # noqa: PLC0415 - heavy
-    from attnlens_export import ExportError, ExportOptions, OutputError, export_bundle  # noqa: PLC0415 - heavy
-    from attnlens_model import ModelError  # noqa: PLC0415 - heavy
     from rich.console import Console  # noqa: PLC0415 - heavy
 
+    from attnlens_cli.check import parity_table, progress_bar, raise_failures  # noqa: PLC0415 - heavy
+    from attnlens_export import (  # noqa: PLC0415 - heavy
+        ExportError,
+        ExportOptions,
+        OutputError,
+        export_bundle,
+    )
+    from attnlens_model import ModelError  # noqa: PLC0415 - heavy
+
+    _check_combination(source, config, seed, revision)
+    if config is not None:
+        name = name or config.stem
+    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, **options)
     try:
-        encoder_source = _choose_source(source, config, seed, options)
         with progress_bar() as progress:
-            choices = ExportOptions(seed=seed or 0, **options)
-            summary = export_bundle(encoder_source, output, choices, progress)
+            chosen = cast("str", source) if config is None else _read_config(config)
+            summary = export_bundle(chosen, output, choices, progress)
     except OutputError as error:
         raise click.UsageError(str(error)) from error
     except (ExportError, ModelError) as error:
         raise click.ClickException(str(error)) from error
-    Console().print(parity_table(summary.parity, summary.manifest.model_name))
+    Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
     click.echo(_describe(summary))
     raise_failures(summary.parity)
 
 
-def _choose_source(
-    source: str | None, config: Path | None, seed: int | None, options: dict[str, Any]
-) -> "str | EncoderConfig":
-    from attnlens_model import read_config  # noqa: PLC0415 - heavy
-
+def _check_combination(
+    source: str | None, config: Path | None, seed: int | None, revision: str | None
+) -> None:
     if (source is None) == (config is None):
         raise click.UsageError("give either SOURCE or --config")
-    if config is None:
-        if seed is not None:
-            raise click.UsageError("--seed is for a fresh encoder: it needs --config")
-        assert source is not None, "checked above"
-        return source
-    if options["revision"] is not None:
-        raise click.UsageError("--revision is for SOURCE on the hub")
-    options["name"] = options["name"] or config.stem
-    return read_config(config)
+    if source is not None and seed is not None:
+        raise click.UsageError("--seed is for a fresh encoder: it needs --config instead of SOURCE")
+    if config is not None and revision is not None:
+        raise click.UsageError("--revision is for a SOURCE on the hub, not for --config")
+
+
+def _read_config(path: Path) -> "EncoderConfig":
+    from attnlens_model import ConfigError, read_config  # noqa: PLC0415 - heavy
+
+    try:
+        return read_config(path)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), param_hint="--config") from error
 
 
 def _describe(summary: "BundleSummary") -> str:
     manifest = summary.manifest
     size_mb = sum(file.size_bytes for file in manifest.files) / 1e6
-    architecture = manifest.architecture
-    lines = [
-        f"{summary.directory}: {manifest.model_name}, {architecture.num_layers} layers, "
-        f"{architecture.num_heads} heads, {architecture.hidden_size} wide, up to {manifest.max_tokens} tokens, "
-        f"{size_mb:.1f} MB"
-    ]
+    sizes = manifest.architecture
+    summary_line = (
+        f"{summary.directory}: {manifest.model_name}, {sizes.num_layers} layers, {sizes.num_heads} heads, "
+        f"{sizes.hidden_size} wide, up to {manifest.max_tokens} tokens, {size_mb:.1f} MB"
+    )
+    lines = [summary_line]
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server takes token ids only (--tokenizer adds one)")
     if summary.unused_tensors:

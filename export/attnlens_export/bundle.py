@@ -2,24 +2,23 @@
 
     load -> trace -> write graphs and files -> lint -> parity -> manifest -> move into place
 
-All of it happens in a hidden directory beside the target, which only a finished bundle replaces: an export that is
-interrupted leaves the target as it was.
+All of it happens in a hidden directory beside the target, which only a finished bundle replaces: an
+export that is interrupted leaves the target as it was.
 """
 
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from attnlens.bundle import FORMAT_VERSION, describe_file, write_manifest
-from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.bundle import write_manifest
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import GraphError, ParityError
 from attnlens_export.graph import embeddings_graph, trace
 from attnlens_export.grid import Case, full_grid
-from attnlens_export.lint import axes_of, check_graph
+from attnlens_export.lint import check_graph
+from attnlens_export.manifest import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_KINDS, describe_bundle
 from attnlens_export.parity import measure_parity
 from attnlens_export.pooling import read_pooling, write_pooling
 from attnlens_export.report import write_report
@@ -40,20 +39,6 @@ from attnlens_export.weights import (
     write_referring,
 )
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
-
-EMBEDDINGS_PATH = "onnx/model.onnx"
-ATTENTIONS_PATH = "onnx/model_attentions.onnx"
-DATA_PATH = "onnx/model.onnx_data"
-GRAPH_KINDS = {
-    EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
-    ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
-}
-TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
-
-_DATA_TYPES = {
-    onnx.TensorProto.FLOAT: DataType.DATA_TYPE_FLOAT32,
-    onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
-}
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps of it are done, and of how many."""
@@ -131,7 +116,7 @@ def export_bundle(
         source: a checkpoint's directory, a hub id, or a configuration.
         output: the directory to make.
         options: see `ExportOptions`.
-        progress: called before each step. An exception that it raises ends the export and leaves nothing behind.
+        progress: called before each step. What it raises ends the export and leaves nothing behind.
 
     Raises:
         ModelError: the checkpoint can't be loaded.
@@ -206,22 +191,14 @@ def _build(
     )
     if not parity.passed and not options.keep_failed:
         raise ParityError(describe_failure(parity))
-    versions = tool_versions()
-    write_report(directory / "parity", parity, model.name, versions)
+    write_report(directory / "parity", parity, model.name)
     progress("Hashing the files", 0, 1)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        model_name=model.name,
-        source=model.source,
-        weights_license=read_license(model.directory),
-        architecture=_architecture(config),
-        pooling=pooling,
-        max_tokens=max_tokens,
-        graphs=[_describe_graph(directory, path) for path in GRAPH_KINDS],
-        parity=parity.to_message(),
-        tool_versions=versions,
-        files=[describe_file(directory, path) for path in sorted(directory.rglob("*")) if path.is_file()],
-    )
+    manifest = describe_bundle(directory, config)
+    manifest.model_name, manifest.source = model.name, model.source
+    manifest.weights_license = read_license(model.directory)
+    manifest.pooling.CopyFrom(pooling)
+    manifest.max_tokens = max_tokens
+    manifest.parity.CopyFrom(parity.to_message())
     write_manifest(directory, manifest)
     return manifest, parity
 
@@ -250,46 +227,3 @@ def describe_failure(parity: ParityResult) -> str:
     failures = parity.failures()
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"parity failed: {failures[0]}{more}"
-
-
-def tool_versions() -> dict[str, str]:
-    """Return the versions of the tools that shape a bundle, of those that are installed."""
-    versions = {}
-    for name in TOOLS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
-def _architecture(config: EncoderConfig) -> Architecture:
-    return Architecture(
-        family=config.family,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        pad_token_id=config.pad_token_id,
-        is_causal=config.is_causal,
-    )
-
-
-def _describe_graph(directory: Path, path: str) -> Graph:
-    model = onnx.load(directory / path, load_external_data=False)
-    return Graph(
-        path=path,
-        kind=GRAPH_KINDS[path],
-        opset=model.opset_import[0].version,
-        ir_version=model.ir_version,
-        data_type=DataType.DATA_TYPE_FLOAT32,
-        inputs=[_describe_value(value) for value in model.graph.input],
-        outputs=[_describe_value(value) for value in model.graph.output],
-    )
-
-
-def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:
-    data_type = _DATA_TYPES[value.type.tensor_type.elem_type]
-    return ValueInfo(name=value.name, data_type=data_type, axes=[str(axis) for axis in axes_of(value)])

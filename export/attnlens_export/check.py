@@ -1,8 +1,8 @@
 """Is a bundle still what its manifest says? Hashes first, then the graphs' form, then parity all over again.
 
-Without the checkpoint the reference is rebuilt from the weights inside the ONNX file: that shows that the graphs
-compute what the PyTorch encoder computes with those weights. With the checkpoint it also shows that they are the
-checkpoint's weights.
+Without the checkpoint the reference is rebuilt from the weights inside the ONNX file: that shows that the
+graphs compute what the PyTorch encoder computes with those weights. With the checkpoint it also shows that
+they are the checkpoint's weights.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 from onnx import numpy_helper
 
 from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
-from attnlens_export.bundle import EMBEDDINGS_PATH, GRAPH_KINDS, Progress, check_graphs, no_progress
+from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.grid import Case, full_grid
+from attnlens_export.manifest import EMBEDDINGS_PATH, GRAPH_KINDS
 from attnlens_export.parity import measure_parity
 from attnlens_export.result import ParityResult
 from attnlens_export.simplify import TRANSPOSED_SUFFIX
+from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 
 @dataclass(frozen=True)

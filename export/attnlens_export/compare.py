@@ -1,7 +1,6 @@
 """How far two tensors are apart, on the tokens that count.
 
-B batch, T tokens, D width, H heads. N live tokens of a batch; E elements of a token's result: D for hidden states,
-H x T for attention weights.
+B batch, T tokens, D width, H heads, N live tokens of a batch.
 """
 
 from dataclasses import dataclass
@@ -50,9 +49,10 @@ def max_abs_difference(first: FloatArray, second: FloatArray) -> float:
 
 
 def difference(measured: FloatArray, expected: FloatArray, live: BoolArray) -> Difference:
-    """Compare the live tokens of two tensors, both (B, T, D) or both (B, H, T, T), of which one at least is live.
+    """Compare two tensors on live tokens.
 
-    Where an index is reported it is that of the whole tensor.
+    Both are (B, T, D), or both (B, H, T, T); `live` is (B, T) with at least one token. A reported index is
+    one of the whole tensor.
     """
     first, second = select_live(measured, live), select_live(expected, live)
     error = np.abs(np.subtract(first, second, dtype=np.float64))

@@ -171,7 +171,7 @@ def _quiet_exporter() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        # "Opset 17 is older than what the exporter is written for, converting": intended, and linted afterwards.
+        # "Opset 17 is older than what the exporter is written for": intended, and linted afterwards.
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():

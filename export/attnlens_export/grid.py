@@ -1,15 +1,15 @@
 """The inputs on which a graph must agree with the encoder.
 
-| length                | batch sizes | rows                                                                     |
-|-----------------------|-------------|--------------------------------------------------------------------------|
-| 1, 2, 7, 16, 33       | 1, 2, 3, 8  | all live (batch 1); padded right, left and in the middle (larger batches) |
-| 128                   | 1, 2, 3, 8  | all live; left, middle, right for 2, 3, 8                                |
-| the longest possible  | 1, 2        | all live; right                                                          |
-| 7, 33                 | 3           | one row of nothing but padding                                           |
+| length               | batch sizes | rows                                                         |
+|----------------------|-------------|--------------------------------------------------------------|
+| 1, 2, 7, 16, 33      | 1, 2, 3, 8  | all live; larger batches padded right, left, in the middle   |
+| 7, 33                | 3           | one row of nothing but padding                               |
+| 128                  | 1, 2, 3, 8  | all live; padded left, in the middle, right                  |
+| the longest possible | 1, 2        | all live; padded right                                       |
 
-Lengths above what the encoder takes are left out. Larger batches at the long lengths, where a case costs seconds,
-would repeat what the others show. The first row of a batch is always full, the others have a random number of
-live tokens. Ids are uniform over the whole vocabulary, the padding id among them; padding holds the padding id.
+Lengths above what the encoder takes are left out. At the long lengths, where a case costs seconds, more would
+repeat what the others show. The first row of a batch is always full, the others have a random number of live
+tokens. Ids are uniform over the whole vocabulary, the padding id among them; padding holds the padding id.
 """
 
 from collections.abc import Iterator

@@ -16,25 +16,10 @@ from attnlens_model import EncoderConfig
 
 # What an encoder of the BERT kind needs. Each of these runs, at opset 17, in every runtime of docs/bundle.md.
 ENCODER_OPERATORS = frozenset(
-    [
-        "Add",
-        "Cast",
-        "Div",
-        "Erf",
-        "Gather",
-        "LayerNormalization",
-        "MatMul",
-        "Mul",
-        "Relu",
-        "Reshape",
-        "Shape",
-        "Slice",
-        "Softmax",
-        "Sub",
-        "Tanh",
-        "Transpose",
-        "Unsqueeze",
-    ]
+    {
+        *("Add", "Div", "Erf", "LayerNormalization", "MatMul", "Mul", "Relu", "Softmax", "Sub", "Tanh"),
+        *("Cast", "Gather", "Reshape", "Shape", "Slice", "Transpose", "Unsqueeze"),
+    }
 )
 # What a causal mask needs beside them.
 CAUSAL_OPERATORS = frozenset({"Clip"})
@@ -66,6 +51,7 @@ def check_graph(model: onnx.ModelProto, path: str, config: EncoderConfig, kind: 
     findings = [
         *_version_findings(model),
         *_operator_findings(model, config),
+        *_initializer_findings(model),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
         *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
@@ -97,10 +83,15 @@ def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[st
             reason = "random numbers" if node.op_type.startswith("Random") else _REASONS.get(node.op_type)
             detail = f" ({reason})" if reason else ""
             findings.append(f"node {node.name!r}: operator {node.op_type} is not allowed{detail}")
-    for tensor in model.graph.initializer:
-        if tensor.data_type not in (TensorProto.FLOAT, TensorProto.INT64):
-            findings.append(f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}")
     return findings
+
+
+def _initializer_findings(model: onnx.ModelProto) -> list[str]:
+    return [
+        f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
+        for tensor in model.graph.initializer
+        if tensor.data_type not in (TensorProto.FLOAT, TensorProto.INT64)
+    ]
 
 
 def _reshape_findings(model: onnx.ModelProto) -> list[str]:

@@ -1,8 +1,9 @@
 """Does each graph compute what the PyTorch encoder computes? Measured on a grid, against fp32 and float64.
 
-The gate, for each input shape and each output kind: the largest |ONNX - PyTorch fp32| on live tokens is at most
-`TOLERANCE`, or at most `REFERENCE_ERROR_RATIO` times the error that PyTorch in fp32 itself has against float64 on
-the same input. A large model has large activations; nobody can ask more of a runtime than of its reference.
+The gate, for each input shape and each output kind: the largest |ONNX - PyTorch fp32| on live tokens is at
+most `TOLERANCE`, or at most `REFERENCE_ERROR_RATIO` times the error that PyTorch in fp32 itself has against
+float64 on the same input. A large model has large activations; nobody can ask more of a runtime than of its
+reference.
 
 B batch, T tokens, D width, H heads, L layers.
 """
@@ -95,7 +96,7 @@ def measure_parity(
     cases: Sequence[Case],
     *,
     reference_name: str,
-    progress: CaseProgress = lambda done, total, case: None,
+    progress: CaseProgress,
 ) -> ParityResult:
     """Run every case through every graph and through PyTorch.
 

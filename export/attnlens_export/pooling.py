@@ -1,7 +1,7 @@
 """How token vectors become one vector: read from, and written for, sentence-transformers.
 
-A checkpoint of sentence-transformers lists its modules in `modules.json`; `1_Pooling/config.json` says how to pool,
-as `pooling_mode` or, before version 6, as a flag for each mode.
+A checkpoint of sentence-transformers lists its modules in `modules.json`; `1_Pooling/config.json` says how to
+pool, as `pooling_mode` or, before version 6, as a flag for each mode.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ def read_pooling(directory: Path | None, pooling: str | None, normalize: bool | 
         normalize: likewise for scaling to length 1.
 
     Raises:
-        SourceError: the checkpoint has a pooling or a module that a bundle can't express, and `pooling` is None.
+        SourceError: the checkpoint pools in a way that a bundle can't express, and `pooling` is None.
     """
     modules = _read_modules(directory)
     if pooling is None:
@@ -78,7 +78,8 @@ def _published_pooling(directory: Path | None, modules: dict[str, str]) -> str:
     unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
     if unknown:
         raise SourceError(
-            f"the checkpoint applies {', '.join(sorted(unknown))} to its vectors, which a bundle can't: {_HOW_TO_GO_ON}"
+            f"the checkpoint applies {', '.join(sorted(unknown))} to its vectors, which a bundle can't: "
+            f"{_HOW_TO_GO_ON}"
         )
     if directory is None or "Pooling" not in modules:
         return "mean"

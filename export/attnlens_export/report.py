@@ -8,19 +8,22 @@ from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.json_files import write_json
+from attnlens_export.manifest import tool_versions
 from attnlens_export.result import (
     REFERENCE_ERROR_RATIO,
     TOLERANCE,
     Invariants,
     Measurement,
     ParityResult,
+    max_or_nan,
     worst,
 )
 
 
-def write_report(directory: Path, result: ParityResult, model_name: str, versions: Mapping[str, str]) -> None:
+def write_report(directory: Path, result: ParityResult, model_name: str) -> None:
     """Write `report.json` and `report.md` to `directory`."""
-    content = report_content(result) | {"model_name": model_name, "tool_versions": dict(versions)}
+    versions = tool_versions()
+    content = report_content(result) | {"model_name": model_name, "tool_versions": versions}
     write_json(directory / "report.json", content)
     text = _page(result, model_name, versions)
     (directory / "report.md").write_text(text, encoding="utf-8")
@@ -55,17 +58,21 @@ def _finite(value: Any) -> Any:  # noqa: ANN401 - a field of a measurement
 
 def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) -> str:
     verdict = "passed" if result.passed else "FAILED"
+    summary = (
+        f"{len(result.cases)} input shapes (batch size x length x padding), random ids, ONNX Runtime on the\n"
+        f"CPU against the PyTorch encoder (weights: {result.reference_name}) in fp32 and in float64,\n"
+        f"live tokens only. An error passes that is at most {TOLERANCE:g}, or at most "
+        f"{REFERENCE_ERROR_RATIO:g} times the error\nthat PyTorch in fp32 itself has against float64 "
+        "on the same input."
+    )
     sections = [
         f"# Parity of {model_name}: {verdict}",
-        f"{len(result.cases)} input shapes (batch size x length x padding), random ids, ONNX Runtime on the CPU "
-        f"against the PyTorch encoder (weights: {result.reference_name}) in fp32 and in float64. Live tokens only.",
-        f"An error passes that is at most {TOLERANCE:g}, or at most {REFERENCE_ERROR_RATIO:g} times the error that "
-        "PyTorch in fp32 itself has against float64 on the same input.",
+        summary,
         "## Worst errors of any shape",
         _figures_table(list(result.to_message().figures)),
         "## Where the worst are",
         "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_output().values()),
-        "## What holds exactly",
+        "## What holds for any encoder",
         _invariants_list(result),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
@@ -91,21 +98,24 @@ def _figures_table(figures: list[ParityFigure]) -> str:
 
 def _worst_line(found: Measurement) -> str:
     return (
-        f"{found.graph}, {found.case}: {found.worst_output}{list(worst.worst_index)} is "
+        f"{found.graph}, {found.case}: {found.worst_output}{list(found.worst_index)} is "
         f"{found.worst_values[0]:.8g}, PyTorch has {found.worst_values[1]:.8g}: "
         f"{found.max_abs_error:.2e}, allowed {found.allowed_error:.2e}"
     )
 
 
 def _invariants_list(result: ParityResult) -> str:
-    invariants = result.invariants
-    alone = max(each.alone_error for each in result.measurements)
+    row_sum = max_or_nan(each.row_sum_error for each in result.invariants)
+    masked = max_or_nan(each.masked_weight for each in result.invariants)
+    empty = max_or_nan(each.empty_row_weight for each in result.invariants)
+    alone = max_or_nan(each.alone_error for each in result.measurements)
+    finite = all(each.finite for each in result.invariants)
     return "\n".join(
         [
-            f"- attention rows of live tokens sum to 1 within {max(each.row_sum_error for each in invariants):.1e}",
-            f"- attention on masked tokens: at most {max(each.masked_weight for each in invariants):g}",
-            f"- attention in a text of nothing but padding: {max(each.empty_row_weight for each in invariants):g}",
+            f"- attention rows of live tokens sum to 1 within {row_sum:.1e}",
+            f"- attention on masked tokens is at most {masked:g}",
+            f"- attention in a text of nothing but padding is at most {empty:g}",
             f"- a text alone and in a batch differ by at most {alone:.1e}",
-            f"- every output is finite: {'yes' if all(each.finite for each in invariants) else 'NO'}",
+            f"- every output is finite: {'yes' if finite else 'NO'}",
         ]
     )

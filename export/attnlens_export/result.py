@@ -111,7 +111,7 @@ class Invariants:
         if self.masked_weight != 0:
             yield f"{where}: a masked token has the attention weight {self.masked_weight:.2e} instead of 0"
         if self.empty_row_weight != 0:
-            yield f"{where}: a text of padding has the attention weight {self.empty_row_weight:.2e} instead of 0"
+            yield f"{where}: a text of padding has attention weight {self.empty_row_weight:.2e} instead of 0"
 
 
 @dataclass(frozen=True)

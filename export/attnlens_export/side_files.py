@@ -1,4 +1,4 @@
-"""The files beside the graphs: configuration, tokenizer, licence. Read from a checkpoint, written to a bundle."""
+"""The files beside the graphs: configuration, tokenizer, licence."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ _COPIED_FILES = ("vocab.txt", "config_sentence_transformers.json", "sentence_ber
 
 
 def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
-    """Write `config.json` with Hugging Face keys: those of the checkpoint, and always those that tools rely on.
+    """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
 
     Args:
         directory: the bundle.
@@ -90,8 +90,8 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
     token, largest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     if largest >= config.vocab_size:
         raise SourceError(
-            f"{path} has the id {largest} ({token!r}), the encoder only ids below vocab_size={config.vocab_size}: "
-            "the tokenizer belongs to another model"
+            f"{path} has the id {largest} ({token!r}), the encoder only ids below "
+            f"vocab_size={config.vocab_size}: the tokenizer belongs to another model"
         )
     return tokenizer
 
@@ -104,7 +104,7 @@ def copy_described(directory: Path, source: Path | None) -> None:
 
 
 def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
-    """Return the longest input that the publisher means, special tokens included: at most what the encoder takes."""
+    """Return the publisher's limit in tokens, special ones included; at most what the encoder takes."""
     limits: list[Any] = [config.max_position_embeddings]
     if source:
         limits.append(read_object(source / "sentence_bert_config.json").get("max_seq_length"))
@@ -114,7 +114,7 @@ def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
 
 
 def read_license(source: Path | None) -> str:
-    """Return the licence that the YAML header of the checkpoint's README states; empty where it states none."""
+    """Return the licence in the YAML header of the checkpoint's README; empty where none is stated."""
     readme = source / "README.md" if source else None
     if readme is None or not readme.exists():
         return ""

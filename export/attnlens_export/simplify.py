@@ -9,12 +9,13 @@ What is done, and why, in order (docs/bundle.md shows the result):
    This removes all shape arithmetic from the layers.
 4. Equal constants become one. Parameters are never merged, even where two are equal: their names are how
    `attnlens check` finds them again.
-5. Metadata, doc strings and shapes of inner values are dropped: they hold file names of the exporting machine.
+5. Metadata, doc strings and shapes of inner values are dropped: they name files of the exporting machine.
 """
 
 from collections.abc import Collection
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer, rewriter
@@ -58,16 +59,21 @@ def transpose_weights(graph: ir.Graph, parameters: Collection[str]) -> None:
         weight = node.inputs[0] if node.op_type == "Transpose" else None
         if weight is None or weight.name not in parameters or weight.const_value is None:
             continue
-        name = weight.name + TRANSPOSED_SUFFIX
-        if name not in graph.initializers:
-            permutation = node.attributes["perm"].as_ints()
-            # A view: the bytes are only reordered while they are written.
-            transposed = weight.const_value.numpy().transpose(permutation)
-            value = ir.Value(name=name, const_value=ir.Tensor(transposed, name=name))
-            value.shape, value.dtype = ir.Shape(transposed.shape), weight.dtype
-            graph.register_initializer(value)
-        ir.convenience.replace_all_uses_with(node.outputs[0], graph.initializers[name])
+        name = f"{weight.name}{TRANSPOSED_SUFFIX}"
+        # A view: the bytes are only reordered while they are written.
+        transposed = weight.const_value.numpy().transpose(node.attributes["perm"].as_ints())
+        ir.convenience.replace_all_uses_with(node.outputs[0], initializer(graph, name, transposed))
         graph.remove(node, safe=True)
+
+
+def initializer(graph: ir.Graph, name: str, array: npt.NDArray[np.generic]) -> ir.Value:
+    """Return the graph's initializer `name`, made from `array` if there is none."""
+    if name not in graph.initializers:
+        tensor = ir.Tensor(array, name=name)
+        graph.register_initializer(
+            ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+        )
+    return graph.initializers[name]
 
 
 def fold(model: ir.Model) -> None:
@@ -84,12 +90,7 @@ def make_target_constant(graph: ir.Graph, node: ir.Node) -> None:
     """Give a Reshape a constant target without `allowzero`."""
     target = reshape_target(node)
     name = TARGET_PREFIX + "_".join("n" if length < 0 else str(length) for length in target)
-    if name not in graph.initializers:
-        tensor = ir.Tensor(np.array(target, dtype=np.int64), name=name)
-        value = ir.Value(name=name, const_value=tensor)
-        value.shape, value.dtype = ir.Shape([len(target)]), ir.DataType.INT64
-        graph.register_initializer(value)
-    node.replace_input_with(1, graph.initializers[name])
+    node.replace_input_with(1, initializer(graph, name, np.array(target, dtype=np.int64)))
     node.attributes.pop("allowzero", None)
 
 

@@ -1,9 +1,9 @@
 """Writing ONNX files whose weights lie at known, aligned places, so that two graphs can share them.
 
-`onnx/model.onnx` is an ordinary self-contained ONNX file, except that every weight of 1 KiB or more begins at a
-multiple of 64 bytes. `onnx/model_attentions.onnx` says of each of those weights: "external data, in `model.onnx`,
-from this byte, so many bytes". The standard allows any file and any offset there. Where the weights do not fit
-into one protobuf message (2 GiB), both graphs point into `onnx/model.onnx_data` instead.
+`onnx/model.onnx` is an ordinary self-contained ONNX file, except that every weight of 1 KiB or more begins at
+a multiple of 64 bytes. `onnx/model_attentions.onnx` says of each of those weights: "external data, in
+`model.onnx`, from this byte, so many bytes". The standard allows any file and any offset there. Where the
+weights do not fit into one protobuf message (2 GiB), both graphs point into `onnx/model.onnx_data` instead.
 
 The protobuf wire format (https://protobuf.dev/programming-guides/encoding) is written by hand for the outer
 fields only: a message with a length in front, again and again. A `doc_string` of blanks in front of the raw

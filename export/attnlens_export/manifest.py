@@ -1,0 +1,80 @@
+"""What `manifest.json` says of a bundle's graphs, tools and files: read from the files themselves."""
+
+import importlib.metadata
+from pathlib import Path
+
+import onnx
+
+from attnlens.bundle import FORMAT_VERSION, describe_file
+from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.lint import axes_of
+from attnlens_model import EncoderConfig
+
+EMBEDDINGS_PATH = "onnx/model.onnx"
+ATTENTIONS_PATH = "onnx/model_attentions.onnx"
+DATA_PATH = "onnx/model.onnx_data"
+GRAPH_KINDS = {
+    EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
+    ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
+}
+TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
+
+_DATA_TYPES: dict[int, DataType.ValueType] = {
+    onnx.TensorProto.FLOAT: DataType.DATA_TYPE_FLOAT32,
+    onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
+}
+
+
+def describe_bundle(directory: Path, config: EncoderConfig) -> Manifest:
+    """Return the manifest's part that follows from the files below `directory` and the encoder's sizes."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        architecture=_architecture(config),
+        graphs=[_describe_graph(directory, path) for path in GRAPH_KINDS],
+        tool_versions=tool_versions(),
+        files=[describe_file(directory, path) for path in sorted(directory.rglob("*")) if path.is_file()],
+    )
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of the tools that shape a bundle, of those that are installed."""
+    versions = {}
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _architecture(config: EncoderConfig) -> Architecture:
+    return Architecture(
+        family=config.family,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        pad_token_id=config.pad_token_id,
+        is_causal=config.is_causal,
+    )
+
+
+def _describe_graph(directory: Path, path: str) -> Graph:
+    model = onnx.load(directory / path, load_external_data=False)
+    return Graph(
+        path=path,
+        kind=GRAPH_KINDS[path],
+        opset=model.opset_import[0].version,
+        ir_version=model.ir_version,
+        data_type=DataType.DATA_TYPE_FLOAT32,
+        inputs=[_describe_value(value) for value in model.graph.input],
+        outputs=[_describe_value(value) for value in model.graph.output],
+    )
+
+
+def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:
+    data_type = _DATA_TYPES[value.type.tensor_type.elem_type]
+    return ValueInfo(name=value.name, data_type=data_type, axes=[str(axis) for axis in axes_of(value)])
