@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
+from attnlens_cli.new_file import checked_path, replacing
 from attnlens_cli.progress import Progress, shown_progress
 from attnlens_cli.server_options import Server, server_options
 from attnlens_cli.text_lines import Line, batches, read_lines
@@ -111,10 +112,8 @@ def embed(
     as JSON lines, objects with the text under "text". The output appears under its name only when it
     is complete.
     """
-    if output != _STDIO and Path(output).suffix not in {".npy", ".jsonl"}:
-        raise click.BadParameter(f"{output} must end in .npy or .jsonl, or be -", param_hint="'--output'")
-    if output != _STDIO and not Path(output).resolve().parent.is_dir():
-        raise click.BadParameter(f"there is no directory {Path(output).parent}", param_hint="'--output'")
+    if output != _STDIO:
+        checked_path(output, "--output", (".npy", ".jsonl"))
     job = Job(
         input=file,
         output=output,
@@ -129,7 +128,7 @@ def embed(
 
 
 async def _run(job: Job, server: Server) -> Counts:
-    from attnlens_cli.vector_files import JsonlWriter, NpyWriter, replacing
+    from attnlens_cli.vector_files import JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
     settings = server.client_settings()

@@ -1,13 +1,10 @@
-"""Writing vectors as they come: `.npy` or JSON lines, under the final name only when complete.
+"""Writing vectors as they come: `.npy` or JSON lines.
 
 Letters: n rows of one call, N rows in all, D columns.
 """
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
@@ -86,15 +83,3 @@ class JsonlWriter:
     def finish(self) -> None:
         """Hand everything to the operating system."""
         self._file.flush()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the name `path` when the block ends, and vanishes when it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""One attention map of one text, and how to find a token in it. T tokens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from attnlens_client import EncodedText, ModelInfo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMap:
+    """The weights of one layer and one head, or the mean of all heads."""
+
+    text: str
+    model: ModelInfo
+    result: EncodedText
+
+    @property
+    def weights(self) -> npt.NDArray[Any]:
+        """Return the weights (T, T); row i says what token i attends to."""
+        if self.result.attentions is None:
+            raise AssertionError("the map was not asked for")
+        weights: npt.NDArray[Any] = self.result.attentions[0, 0]
+        return weights
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the tokens as the tokenizer spells them."""
+        return [token.text for token in self.result.tokens]
+
+    @property
+    def layer(self) -> int:
+        """Return the layer's number from 0."""
+        return self.result.layers[0]
+
+    @property
+    def caption(self) -> str:
+        """Say which map this is, and what was left out of it."""
+        heads = self.result.heads
+        which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
+        used = f"{self.result.num_tokens} tokens"
+        if self.result.truncated:
+            used = f"the first {used} of {self.result.num_tokens_total}"
+        return f"{self.model.name}, layer {self.layer} of 0-{self.model.num_layers - 1}, {which}, {used}"
+
+    def find(self, wanted: str) -> list[int]:
+        """Return the numbers of the tokens that `wanted` names.
+
+        A token's spelling or a word of the text, whatever the case: all places where it stands.
+        Otherwise a number counts tokens from 0, or from the end where it is negative.
+        """
+        folded = wanted.casefold()
+        rows = [row for row, label in enumerate(self.labels) if label.casefold() == folded]
+        if not rows:
+            words = self._words()
+            rows = [
+                row
+                for row, token in enumerate(self.result.tokens)
+                if token.word_index is not None and words[token.word_index].casefold() == folded
+            ]
+        if not rows and wanted.removeprefix("-").isdecimal():
+            number, count = int(wanted), len(self.labels)
+            rows = [number % count] if -count <= number < count else []
+        return rows
+
+    def _words(self) -> dict[int, str]:
+        """Return the words of the text by number."""
+        spans: dict[int, tuple[int, int]] = {}
+        for token in self.result.tokens:
+            if token.word_index is not None:
+                start, end = spans.get(token.word_index, (token.char_start, token.char_end))
+                spans[token.word_index] = (min(start, token.char_start), max(end, token.char_end))
+        return {word: self.text[start:end] for word, (start, end) in spans.items()}
