@@ -38,10 +38,11 @@ def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
 def causal_keep_mask(positions: Tensor) -> Tensor:
     """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
 
-    `positions` is (T,): 0.0, 1.0, 2.0 ... Clamping the distance is plain arithmetic, which more ONNX runtimes
-    have than Trilu or a comparison.
+    `positions` is (T,) int64: 0, 1, 2 ... The mask is float32, which counts exactly where half precision does
+    not. Clamping the distance is plain arithmetic, which more ONNX runtimes have than Trilu or a comparison.
     """
-    distance = positions[:, None] - positions[None, :]  # (T, T)
+    exact = positions.to(torch.float32)
+    distance = exact[:, None] - exact[None, :]  # (T, T)
     return (distance + 1.0).clamp(0.0, 1.0)
 
 

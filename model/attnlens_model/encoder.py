@@ -131,7 +131,7 @@ class Encoder(nn.Module):
                 nn.init.normal_(module.weight, std=_EMBEDDING_STD)
         if config.is_causal:
             # The device is named so that the values exist even when the rest is built without storage.
-            positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
+            positions = torch.arange(config.max_position_embeddings, device="cpu")
             self.register_buffer("positions", positions, persistent=False)
 
     def forward(
@@ -171,7 +171,8 @@ class Encoder(nn.Module):
     def _attention_mask(self, attention_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
         keep = attention_mask.to(dtype)[:, None, None, :]  # (B, 1, 1, T)
         if self.config.is_causal:
-            keep = keep * causal_keep_mask(self.positions[: attention_mask.shape[1]])  # (B, 1, T, T)
+            positions = self.positions[: attention_mask.shape[1]]
+            keep = keep * causal_keep_mask(positions).to(dtype)  # (B, 1, T, T)
         return prepare_mask(keep, dtype)
 
     def _check_inputs(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> None:

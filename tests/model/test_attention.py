@@ -129,7 +129,7 @@ def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:
 
 
 def test_the_causal_mask_keeps_the_present_and_the_past() -> None:
-    assert torch.equal(causal_keep_mask(torch.arange(5.0)), torch.ones(5, 5).tril())
+    assert torch.equal(causal_keep_mask(torch.arange(5)), torch.ones(5, 5).tril())
 
 
 def test_gradients_are_finite_when_rows_are_fully_masked() -> None:

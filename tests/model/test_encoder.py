@@ -107,6 +107,16 @@ def test_a_causal_encoder_does_not_look_ahead_and_another_does() -> None:
         assert all((weights[..., above_diagonal] == 0).all() for weights in before.attentions) is not leaks
 
 
+def test_a_causal_encoder_in_half_precision_does_not_look_ahead_either() -> None:
+    # bfloat16 counts exactly to 256 only.
+    config = dataclasses.replace(CAUSAL, max_position_embeddings=600, num_layers=1)
+    output = run(lively(config).bfloat16(), random_ids(1, 600))
+    assert output.last_hidden_state.dtype == torch.bfloat16
+    keep = torch.ones(600, 600, dtype=torch.bool).tril()
+    assert (output.attentions[0][..., ~keep] == 0).all()
+    assert (output.attentions[0].diagonal(dim1=-2, dim2=-1) > 0).any(dim=1).all()
+
+
 @pytest.mark.parametrize("config", [SMALL, CAUSAL], ids=["full", "causal"])
 def test_nothing_is_ever_nan_and_a_text_of_padding_only_attends_to_nothing(config: EncoderConfig) -> None:
     encoder, ids = lively(config).train(), random_ids(4, 6)

@@ -95,6 +95,19 @@ def test_a_random_bert_gives_what_transformers_gives(tmp_path: Path, changes: di
         assert max(largest_differences(tmp_path, model, torch.float64, **inputs)) < 1e-12
 
 
+def test_in_training_dropout_acts_where_transformers_lets_it_act(tmp_path: Path) -> None:
+    model = odd_bert(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.2).train()
+    model.save_pretrained(tmp_path)
+    encoder = load_checkpoint(tmp_path).encoder.train()
+    ids, mask = torch.randint(0, 300, (2, 20)), torch.ones(2, 20, dtype=torch.int64)
+    # From the same seed both draw the same numbers if they drop the same tensors in the same order.
+    torch.manual_seed(1)
+    theirs = model(ids, mask).last_hidden_state
+    torch.manual_seed(1)
+    ours = encoder(ids, mask).last_hidden_state
+    assert (ours - theirs).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_minilm_gives_what_transformers_gives_on_real_text(minilm_dir: Path, side: str) -> None:
     model: Any = BertModel.from_pretrained(minilm_dir, attn_implementation="eager")
