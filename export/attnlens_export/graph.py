@@ -23,6 +23,7 @@ from torch import nn
 from attnlens_export.errors import GraphError
 from attnlens_export.simplify import simplify
 from attnlens_model import Encoder, EncoderConfig
+from onnx import numpy_helper
 
 OPSET = 17
 BATCH_AXIS = "batch_size"
@@ -45,6 +46,15 @@ class TracedGraph:
 
     proto: onnx.ModelProto
     weights: dict[str, npt.NDArray[np.generic]]
+
+    def proto_with_weights(self) -> onnx.ModelProto:
+        """Return the whole model as one message, for small encoders and tests."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.proto)
+        model.graph.initializer.extend(
+            numpy_helper.from_array(array, name) for name, array in self.weights.items()
+        )
+        return model
 
 
 def input_names(config: EncoderConfig) -> list[str]:

@@ -1,0 +1,54 @@
+"""Small encoders for the exporter's tests, each traced once."""
+
+from pathlib import Path
+
+import pytest
+from attnlens_export import bundle
+from attnlens_export.graph import TracedGraph, trace
+from attnlens_model import Encoder, EncoderConfig, new_encoder
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=101,
+        hidden_size=48,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=56,
+        max_position_embeddings=40,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_config: EncoderConfig) -> Encoder:
+    return new_encoder(tiny_config, seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_trace(tiny_config: EncoderConfig, tiny_encoder: Encoder) -> TracedGraph:
+    return trace(tiny_encoder, tiny_config)
+
+
+@pytest.fixture
+def traced_once(tiny_trace: TracedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of `tiny_config` with seed 0 take the trace that exists: a trace takes seconds."""
+    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: tiny_trace)
+
+
+@pytest.fixture
+def broken_trace(tiny_trace: TracedGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports get a graph in which one weight of layer 1 differs from the encoder's."""
+    weights = dict(tiny_trace.weights)
+    name = "layers.1.attention.query.weight.T"
+    weights[name] = weights[name].copy()
+    weights[name][3, 5] += 1.0
+    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: TracedGraph(tiny_trace.proto, weights))
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """A directory to export to, alone in its parent."""
+    parent = tmp_path / "bundles"
+    parent.mkdir()
+    return parent / "tiny"
