@@ -6,13 +6,35 @@ import sys
 import pytest
 
 RULES = {
-    "attnlens_server.server": {"torch", "transformers", "onnx", "attnlens_model", "attnlens_export", "attnlens_client"},
-    "attnlens_client": {"torch", "onnxruntime", "tokenizers", "click", "rich", "google.rpc", "attnlens_server"},
-    "attnlens_model": {"onnx", "onnxruntime", "grpc", "attnlens_export", "attnlens_server", "attnlens_client"},
+    "attnlens_server.server": {
+        "torch",
+        "transformers",
+        "onnx",
+        "attnlens_model",
+        "attnlens_export",
+        "attnlens_client",
+    },
+    "attnlens_client": {
+        "torch",
+        "onnxruntime",
+        "tokenizers",
+        "click",
+        "rich",
+        "google.rpc",
+        "attnlens_server",
+    },
+    "attnlens_model": {
+        "onnx",
+        "onnxruntime",
+        "grpc",
+        "attnlens_export",
+        "attnlens_server",
+        "attnlens_client",
+    },
     "attnlens_export": {"grpc", "attnlens_server", "attnlens_client"},
     "attnlens_cli.main": {"torch", "onnx", "onnxruntime", "grpc", "numpy", "tokenizers"},
     "attnlens.bundle": {"numpy", "grpc"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("package", RULES)

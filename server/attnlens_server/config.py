@@ -27,7 +27,7 @@ class ServerConfig:
         max_batch_tokens: tokens of one batch, padding included; a longer text runs alone.
         max_attention_bytes: attention weights (fp32, all layers) of one batch; a larger text runs alone.
         max_queue: texts that wait or run at a time, over all requests; beyond, requests are refused.
-        max_inputs_per_request: texts in one request.
+        max_inputs_per_request: texts in one request; where `max_queue` is less, that counts.
         max_text_bytes: bytes of UTF-8 in one text.
         max_message_bytes: size of one message, in either direction.
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
@@ -67,7 +67,7 @@ class ServerConfig:
         self._check_range("max_batch_tokens", 1, 1 << 24)
         self._check_range("max_attention_bytes", MIB, 1 << 40)
         self._check_range("max_queue", 1, 1 << 24)
-        self._check_range("max_inputs_per_request", 1, self.max_queue)
+        self._check_range("max_inputs_per_request", 1, 1 << 24)
         self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
         self._check_range("max_text_bytes", 1, self.max_message_bytes)
         self._check_range("worker_threads", 1, 256)
@@ -78,6 +78,11 @@ class ServerConfig:
             raise ConfigError("tls_cert and tls_key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ConfigError("tls_client_ca needs tls_cert and tls_key")
+
+    @property
+    def inputs_limit(self) -> int:
+        """The most texts that one request may have."""
+        return min(self.max_inputs_per_request, self.max_queue)
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -22,7 +22,7 @@ def describe_model(manifest: Manifest, config: ServerConfig, execution_providers
         pooling=manifest.pooling,
         max_tokens=config.max_tokens or manifest.max_tokens,
         limits=Limits(
-            max_inputs_per_request=config.max_inputs_per_request,
+            max_inputs_per_request=config.inputs_limit,
             max_text_bytes=config.max_text_bytes,
             max_queue=config.max_queue,
             max_batch_tokens=config.max_batch_tokens,

@@ -159,7 +159,7 @@ class RequestChecker:
                 yield from self._check_ids(f"{field}.token_ids.ids", each.token_ids.ids)
 
     def _check_count(self, field: str, count: int) -> Iterator[FieldViolation]:
-        limit = self._config.max_inputs_per_request
+        limit = self._config.inputs_limit
         if count == 0:
             yield FieldViolation(field, "is empty: send at least one text")
         elif count > limit:

@@ -12,15 +12,14 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
-from grpc_health.v1.health import aio as health_aio
-from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from attnlens.v1 import encoder_service_pb2
 from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
 from attnlens_server.bundle import Bundle, open_bundle
-from attnlens_server.config import ServerConfig
+from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.errors import StartupError
+from attnlens_server.health import HealthService
 from attnlens_server.reflection import add_reflection
 from attnlens_server.service import EncoderService, State
 from attnlens_server.text import TextEncoder
@@ -47,7 +46,8 @@ class Server:
         """Open and verify the bundle; nothing listens yet.
 
         Raises:
-            StartupError: the bundle is refused, or an option does not fit it.
+            StartupError: the bundle is refused.
+            ConfigError: an option does not fit it.
         """
         self._config = config
         self._bundle = open_bundle(config.bundle)
@@ -62,7 +62,7 @@ class Server:
             TextEncoder(path, max_tokens) if path else None,
             self._workers,
         )
-        self._health = health_aio.HealthServicer()
+        self._health = HealthService([SERVICE_NAME])
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
@@ -86,7 +86,6 @@ class Server:
         add_EncoderServiceServicer_to_server(self._service, grpc_server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
-        await self._set_health(HealthCheckResponse.NOT_SERVING)
         address = _bind(grpc_server, self._config)
         await grpc_server.start()
         return grpc_server, address
@@ -95,21 +94,17 @@ class Server:
         max_tokens = _max_tokens(self._bundle, self._config)
         warm_up_s = await asyncio.get_running_loop().run_in_executor(None, self._engine.start, max_tokens)
         self._service.state = State.SERVING
-        await self._set_health(HealthCheckResponse.SERVING)
+        await self._health.set_serving()
         return warm_up_s
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
-        await self._health.enter_graceful_shutdown()
+        await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
         await grpc_server.stop(self._config.drain_timeout_s)
         await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
         self._workers.shutdown()
         logger.info("stopped")
-
-    async def _set_health(self, status: HealthCheckResponse.ServingStatus.ValueType) -> None:
-        for service in ("", SERVICE_NAME):
-            await self._health.set(service, status)
 
 
 def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
@@ -117,6 +112,7 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
 
     Raises:
         StartupError: the server can't serve what was asked for.
+        ConfigError: an option does not fit the bundle.
     """
     server = Server(config)
     asyncio.run(server.run(on_ready))
@@ -127,7 +123,9 @@ def _max_tokens(bundle: Bundle, config: ServerConfig) -> int:
         return bundle.manifest.max_tokens
     limit = bundle.manifest.architecture.max_position_embeddings
     if config.max_tokens > limit:
-        raise StartupError(f"max_tokens is {config.max_tokens}: the model has {limit} positions")
+        raise ConfigError(
+            f"max_tokens is {config.max_tokens}: it must be from 1 to {limit}, the positions of the model"
+        )
     return config.max_tokens
 
 

@@ -36,6 +36,11 @@ class SessionWorker:
         self._session: Session | None = None
         self._thread = threading.Thread(target=self._main_loop, name=f"session-{name}", daemon=True)
 
+    @property
+    def is_open(self) -> bool:
+        """True once the session has been opened."""
+        return self._session is not None
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

@@ -1,0 +1,44 @@
+"""Reading the details of a failed call."""
+
+from dataclasses import dataclass, field
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+
+@dataclass
+class Failure:
+    """A failed call, its google.rpc details unpacked."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: dict[str, str | bytes]
+    reason: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    violations: dict[str, str] = field(default_factory=dict)
+    retry_delay_s: float | None = None
+
+
+def read_failure(error: grpc.RpcError) -> Failure:
+    """Unpack what `grpc-status-details-bin` holds, and check that it agrees with the status itself."""
+    assert isinstance(error, grpc.Call)
+    trailers = {each.key: each.value for each in error.trailing_metadata() or ()}
+    failure = Failure(error.code(), error.details() or "", trailers)
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    assert status.code == failure.code.value[0]
+    assert status.message == failure.message
+    for detail in status.details:
+        info, request, retry = (
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.BadRequest(),
+            error_details_pb2.RetryInfo(),
+        )
+        if detail.Unpack(info):
+            assert info.domain == "attnlens"
+            failure.reason, failure.metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(request):
+            failure.violations = {each.field: each.description for each in request.field_violations}
+        elif detail.Unpack(retry):
+            failure.retry_delay_s = retry.retry_delay.ToNanoseconds() / 1e9
+    assert trailers["attnlens-error-reason"] == failure.reason
+    return failure

@@ -1,0 +1,290 @@
+"""The protocol: real calls to a real process with real weights, against plain ONNX Runtime."""
+
+import grpc
+import numpy as np
+import pytest
+
+from attnlens.tensors import from_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.tensor_pb2 import DataType
+from failures import Failure, read_failure
+from references import TEXTS, Reference
+
+HIDDEN = pb.ENCODE_OUTPUT_LAST_HIDDEN_STATE
+ATTENTIONS = pb.ENCODE_OUTPUT_ATTENTIONS
+
+
+def inputs(*texts: str) -> list[pb.Input]:
+    return [pb.Input(text=text) for text in texts]
+
+
+def fail(call: grpc.UnaryUnaryMultiCallable, request: object) -> Failure:  # type: ignore[type-arg]
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=60)
+    return read_failure(caught.value)
+
+
+# --- Embed ----------------------------------------------------------------------------------------
+
+
+def test_vectors_in_a_crowd_are_those_of_each_text_alone(
+    stub: EncoderServiceStub, reference: Reference
+) -> None:
+    response = stub.Embed(pb.EmbedRequest(inputs=inputs(*TEXTS)))
+    vectors = from_tensor(response.embeddings)
+    assert vectors.dtype == np.float32
+    for vector, text, usage in zip(vectors, TEXTS, response.usages, strict=True):
+        hidden = reference(text)["last_hidden_state"].astype(np.float64)
+        mean = hidden.mean(axis=0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-5)
+        assert (usage.num_tokens, usage.num_tokens_total) == (len(hidden), len(hidden))
+        assert not usage.truncated
+    assert response.model == "all-MiniLM-L6-v2"
+    assert response.timings.compute.ToNanoseconds() > 0
+    assert response.timings.tokenize.ToNanoseconds() > 0
+
+
+@pytest.mark.parametrize("pooling", [Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX])
+def test_pooling_and_normalization_are_the_requests_choice(
+    stub: EncoderServiceStub, reference: Reference, pooling: Pooling.ValueType
+) -> None:
+    request = pb.EmbedRequest(inputs=inputs(TEXTS[0]), pooling=pooling, normalize=False)
+    hidden = reference(TEXTS[0])["last_hidden_state"]
+    expected = {
+        Pooling.POOLING_MEAN: hidden.mean(axis=0),
+        Pooling.POOLING_CLS: hidden[0],
+        Pooling.POOLING_MAX: hidden.max(axis=0),
+    }[pooling]
+    np.testing.assert_allclose(from_tensor(stub.Embed(request).embeddings)[0], expected, atol=1e-5)
+
+
+def test_fewer_dimensions_are_cut_and_scaled_again(stub: EncoderServiceStub) -> None:
+    whole = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(TEXTS[0]))).embeddings)[0]
+    cut = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(TEXTS[0]), dimensions=64)).embeddings)[0]
+    np.testing.assert_allclose(cut, whole[:64] / np.linalg.norm(whole[:64]), atol=1e-6)
+
+
+def test_half_precision_is_the_rounded_result(stub: EncoderServiceStub) -> None:
+    single = from_tensor(stub.Embed(pb.EmbedRequest(inputs=inputs(*TEXTS))).embeddings)
+    request = pb.EmbedRequest(inputs=inputs(*TEXTS), data_type=DataType.DATA_TYPE_FLOAT16)
+    half = from_tensor(stub.Embed(request).embeddings)
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half, single, atol=5e-4)
+
+
+def test_token_ids_give_the_vector_of_their_text(stub: EncoderServiceStub) -> None:
+    tokens = stub.Tokenize(pb.TokenizeRequest(texts=[TEXTS[0]])).results[0].tokens
+    ids = pb.Input(token_ids=pb.TokenIds(ids=[token.id for token in tokens]))
+    mixed = pb.EmbedRequest(inputs=[ids, pb.Input(text=TEXTS[0])])
+    from_ids, from_text = from_tensor(stub.Embed(mixed).embeddings)
+    np.testing.assert_allclose(from_ids, from_text, atol=1e-6)
+
+
+def test_a_long_text_is_refused_with_both_numbers_or_cut_and_told(stub: EncoderServiceStub) -> None:
+    long = pb.EmbedRequest(inputs=inputs("short", "word " * 300))
+    failure = fail(stub.Embed, long)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
+    assert failure.metadata == {"num_tokens": "302", "max_tokens": "256"}
+    assert failure.message.startswith("inputs[1] has 302 tokens, the model takes 256")
+    long.truncate = True
+    usages = stub.Embed(long).usages
+    assert [usage.truncated for usage in usages] == [False, True]
+    assert (usages[1].num_tokens, usages[1].num_tokens_total) == (256, 302)
+
+
+# --- Encode ---------------------------------------------------------------------------------------
+
+
+def test_every_layer_and_head_is_that_of_the_text_alone(
+    stub: EncoderServiceStub, reference: Reference
+) -> None:
+    request = pb.EncodeRequest(inputs=inputs(*TEXTS[:3]), outputs=[HIDDEN, ATTENTIONS])
+    response = stub.Encode(request)
+    for text, result in zip(TEXTS, response.results, strict=False):
+        expected = reference(text)
+        weights = from_tensor(result.attention.weights)
+        num_tokens = len(result.tokens)
+        assert weights.shape == (6, 12, num_tokens, num_tokens)
+        assert (list(result.attention.layers), list(result.attention.heads)) == ([*range(6)], [*range(12)])
+        np.testing.assert_allclose(
+            from_tensor(result.last_hidden_state), expected["last_hidden_state"], atol=1e-5
+        )
+        for layer in range(6):
+            np.testing.assert_allclose(weights[layer], expected[f"attentions.{layer}"], atol=1e-5)
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_layers_and_heads_come_in_the_order_asked_for(stub: EncoderServiceStub, reference: Reference) -> None:
+    request = pb.EncodeRequest(inputs=inputs(TEXTS[0]), outputs=[ATTENTIONS], layers=[-1, 0], heads=[3, -12])
+    [result] = stub.Encode(request).results
+    assert (list(result.attention.layers), list(result.attention.heads)) == ([5, 0], [3, 0])
+    assert not result.HasField("last_hidden_state")
+    expected = reference(TEXTS[0])
+    stacked = np.stack([expected[f"attentions.{layer}"][[3, 0]] for layer in (5, 0)])
+    np.testing.assert_allclose(from_tensor(result.attention.weights), stacked, atol=1e-5)
+
+
+def test_the_mean_over_heads_is_over_the_chosen_heads(stub: EncoderServiceStub, reference: Reference) -> None:
+    request = pb.EncodeRequest(
+        inputs=inputs(TEXTS[0]),
+        outputs=[ATTENTIONS],
+        layers=[2],
+        heads=[1, 4],
+        head_reduction=pb.HEAD_REDUCTION_MEAN,
+    )
+    [result] = stub.Encode(request).results
+    expected = reference(TEXTS[0])["attentions.2"][[1, 4]].mean(axis=0)
+    weights = from_tensor(result.attention.weights)
+    assert weights.shape[:2] == (1, 1)
+    np.testing.assert_allclose(weights[0, 0], expected, atol=1e-5)
+    assert list(result.attention.heads) == [1, 4]
+    assert result.attention.head_reduction == pb.HEAD_REDUCTION_MEAN
+
+
+def test_without_outputs_the_token_vectors_alone_come(stub: EncoderServiceStub) -> None:
+    [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]))).results
+    assert from_tensor(result.last_hidden_state).shape == (len(result.tokens), 384)
+    assert not result.HasField("attention")
+
+
+def test_tokens_say_where_they_stand(stub: EncoderServiceStub) -> None:
+    [result] = stub.Encode(pb.EncodeRequest(inputs=inputs("Zoë's café"))).results
+    cafe = next(token for token in result.tokens if token.text == "cafe")
+    assert (cafe.char_start, cafe.char_end, cafe.byte_start, cafe.byte_end) == (6, 10, 7, 12)
+    assert result.tokens[0].is_special
+
+
+def test_a_stream_holds_what_encode_holds(stub: EncoderServiceStub) -> None:
+    request = pb.EncodeRequest(
+        inputs=inputs(*TEXTS), outputs=[HIDDEN, ATTENTIONS], layers=[4, 1], heads=[0, 5, 11]
+    )
+    whole = stub.Encode(request).results
+    parts = list(stub.EncodeStream(pb.EncodeStreamRequest(encode=request)))
+    assert [part.input_index for part in parts] == [index for index in range(len(TEXTS)) for _ in range(3)]
+    for index, expected in enumerate(whole):
+        head, *layers = parts[3 * index : 3 * index + 3]
+        assert head.head.tokens == expected.tokens
+        assert head.head.usage == expected.usage
+        np.testing.assert_allclose(
+            from_tensor(head.head.last_hidden_state), from_tensor(expected.last_hidden_state), atol=1e-5
+        )
+        assert [list(part.attention.layers) for part in layers] == [[4], [1]]
+        streamed = np.concatenate([from_tensor(part.attention.weights) for part in layers])
+        np.testing.assert_allclose(streamed, from_tensor(expected.attention.weights), atol=1e-5)
+
+
+def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
+    stub: EncoderServiceStub,
+) -> None:
+    request = pb.EncodeRequest(inputs=inputs("word " * 240, "word " * 240), outputs=[ATTENTIONS])
+    failure = fail(stub.Encode, request)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "RESPONSE_TOO_LARGE")
+    assert failure.metadata["max_message_bytes"] == str(32 << 20)
+    size = int(failure.metadata["size_bytes"])
+    parts = stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+    sent = sum(part.ByteSize() for part in parts)
+    assert sent == pytest.approx(size, rel=0.01)
+    assert "EncodeStream" in failure.message
+    assert str(size) in failure.message
+
+
+# --- Tokenize, models -----------------------------------------------------------------------------
+
+
+def test_tokenize_returns_all_tokens_and_says_what_is_too_long(stub: EncoderServiceStub) -> None:
+    short, long = stub.Tokenize(pb.TokenizeRequest(texts=["a cat", "word " * 300])).results
+    assert [token.text for token in short.tokens] == ["[CLS]", "a", "cat", "[SEP]"]
+    assert (short.exceeds_max_tokens, long.exceeds_max_tokens) == (False, True)
+    assert len(long.tokens) == 302
+
+
+def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> None:
+    [model] = stub.ListModels(pb.ListModelsRequest()).models
+    assert stub.GetModel(pb.GetModelRequest(model="all-MiniLM-L6-v2")).model == model
+    sizes = model.architecture
+    assert (sizes.hidden_size, sizes.num_layers, sizes.num_heads, sizes.vocab_size) == (384, 6, 12, 30522)
+    assert (model.max_tokens, model.pooling.pooling, model.pooling.normalize) == (256, 1, True)
+    assert list(model.execution_providers) == ["CPUExecutionProvider"]
+    assert model.parity.passed
+    assert 0 < max(figure.max_abs_error for figure in model.parity.figures) <= 1e-5
+    assert model.limits.max_batch_tokens == 512
+    assert {"attnlens", "onnxruntime", "export/torch", "export/onnx"} <= set(model.versions)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "violations"),
+    [
+        (pb.EmbedRequest(), {"inputs": "is empty: send at least one text"}),
+        (pb.EmbedRequest(inputs=[pb.Input()]), {"inputs[0]": "is empty: set text or token_ids"}),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[101, 30522]))]),
+            {"inputs[0].token_ids.ids[1]": "is 30522: an id must be from 0 to 30521"},
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds())]),
+            {"inputs[0].token_ids.ids": "is empty: send at least one id"},
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 513),
+            {"inputs": "has 513 texts, a request may have 512: send several requests"},
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="é" * (1 << 19) + "a")]),
+            {"inputs[0].text": "has 1048577 bytes, a text may have 1048576: send it in pieces"},
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a")], dimensions=385, data_type=3),  # type: ignore[arg-type]
+            {
+                "dimensions": "is 385: it must be from 1 to 384, or 0 for all",
+                "data_type": "is 3: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16",
+            },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a")], pooling=7),  # type: ignore[arg-type]
+            {"pooling": "is 7: use one of POOLING_MEAN, POOLING_CLS, POOLING_MAX"},
+        ),
+    ],
+)
+def test_a_bad_field_of_embed_is_named(
+    stub: EncoderServiceStub, request_: pb.EmbedRequest, violations: dict[str, str]
+) -> None:
+    failure = fail(stub.Embed, request_)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert failure.violations == violations
+
+
+def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
+    request = pb.EncodeRequest(
+        inputs=inputs("a"), outputs=[ATTENTIONS], layers=[6, 0, -6], heads=[-13], head_reduction=5  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert fail(stub.Encode, request).violations == {
+        "layers[0]": "is 6: the model has 6, so use 0 to 5, or -6 to -1",
+        "layers[2]": "is -6: it was asked for before",
+        "heads[0]": "is -13: the model has 12, so use 0 to 11, or -12 to -1",
+        "head_reduction": "is 5: use one of HEAD_REDUCTION_NONE, HEAD_REDUCTION_MEAN",
+    }
+    with pytest.raises(grpc.RpcError) as caught:
+        list(stub.EncodeStream(pb.EncodeStreamRequest(encode=request)))
+    assert "encode.layers[0]" in read_failure(caught.value).violations
+
+
+def test_layers_without_attention_are_a_mistake_worth_telling(stub: EncoderServiceStub) -> None:
+    failure = fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), layers=[1]))
+    assert list(failure.violations) == ["layers"]
+
+
+def test_a_model_that_is_not_here_is_named_with_the_one_that_is(stub: EncoderServiceStub) -> None:
+    for call, request in (
+        (stub.Embed, pb.EmbedRequest(model="bert", inputs=inputs("a"))),
+        (stub.Encode, pb.EncodeRequest(model="bert", inputs=inputs("a"))),
+        (stub.Tokenize, pb.TokenizeRequest(model="bert", texts=["a"])),
+        (stub.GetModel, pb.GetModelRequest(model="bert")),
+    ):
+        failure = fail(call, request)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert failure.metadata == {"model": "bert", "available": "all-MiniLM-L6-v2"}
