@@ -18,12 +18,12 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import torch
+from onnx import numpy_helper
 from torch import nn
 
 from attnlens_export.errors import GraphError
 from attnlens_export.simplify import simplify
 from attnlens_model import Encoder, EncoderConfig
-from onnx import numpy_helper
 
 OPSET = 17
 BATCH_AXIS = "batch_size"

@@ -117,5 +117,6 @@ def _invariants_list(result: ParityResult) -> str:
             f"- attention in a text of nothing but padding is at most {empty:g}",
             f"- a text alone and in a batch differ by at most {alone:.1e}",
             f"- every output is finite: {'yes' if finite else 'NO'}",
+            *(f"- {graph} at {case}: not compared, too large" for graph, case in result.left_out()),
         ]
     )

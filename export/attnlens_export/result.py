@@ -141,6 +141,12 @@ class ParityResult:
         lines = [line for measurement in by_excess for line in measurement.failures()]
         return lines + [line for invariants in self.invariants for line in invariants.failures()]
 
+    def left_out(self) -> list[tuple[str, Case]]:
+        """Return the graphs and shapes that were not compared: maps too large to hold."""
+        measured = {(each.graph, each.case) for each in self.invariants}
+        graphs = dict.fromkeys(each.graph for each in self.invariants)
+        return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
+
     def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by graph and output kind."""
         groups: dict[tuple[str, str], list[Measurement]] = {}

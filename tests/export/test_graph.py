@@ -8,12 +8,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+
+from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.lint import check_graph
 from attnlens_export.weights import write_embedded
 from attnlens_model import Encoder, EncoderConfig, new_encoder
-
-from attnlens.v1.manifest_pb2 import GraphKind
 
 VARIANTS: dict[str, dict[str, object]] = {
     "causal": {"is_causal": True, "hidden_size": 44},
@@ -84,8 +84,10 @@ def test_an_encoder_in_training_mode_is_traced_without_dropout_and_stays_in_trai
     graph = trace(encoder, tiny_config)
     assert "Dropout" not in {node.op_type for node in graph.proto.graph.node}
     assert encoder.training
-    assert encoder.layers[1].attention.dropout.training
-    assert not encoder.layers[0].training
+    training = {name: module.training for name, module in encoder.named_modules()}
+    assert training["layers.1.attention.dropout"]
+    assert not training["layers.0"]
+    assert not training["layers.0.attention.dropout"]
 
 
 def test_every_parameter_is_an_initializer_even_where_two_are_equal(
@@ -136,9 +138,12 @@ def test_nothing_in_a_graph_tells_of_the_machine_that_made_it(tiny_trace: Traced
     assert not proto.metadata_props
     assert not proto.doc_string
     assert not proto.graph.value_info
-    for each in (*proto.graph.node, *proto.graph.input, *proto.graph.output):
-        assert not each.doc_string
-        assert not each.metadata_props
+    for node in proto.graph.node:
+        assert not node.doc_string
+        assert not node.metadata_props
+    for value in (*proto.graph.input, *proto.graph.output):
+        assert not value.doc_string
+        assert not value.metadata_props
     assert b"/" not in proto.SerializeToString()
 
 

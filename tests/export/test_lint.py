@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import onnx
 import pytest
+from onnx import helper
+
+from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens_export import LintError
 from attnlens_export.graph import TracedGraph, embeddings_graph
 from attnlens_export.lint import check_graph
 from attnlens_model import EncoderConfig
-from onnx import helper
-
-from attnlens.v1.manifest_pb2 import GraphKind
 
 ATTENTIONS = GraphKind.GRAPH_KIND_ATTENTIONS
 

@@ -6,6 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
 from attnlens_export import GraphError
 from attnlens_export.weights import (
     ALIGNMENT,
@@ -15,9 +19,6 @@ from attnlens_export.weights import (
     write_embedded,
     write_referring,
 )
-from hypothesis import example, given
-from hypothesis import strategies as st
-from onnx import helper, numpy_helper
 
 Weights = dict[str, np.ndarray]
 

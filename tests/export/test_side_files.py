@@ -1,0 +1,259 @@
+"""Configuration, tokenizer, pooling and licence: read from a checkpoint, written to a bundle."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from attnlens.v1.manifest_pb2 import Pooling, PoolingDefaults
+from attnlens_export import SourceError
+from attnlens_export.pooling import read_pooling, write_pooling
+from attnlens_export.side_files import (
+    copy_described,
+    read_license,
+    read_max_tokens,
+    write_config,
+    write_tokenizer,
+)
+from attnlens_model import EncoderConfig, read_config
+
+MEAN, CLS, MAX = Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "source"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    directory = tmp_path / "bundle"
+    directory.mkdir()
+    return directory
+
+
+def write(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_modules(source: Path, pooling: dict[str, object], *kinds: str) -> None:
+    names = ("Transformer", "Pooling", *kinds)
+    types = [f"sentence_transformers.models.{name}" for name in names]
+    paths = ["" if index == 0 else f"{index}_{name}" for index, name in enumerate(names)]
+    write(source / "modules.json", [{"path": p, "type": t} for p, t in zip(paths, types, strict=True)])
+    write(source / "1_Pooling" / "config.json", pooling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, MEAN),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, CLS),
+        ({"pooling_mode_max_tokens": True}, MAX),
+        ({"pooling_mode": "cls"}, CLS),
+        ({"pooling_mode": ["max"]}, MAX),
+        ({"embedding_dimension": 48}, MEAN),
+    ],
+)
+def test_pooling_is_what_sentence_transformers_says(
+    settings: dict[str, object], expected: Pooling.ValueType, source: Path
+) -> None:
+    write_modules(source, settings)
+    assert read_pooling(source, None, None) == PoolingDefaults(pooling=expected, normalize=False)
+    write_modules(source, settings, "Normalize")
+    assert read_pooling(source, None, None) == PoolingDefaults(pooling=expected, normalize=True)
+
+
+def test_without_pooling_files_it_is_the_mean_not_normalized(source: Path) -> None:
+    assert read_pooling(None, None, None) == PoolingDefaults(pooling=MEAN)
+    assert read_pooling(source, None, None) == PoolingDefaults(pooling=MEAN)
+
+
+def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
+    write_modules(source, {"pooling_mode": "mean"}, "Normalize")
+    assert read_pooling(source, "max", None) == PoolingDefaults(pooling=MAX, normalize=True)
+    assert read_pooling(source, None, normalize=False) == PoolingDefaults(pooling=MEAN, normalize=False)
+    assert read_pooling(None, "cls", normalize=True) == PoolingDefaults(pooling=CLS, normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds", "named"),
+    [
+        ({"pooling_mode": "lasttoken"}, [], "lasttoken"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, [], "mean_sqrt_len_tokens"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, [], "max + mean"),
+        ({"pooling_mode": "mean"}, ["Dense"], "Dense"),
+    ],
+)
+def test_what_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
+    settings: dict[str, object], kinds: list[str], named: str, source: Path
+) -> None:
+    write_modules(source, settings, *kinds)
+    with pytest.raises(SourceError) as caught:
+        read_pooling(source, None, None)
+    assert named in str(caught.value)
+    assert "--pooling mean|cls|max" in str(caught.value)
+    assert read_pooling(source, "cls", None).pooling == CLS
+
+
+def test_a_broken_modules_file_is_named(source: Path) -> None:
+    write(source / "modules.json", {"0": "Transformer"})
+    with pytest.raises(SourceError, match=r"modules\.json is not a list of modules"):
+        read_pooling(source, None, None)
+
+
+@pytest.mark.parametrize("pooling", [MEAN, CLS, MAX])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_written_pooling_reads_back(
+    pooling: Pooling.ValueType, normalize: bool, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    defaults = PoolingDefaults(pooling=pooling, normalize=normalize)
+    write_pooling(bundle, tiny_config, defaults, 33)
+    assert read_pooling(bundle, None, None) == defaults
+    assert read(bundle / "sentence_bert_config.json") == {"max_seq_length": 33}
+    assert read(bundle / "1_Pooling" / "config.json")["word_embedding_dimension"] == 48
+
+
+@pytest.mark.parametrize(
+    ("sentence_limit", "tokenizer_limit", "expected"),
+    [
+        (None, None, 40),
+        (16, 512, 16),
+        (512, 24, 24),
+        (None, int(1e30), 40),
+        (None, 1e30, 40),
+        (0, -1, 40),
+    ],
+)
+def test_the_limit_is_the_smallest_that_is_meant(
+    sentence_limit: object,
+    tokenizer_limit: object,
+    expected: int,
+    source: Path,
+    tiny_config: EncoderConfig,
+) -> None:
+    write(source / "sentence_bert_config.json", {"max_seq_length": sentence_limit})
+    write(source / "tokenizer_config.json", {"model_max_length": tokenizer_limit})
+    assert read_max_tokens(source, tiny_config) == expected
+    assert read_max_tokens(None, tiny_config) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("---\nlanguage: en\nlicense: apache-2.0\ntags:\n- x\n---\n# Model\n", "apache-2.0"),
+        ("---\nlicense: 'mit'\n---\n", "mit"),
+        ("---\nlicense: other\nlicense_name: my-licence\n---\n", "my-licence"),
+        ("---\ntags: x\n---\nlicense: mit\n", ""),
+        ("# Model\nlicense: mit\n", ""),
+        ("---\nlicense: mit\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_licence_is_the_one_in_the_header_of_the_readme(text: str, expected: str, source: Path) -> None:
+    (source / "README.md").write_text(text, encoding="utf-8")
+    assert read_license(source) == expected
+
+
+def test_without_a_readme_no_licence_is_stated(source: Path) -> None:
+    assert read_license(source) == read_license(None) == ""
+
+
+def test_published_configuration_keys_are_kept(source: Path, bundle: Path) -> None:
+    published: dict[str, object] = {
+        "model_type": "bert",
+        "vocab_size": 101,
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 56,
+        "max_position_embeddings": 40,
+        "label2id": {"a": 0},
+    }
+    write(source / "config.json", published)
+    config = read_config(source / "config.json")
+    write_config(bundle, source, config, external_data=False)
+    assert read(bundle / "config.json") == published | {"pad_token_id": 0}
+    write_config(bundle, source, config, external_data=True)
+    assert read(bundle / "config.json")["transformers.js_config"] == {"use_external_data_format": True}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_a_fresh_encoder_gets_a_configuration_that_others_read(
+    activation: str, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    from transformers import AutoConfig  # noqa: PLC0415 - slow
+
+    values = json.loads(tiny_config.to_json())
+    config = EncoderConfig(**values | {"activation": activation, "is_causal": True, "pad_token_id": 3})
+    write_config(bundle, None, config, external_data=False)
+    assert read_config(bundle / "config.json") == config
+    read_by_others = AutoConfig.from_pretrained(bundle)
+    assert read_by_others.model_type == "bert"
+    assert read_by_others.hidden_size == 48
+    assert read_by_others.pad_token_id == 3
+
+
+def write_word_level(path: Path, size: int) -> None:
+    words = {"[PAD]": 0, "[UNK]": 1} | {f"w{index}": index for index in range(2, size)}
+    Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
+
+
+def test_a_tokenizer_is_copied_and_described(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
+    write_word_level(source / "tokenizer.json", 101)
+    write(source / "tokenizer_config.json", {"unk_token": "[UNK]", "model_max_length": 1e30})
+    write_tokenizer(bundle, source, None, tiny_config, 24)
+    assert (bundle / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    settings = read(bundle / "tokenizer_config.json")
+    assert settings == {"unk_token": "[UNK]", "model_max_length": 24, "pad_token": "[PAD]"}
+    assert read(bundle / "special_tokens_map.json") == {"unk_token": "[UNK]", "pad_token": "[PAD]"}
+
+
+def test_a_tokenizer_from_elsewhere_replaces_the_description_too(
+    source: Path, bundle: Path, tmp_path: Path, tiny_config: EncoderConfig
+) -> None:
+    write_word_level(source / "tokenizer.json", 90)
+    write(source / "tokenizer_config.json", {"mask_token": "[MASK]"})
+    write_word_level(tmp_path / "mine.json", 50)
+    write_tokenizer(bundle, source, tmp_path / "mine.json", tiny_config, 24)
+    assert (bundle / "tokenizer.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+    assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    write_word_level(source / "tokenizer.json", 102)
+    with pytest.raises(SourceError, match=r"has the id 101 \('w101'\).*vocab_size=101"):
+        write_tokenizer(bundle, source, None, tiny_config, 24)
+
+
+def test_a_broken_tokenizer_is_refused(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
+    (source / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(SourceError, match="is not a tokenizer"):
+        write_tokenizer(bundle, source, None, tiny_config, 24)
+
+
+def test_without_a_tokenizer_nothing_is_written(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    write(source / "tokenizer_config.json", {"mask_token": "[MASK]"})
+    write_tokenizer(bundle, source, None, tiny_config, 24)
+    assert list(bundle.iterdir()) == []
+
+
+def test_licences_are_copied_and_weights_are_not(source: Path, bundle: Path) -> None:
+    for name in ("LICENSE", "LICENSE.txt", "vocab.txt", "model.safetensors", "README.md"):
+        (source / name).write_text(name, encoding="utf-8")
+    copy_described(bundle, source)
+    assert {path.name for path in bundle.iterdir()} == {"LICENSE", "LICENSE.txt", "vocab.txt"}
