@@ -178,13 +178,16 @@ def encode_request(
     for name, chosen in (("layers", layers), ("heads", heads)):
         if chosen is not None and len(chosen) == 0:
             raise ValueError(f"{name} is empty: leave it out for all, or set attentions=False for none")
+    reduction = _chosen("head_reduction", head_reduction, _HEAD_REDUCTIONS)
+    if not attentions and (layers or heads or head_reduction != "none"):
+        raise ValueError("layers, heads and head_reduction choose attention weights: set attentions=True")
     return EncodeRequest(
         model=model,
         truncate=truncate,
         outputs=outputs,
         layers=[int(layer) for layer in layers or ()],
         heads=[int(head) for head in heads or ()],
-        head_reduction=_chosen("head_reduction", head_reduction, _HEAD_REDUCTIONS),
+        head_reduction=reduction if attentions else HeadReduction.HEAD_REDUCTION_UNSPECIFIED,
         data_type=_chosen("dtype", np.dtype(dtype).name, _DATA_TYPES),
     )
 

@@ -1,0 +1,75 @@
+"""The asyncio client, where it differs: many tasks at a time, cancellation, asynchronous streams."""
+
+import asyncio
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from attnlens_client import AsyncClient, Client, InputTooLongError, LayerPart
+from served import ServerProcess
+
+
+async def test_many_tasks_share_a_client(
+    minilm_server: ServerProcess, client: Client, passages: list[str]
+) -> None:
+    texts = passages[:64]
+    expected = client.embed(texts, truncate=True)
+    async with AsyncClient(minilm_server.address) as many:
+        vectors = await asyncio.gather(*(many.embed([text], truncate=True) for text in texts))
+    assert np.abs(np.concatenate(vectors) - expected).max() <= 1e-5
+
+
+async def test_results_of_many_calls_come_in_order(
+    minilm_server: ServerProcess, client: Client, passages: list[str]
+) -> None:
+    texts = passages[:60]
+    async with AsyncClient(minilm_server.address, batch_size=7) as many_calls:
+        vectors = await many_calls.embed(texts, truncate=True)
+        encoded = await many_calls.encode(texts[:20], attentions=False, truncate=True)
+        tokenized = await many_calls.tokenize(texts[:20])
+    assert np.abs(vectors - client.embed(texts, truncate=True)).max() <= 1e-5
+    assert [text.num_tokens_total for text in encoded] == [len(text.tokens) for text in tokenized]
+    assert tokenized == client.tokenize(texts[:20])
+
+
+async def test_streams_give_what_encode_gives(minilm_server: ServerProcess) -> None:
+    texts = ["It rained.", "", "The cat sat on the mat."]
+    async with AsyncClient(minilm_server.address, batch_size=2) as client:
+        encoded = await client.encode(texts)
+        streamed = [text async for text in client.stream(texts)]
+        parts = [part async for part in client.stream_parts(texts, layers=[0, 5])]
+    for one, other in zip(encoded, streamed, strict=True):
+        assert one.attentions is not None
+        assert other.attentions is not None
+        assert np.abs(one.attentions - other.attentions).max() <= 1e-5
+    layers = [(part.input_index, part.layer) for part in parts if isinstance(part, LayerPart)]
+    assert layers == [(index, layer) for index in range(3) for layer in (0, 5)]
+
+
+async def test_a_stream_can_be_left_early(minilm_server: ServerProcess) -> None:
+    async with AsyncClient(minilm_server.address) as client:
+        async with aclosing(client.stream(["word " * 200] * 40)) as stream:  # type: ignore[type-var]
+            assert (await anext(stream)).num_tokens == 202
+        assert (await client.embed(["It rained."])).shape == (1, 384)
+
+
+async def test_a_failure_of_one_call_is_raised_once_with_the_texts_own_number(
+    minilm_server: ServerProcess,
+) -> None:
+    async with AsyncClient(minilm_server.address, batch_size=4) as client:
+        with pytest.raises(InputTooLongError) as caught:
+            await client.embed(["a"] * 10 + ["word " * 300] + ["a"] * 30)
+        assert caught.value.text_index == 10
+        assert (await client.embed(["a"])).shape == (1, 384)
+
+
+async def test_a_cancelled_task_leaves_the_client_usable(minilm_server: ServerProcess) -> None:
+    async with AsyncClient(minilm_server.address) as client:
+        task = asyncio.create_task(client.embed(["word " * 200] * 200))
+        await client.get_model()  # by then the task has sent something
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await client.embed([])).shape == (0, 384)
+        assert (await client.list_models())[0].name == (await client.get_model()).name

@@ -1,0 +1,222 @@
+"""What the client returns, against plain ONNX Runtime on the same bundle. The server is a real process."""
+
+import asyncio
+import doctest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlens_client
+from attnlens_client import Client, HeadPart, LayerPart
+from served import ServerProcess
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+TEXTS = [SENTENCE, "", "Zoë's café in 東京 😀", "word " * 200, "It rained."]
+
+Outputs = Callable[[str], tuple[Any, Any]]
+
+
+def test_embed_returns_the_normalized_mean_of_the_token_vectors(client: Client, outputs: Outputs) -> None:
+    means = np.stack([outputs(text)[0].mean(axis=0) for text in TEXTS])
+    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
+    vectors = client.embed(TEXTS)
+    assert vectors.dtype == np.float32
+    assert np.abs(vectors - expected).max() <= 1e-5
+
+
+def test_pooling_normalization_and_dimensions_are_those_asked_for(client: Client, outputs: Outputs) -> None:
+    hidden_states, _ = outputs(SENTENCE)
+    raw = client.embed([SENTENCE], pooling="cls", normalize=False)[0]
+    assert np.abs(raw - hidden_states[0]).max() <= 1e-5
+    largest = client.embed([SENTENCE], pooling="max", normalize=False, dimensions=16)[0]
+    assert np.abs(largest - hidden_states.max(axis=0)[:16]).max() <= 1e-5
+
+
+def test_half_precision_halves_the_bytes_and_keeps_the_numbers(client: Client) -> None:
+    full, half = client.embed(TEXTS), client.embed(TEXTS, dtype="float16")
+    assert half.dtype == np.float16
+    assert np.abs(full - half).max() <= 1e-3
+
+
+def test_no_texts_give_an_empty_result_of_the_right_width(client: Client) -> None:
+    assert client.embed([]).shape == (0, 384)
+    assert client.embed([], dimensions=8, dtype="float16").shape == (0, 8)
+    assert client.encode([]) == []
+    assert list(client.stream([])) == []
+    assert client.tokenize([]) == []
+
+
+def test_vectors_may_be_changed_in_place(client: Client) -> None:
+    vectors = client.embed(["It rained."])
+    vectors *= 2
+    assert np.linalg.norm(vectors) == pytest.approx(2, abs=1e-5)
+
+
+def test_encode_returns_hidden_states_and_every_attention_map(client: Client, outputs: Outputs) -> None:
+    for text, result in zip(TEXTS, client.encode(TEXTS), strict=True):
+        hidden_states, attentions = outputs(text)
+        assert result.hidden_states is not None
+        assert result.attentions is not None
+        assert np.abs(result.hidden_states - hidden_states).max() <= 1e-5
+        assert np.abs(result.attentions - attentions).max() <= 1e-5
+        assert (result.layers, result.heads) == (tuple(range(6)), tuple(range(12)))
+        assert len(result.tokens) == result.num_tokens == len(hidden_states)
+
+
+def test_layers_and_heads_come_in_the_order_asked_for(client: Client, outputs: Outputs) -> None:
+    _, attentions = outputs(SENTENCE)
+    [result] = client.encode([SENTENCE], layers=[-1, 0], heads=[3, -12], hidden_states=False)
+    assert (result.layers, result.heads, result.hidden_states) == ((5, 0), (3, 0), None)
+    assert result.attentions is not None
+    assert np.abs(result.attentions - attentions[[5, 0]][:, [3, 0]]).max() <= 1e-5
+
+
+def test_heads_can_be_averaged(client: Client, outputs: Outputs) -> None:
+    _, attentions = outputs(SENTENCE)
+    [result] = client.encode([SENTENCE], head_reduction="mean")
+    assert result.attentions is not None
+    assert np.abs(result.attentions - attentions.mean(axis=1, keepdims=True)).max() <= 1e-5
+
+
+def test_hidden_states_alone_come_without_attention(client: Client) -> None:
+    [result] = client.encode([SENTENCE], attentions=False)
+    assert result.attentions is None
+    assert result.layers == result.heads == ()
+
+
+def test_a_text_gets_the_same_vector_alone_and_among_others(client: Client, passages: list[str]) -> None:
+    together = client.embed(passages[:100], truncate=True)
+    alone = np.concatenate([client.embed([text], truncate=True) for text in passages[:100:9]])
+    assert np.abs(together[::9] - alone).max() <= 1e-5
+
+
+def test_results_of_many_calls_come_in_the_order_of_the_texts(
+    minilm_server: ServerProcess, client: Client, passages: list[str]
+) -> None:
+    with Client(minilm_server.address, batch_size=7, max_in_flight=5) as many_calls:
+        parts = many_calls.embed_with_usage(passages[:200], truncate=True)
+    assert np.abs(parts.vectors - client.embed(passages[:200], truncate=True)).max() <= 1e-5
+    assert len(parts.usages) == 200
+    tokens = [len(text.tokens) for text in client.tokenize(passages[:200])]
+    assert [usage.num_tokens_total for usage in parts.usages] == tokens
+    assert any(usage.truncated for usage in parts.usages) == (max(tokens) > 256)
+
+
+def test_requests_beyond_the_servers_limits_are_split(minilm_bundle: Path, passages: list[str]) -> None:
+    limits = ("--max-inputs-per-request", "5", "--max-message-bytes", "65536", "--max-text-bytes", "60000")
+    with ServerProcess(minilm_bundle, *limits) as server, Client(server.address) as client:
+        assert client.embed(passages[:60], truncate=True).shape == (60, 384)
+        short = [text[:40] for text in passages[:20]]
+        assert len(client.encode(short, layers=[-1], head_reduction="mean")) == 20
+        assert len(client.tokenize(passages[:20])) == 20
+        assert [text.num_tokens for text in client.stream(short, layers=[0], heads=[0])] == [
+            len(text.tokens) for text in client.tokenize(short)
+        ]
+
+
+def test_token_ids_give_what_their_text_gives(client: Client) -> None:
+    [tokenized] = client.tokenize([SENTENCE])
+    ids = [token.id for token in tokenized.tokens]
+    assert np.abs(client.embed([ids]) - client.embed([SENTENCE])).max() <= 1e-6
+    assert np.abs(client.embed([np.array(ids)]) - client.embed([SENTENCE])).max() <= 1e-6  # type: ignore[list-item]
+
+
+def test_offsets_point_at_the_source_of_each_token(client: Client) -> None:
+    text = "Zoë's café: 東京 😀!"
+    [tokenized] = client.tokenize([text])
+    assert not tokenized.exceeds_max_tokens
+    for token in tokenized.tokens:
+        source = text[token.char_start : token.char_end]
+        assert text.encode()[token.byte_start : token.byte_end].decode() == source
+        assert token.is_special == (token.word_index is None) == (source == "")
+    assert client.tokenize(["word " * 300])[0].exceeds_max_tokens
+
+
+def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: Client) -> None:
+    encoded = client.encode(TEXTS, layers=[1, -1])
+    with Client(minilm_server.address, batch_size=2) as many_calls:
+        streamed = list(many_calls.stream(TEXTS, layers=[1, -1]))
+    for one, other in zip(encoded, streamed, strict=True):
+        assert one.hidden_states is not None
+        assert other.hidden_states is not None
+        assert one.attentions is not None
+        assert other.attentions is not None
+        assert np.abs(one.hidden_states - other.hidden_states).max() <= 1e-5
+        assert np.abs(one.attentions - other.attentions).max() <= 1e-5
+        assert (one.tokens, one.layers, one.heads) == (other.tokens, other.layers, other.heads)
+    assert [text.attentions for text in client.stream(TEXTS, attentions=False)] == [None] * len(TEXTS)
+
+
+def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: ServerProcess) -> None:
+    with Client(minilm_server.address, batch_size=1) as client:
+        parts = list(client.stream_parts(["It rained.", "It was wet."], layers=[4, 0]))
+    assert [(part.input_index, type(part)) for part in parts] == [
+        (index, kind) for index in (0, 1) for kind in (HeadPart, LayerPart, LayerPart)
+    ]
+    assert [part.layer for part in parts if isinstance(part, LayerPart)] == [4, 0, 4, 0]
+
+
+def test_a_stream_that_is_left_early_disturbs_nothing(client: Client) -> None:
+    stream = client.stream(["word " * 200] * 40)
+    assert next(stream).num_tokens == 202
+    stream.close()  # type: ignore[attr-defined]
+    assert client.embed(["It rained."]).shape == (1, 384)
+
+
+def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
+    model = client.get_model()
+    assert client.list_models() == [model] == [client.get_model(model.name)]
+    assert (model.hidden_size, model.num_layers, model.num_heads, model.max_tokens) == (384, 6, 12, 256)
+    assert (model.pooling, model.normalize, model.family) == ("mean", True, "bert")
+    assert model.parity.passed
+    assert {figure.output for figure in model.parity.figures} == {"last_hidden_state", "attentions"}
+    assert model.execution_providers == ("CPUExecutionProvider",)
+    assert "onnxruntime" in model.versions
+
+
+def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:
+    names = {**vars(attnlens_client), "asyncio": asyncio, "client": client, "address": minilm_server.address}
+    modules = [attnlens_client.client, attnlens_client.async_client]
+    examples = [test for module in modules for test in doctest.DocTestFinder().find(module, globs=names)]
+    runner = doctest.DocTestRunner()
+    for example in examples:
+        runner.run(example)
+    assert runner.summarize().failed == 0
+    assert sum(len(example.examples) for example in examples) >= 12
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ("It rained.", {}, "give a list of texts"),
+        ([b"It rained."], {}, r"texts\[0\] is bytes"),
+        (["a", 5], {}, r"texts\[1\] is int"),
+        ([["it", "rained"]], {}, r"texts\[0\] has an entry that is no token id"),
+        (["\ud800"], {}, r"texts\[0\] can't be sent"),
+        ([[1 << 40]], {}, r"texts\[0\] can't be sent"),
+        (["a"], {"pooling": "median"}, "choose one of mean, cls, max"),
+        (["a"], {"dimensions": 0}, "dimensions is 0"),
+        (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_is_sent(
+    texts: Any, options: dict[str, Any], message: str
+) -> None:
+    with (
+        Client("127.0.0.1:1", max_attempts=1) as client,
+        pytest.raises((TypeError, ValueError), match=message),
+    ):
+        client.embed(texts, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"layers": []}, {"heads": []}, {"hidden_states": False, "attentions": False}]
+)
+def test_asking_encode_for_what_can_not_be_is_a_mistake(options: dict[str, Any]) -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client:
+        for method in (client.encode, client.stream, client.stream_parts):
+            with pytest.raises(ValueError, match=r"leave it out for all|use tokenize|set attentions=True"):
+                method(["a"], **options)

@@ -1,0 +1,127 @@
+"""Every typed failure, raised by a real server."""
+
+import pickle
+from pathlib import Path
+
+import grpc
+import pytest
+
+from attnlens_client import (
+    AttnlensError,
+    Client,
+    DeadlineExceededError,
+    InputTooLongError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    ResponseTooLargeError,
+    UnavailableError,
+)
+from served import ServerProcess
+
+LONG = "word " * 300
+
+
+def test_a_text_that_is_too_long_says_by_how_much(client: Client) -> None:
+    with pytest.raises(InputTooLongError, match=r"texts\[0\] has 302 tokens.*256.*truncate") as caught:
+        client.embed([LONG])
+    error = caught.value
+    assert (error.num_tokens, error.max_tokens, error.text_index) == (302, 256, 0)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG")
+    assert isinstance(error.__cause__, grpc.RpcError)
+    assert client.embed([LONG], truncate=True).shape == (1, 384)
+
+
+@pytest.mark.parametrize("method", ["embed", "encode", "stream"])
+def test_in_split_calls_the_text_has_the_callers_number(minilm_server: ServerProcess, method: str) -> None:
+    with (
+        Client(minilm_server.address, batch_size=4) as client,
+        pytest.raises(InputTooLongError, match=r"^texts\[9\] has") as caught,
+    ):
+        list(getattr(client, method)(["a"] * 9 + [LONG]))
+    assert caught.value.text_index == 9
+
+
+def test_a_field_without_sense_is_named(client: Client) -> None:
+    for method in (client.encode, client.stream):
+        with pytest.raises(InvalidRequestError, match=r"^layers\[1\].*6") as caught:
+            list(method(["a"], layers=[0, 6]))
+        assert caught.value.reason == "INVALID_FIELD"
+        assert caught.value.text_index is None
+    with pytest.raises(InvalidRequestError, match=r"texts\[0\]\.token_ids"):
+        client.embed([[101, 999_999, 102]])
+
+
+def test_an_unknown_model_comes_with_those_that_exist(client: Client) -> None:
+    with pytest.raises(ModelNotFoundError, match="nope") as caught:
+        client.embed(["a"], model="nope")
+    assert caught.value.available == client.get_model().name
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(minilm_bundle: Path) -> None:
+    limits = ("--max-message-bytes", "4194304", "--max-text-bytes", "65536")
+    with ServerProcess(minilm_bundle, *limits) as server, Client(server.address) as client:
+        with pytest.raises(ResponseTooLargeError) as caught:
+            client.encode(["word " * 200])
+        assert caught.value.max_message_bytes == 4194304
+        assert caught.value.size_bytes > 6 * 12 * 202 * 202 * 4
+        [text] = client.stream(["word " * 200])
+        assert text.attentions is not None
+        assert text.attentions.shape == (6, 12, 202, 202)
+
+
+def test_a_result_over_the_clients_own_limit_is_the_same_failure(minilm_server: ServerProcess) -> None:
+    with (
+        Client(minilm_server.address, max_message_bytes=10_000, max_attempts=1) as client,
+        pytest.raises(ResponseTooLargeError) as caught,
+    ):
+        client.encode(["word " * 20])
+    assert caught.value.max_message_bytes == 10_000
+
+
+def test_no_server_is_unavailable() -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client, pytest.raises(UnavailableError) as caught:
+        client.get_model()
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.reason == ""
+
+
+def test_a_server_that_was_stopped_is_unavailable(minilm_bundle: Path) -> None:
+    with ServerProcess(minilm_bundle) as server, Client(server.address, max_attempts=1) as client:
+        client.embed(["a"])
+        server.stop()
+        with pytest.raises(UnavailableError):
+            client.embed(["a"])
+
+
+def test_a_call_ends_at_its_deadline(minilm_server: ServerProcess) -> None:
+    with Client(minilm_server.address, timeout_s=0.02) as client, pytest.raises(DeadlineExceededError):
+        client.encode([LONG], truncate=True)
+
+
+def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) -> None:
+    with (
+        ServerProcess(minilm_bundle, "--max-queue", "1", "--max-inputs-per-request", "1") as server,
+        Client(server.address) as holder,
+        Client(server.address, max_attempts=1) as impatient,
+        Client(server.address, timeout_s=1) as patient,
+    ):
+        parts = holder.stream_parts(["word " * 200])
+        next(parts)  # the rest waits to be fetched, and the text keeps its place in the queue
+        with pytest.raises(OverloadedError, match="try again") as caught:
+            impatient.embed(["a"])
+        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises((OverloadedError, DeadlineExceededError)):
+            patient.embed(["a"])
+        list(parts)
+        assert patient.embed(["a"]).shape == (1, 384)
+
+
+def test_failures_can_be_pickled(client: Client) -> None:
+    with pytest.raises(InputTooLongError) as caught:
+        client.embed([LONG])
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is InputTooLongError
+    assert (str(copy), copy.num_tokens, copy.reason) == (str(caught.value), 302, "INPUT_TOO_LONG")
+    assert isinstance(copy, AttnlensError)

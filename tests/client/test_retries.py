@@ -1,0 +1,125 @@
+"""Servers that come late or have no room, and the numbers behind the retries."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlens_client import Client, Settings
+from attnlens_client.attempts import Attempts
+from attnlens_client.channel import channel_options, service_config
+from attnlens_client.errors import OverloadedError
+from served import ServerProcess
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # the other side is gone, and so is the connection
+
+
+@contextmanager
+def forwarded(listener: socket.socket, address: str) -> Iterator[None]:
+    """Pass what arrives at `listener` on to `address`."""
+    host, port = address.split(":")
+    sockets: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                incoming, _ = listener.accept()
+            except OSError:
+                return
+            outgoing = socket.create_connection((host, int(port)))
+            sockets.extend((incoming, outgoing))
+            for pair in ((incoming, outgoing), (outgoing, incoming)):
+                threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize("wait_for_ready", [False, True])
+def test_a_server_that_comes_late_is_found(minilm_server: ServerProcess, wait_for_ready: bool) -> None:
+    with socket.socket() as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with Client(address, wait_for_ready=wait_for_ready) as client:
+            waiting = threads.submit(client.embed, ["It rained."])
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            listener.listen()
+            with forwarded(listener, minilm_server.address):
+                assert waiting.result(timeout=30).shape == (1, 384)
+                client.close()
+
+
+def test_many_clients_of_a_small_queue_all_get_their_vectors(
+    minilm_bundle: Path, minilm_server: ServerProcess, passages: list[str]
+) -> None:
+    texts = passages[:30]
+    with Client(minilm_server.address) as client:
+        expected = client.embed(texts, truncate=True)
+    limits = ("--max-queue", "8", "--max-inputs-per-request", "8")
+    with ServerProcess(minilm_bundle, *limits) as server, ThreadPoolExecutor(12) as threads:
+
+        def embed_all(_: int) -> float:
+            with Client(server.address) as client:
+                return float(np.abs(client.embed(texts, truncate=True) - expected).max())
+
+        assert max(threads.map(embed_all, range(12))) <= 1e-5
+
+
+def test_the_service_config_retries_what_may_pass() -> None:
+    [method] = service_config(Settings())["methodConfig"]
+    assert method["name"] == [{"service": "attnlens.v1.EncoderService"}]
+    assert method["waitForReady"] is False
+    assert method["retryPolicy"]["maxAttempts"] == 5
+    assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]
+    [method] = service_config(Settings(max_attempts=1, wait_for_ready=True))["methodConfig"]
+    assert "retryPolicy" not in method
+    assert method["waitForReady"] is True
+
+
+def test_channel_options_of_the_caller_win() -> None:
+    options = dict(channel_options(Settings(channel_options=[("grpc.keepalive_time_ms", 1234)])))
+    assert options["grpc.keepalive_time_ms"] == 1234
+    assert options["grpc.max_receive_message_length"] == -1
+    assert json.loads(options["grpc.service_config"])["retryThrottling"]["maxTokens"] == 1000
+    assert dict(channel_options(Settings()))["grpc.keepalive_time_ms"] > 300_000
+
+
+def test_attempts_end_with_the_deadline_and_without_retries_at_once() -> None:
+    overload = OverloadedError("full")
+    attempts = Attempts(Settings(timeout_s=None))
+    delays = [attempts.delay_s(overload) for _ in range(20)]
+    assert attempts.timeout_s() is None
+    assert 0.1 <= delays[0] <= 0.2
+    assert all(2.5 <= delay <= 5 for delay in delays[-10:])
+    for settings in (Settings(timeout_s=0.05), Settings(timeout_s=None, max_attempts=1)):
+        with pytest.raises(OverloadedError, match="full"):
+            Attempts(settings).delay_s(overload)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout_s", 0), ("timeout_s", -1), ("batch_size", 0), ("max_in_flight", 0)]
+)
+def test_settings_out_of_range_are_refused(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}: give"):
+        Client("127.0.0.1:1", **{name: value})  # type: ignore[arg-type]
