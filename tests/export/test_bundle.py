@@ -1,0 +1,314 @@
+"""Whole bundles: what is in them, when they appear, and when they don't."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tokenizers import Tokenizer
+
+from attnlens.bundle import read_manifest, verify_files
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export import (
+    BundleSummary,
+    ExportOptions,
+    OutputError,
+    ParityError,
+    SourceError,
+    bundle,
+    export_bundle,
+)
+from attnlens_export.graph import TracedGraph
+from attnlens_export.grid import small_grid
+from attnlens_model import EncoderConfig
+
+QUICK = ExportOptions(grid=small_grid(40))
+
+
+def export_tiny(config: EncoderConfig, output: Path, options: ExportOptions = QUICK) -> BundleSummary:
+    return export_bundle(config, output, options)
+
+
+def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
+    manifest = read_manifest(minilm_bundle)
+    verify_files(minilm_bundle, manifest)
+    assert {file.path for file in manifest.files} == {
+        "1_Pooling/config.json",
+        "config.json",
+        "config_sentence_transformers.json",
+        "modules.json",
+        "onnx/model.onnx",
+        "onnx/model_attentions.onnx",
+        "parity/report.json",
+        "parity/report.md",
+        "sentence_bert_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    }
+    on_disk = {
+        path.relative_to(minilm_bundle).as_posix() for path in minilm_bundle.rglob("*") if path.is_file()
+    }
+    assert on_disk == {file.path for file in manifest.files} | {"manifest.json"}
+
+
+def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> None:
+    manifest = read_manifest(minilm_bundle)
+    assert manifest.source == "model"
+    assert manifest.weights_license == "apache-2.0"
+    assert manifest.max_tokens == 256
+    assert manifest.pooling.pooling == Pooling.POOLING_MEAN
+    assert manifest.pooling.normalize
+    sizes = manifest.architecture
+    assert (sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size) == (6, 12, 384, 30522)
+    assert sizes.max_position_embeddings == 512
+    assert set(manifest.tool_versions) == {"attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch"}
+    embeddings, attentions = manifest.graphs
+    assert [(each.opset, each.ir_version) for each in manifest.graphs] == [(17, 8), (17, 8)]
+    assert [value.name for value in embeddings.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert {tuple(value.axes) for value in embeddings.inputs} == {("batch_size", "sequence_length")}
+    assert {value.data_type for value in embeddings.inputs} == {DataType.DATA_TYPE_INT64}
+    assert [value.name for value in embeddings.outputs] == ["last_hidden_state"]
+    assert [value.name for value in attentions.outputs] == [
+        "last_hidden_state",
+        *(f"attentions.{layer}" for layer in range(6)),
+    ]
+    assert list(attentions.outputs[1].axes) == ["batch_size", "12", "sequence_length", "sequence_length"]
+
+
+def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
+    parity = read_manifest(minilm_bundle).parity
+    assert parity.passed
+    assert parity.num_cases == 52
+    assert [(each.graph, each.output) for each in parity.figures] == [
+        ("onnx/model.onnx", "last_hidden_state"),
+        ("onnx/model_attentions.onnx", "last_hidden_state"),
+        ("onnx/model_attentions.onnx", "attentions"),
+    ]
+    for each in parity.figures:
+        assert 0 < each.max_abs_error <= 1.5e-5
+        assert 0 < each.torch_abs_error_float64 <= 1e-5
+        assert each.min_cosine > 1 - 1e-8
+    report = json.loads((minilm_bundle / "parity" / "report.json").read_text(encoding="utf-8"))
+    assert report["passed"]
+    assert len(report["measurements"]) == 3 * 52
+    assert len(report["invariants"]) == 2 * 52
+    for each in report["measurements"]:
+        assert (
+            each["max_abs_error"] <= max(1e-5, 4 * each["torch_abs_error_float64"]) == each["allowed_error"]
+        )
+        assert each["alone_error"] <= 1e-5
+    for each in report["invariants"]:
+        assert each["finite"]
+        assert each["row_sum_error"] <= 1e-5
+        assert each["masked_weight"] == each["empty_row_weight"] == 0
+    page = (minilm_bundle / "parity" / "report.md").read_text(encoding="utf-8")
+    assert page.startswith("# Parity of all-MiniLM-L6-v2: passed")
+
+
+def test_the_minilm_graphs_share_aligned_weights(minilm_bundle: Path) -> None:
+    directory = minilm_bundle / "onnx"
+    assert (directory / "model_attentions.onnx").stat().st_size < 50_000
+    whole = {tensor.name: tensor for tensor in onnx.load(directory / "model.onnx").graph.initializer}
+    content = (directory / "model.onnx").read_bytes()
+    structure = onnx.load(directory / "model_attentions.onnx", load_external_data=False)
+    shared = 0
+    for tensor in structure.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            assert len(tensor.raw_data) < 1024
+            continue
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        offset, length = int(place["offset"]), int(place["length"])
+        assert place["location"] == "model.onnx"
+        assert offset % 64 == 0
+        assert content[offset : offset + length] == whole[tensor.name].raw_data
+        shared += length
+    assert shared > 0.99 * len(content)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
+def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
+    encoding = tokenizer.encode("A bundle is a directory.")
+    feed = {
+        "input_ids": np.array([encoding.ids]),
+        "attention_mask": np.array([encoding.attention_mask]),
+        "token_type_ids": np.array([encoding.type_ids]),
+    }
+    session = onnxruntime.InferenceSession(minilm_bundle / "onnx" / name, providers=["CPUExecutionProvider"])
+    hidden, *attentions = session.run(None, feed)
+    assert hidden.shape == (1, len(encoding.ids), 384)
+    assert len(attentions) == (6 if "attentions" in name else 0)
+    onnx.checker.check_model(minilm_bundle / "onnx" / name)
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_fresh_encoder_is_exported_reproducibly(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+    hashes = []
+    for name in ("first", "second"):
+        summary = export_tiny(tiny_config, tmp_path / name)
+        assert summary.manifest.source == "config+seed:0"
+        assert summary.manifest.model_name == "bert-2x48"
+        hashes.append({file.path: file.sha256 for file in summary.manifest.files})
+    assert "tokenizer.json" not in hashes[0]
+    assert hashes[0] == hashes[1]
+
+
+def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
+    tiny_config: EncoderConfig, tmp_path: Path
+) -> None:
+    """The whole way, tracing included, twice with one seed and once with another."""
+    config = dataclasses.replace(tiny_config, num_layers=1)
+    digests = []
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        export_tiny(config, tmp_path / name, dataclasses.replace(QUICK, seed=seed))
+        digests.append(hashlib.sha256((tmp_path / name / "onnx" / "model.onnx").read_bytes()).hexdigest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_weights_over_the_limit_go_to_a_file_of_their_own(tiny_config: EncoderConfig, output: Path) -> None:
+    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, max_embedded_bytes=10_000))
+    assert summary.manifest.parity.passed
+    assert {file.path for file in summary.manifest.files} >= {"onnx/model.onnx", "onnx/model.onnx_data"}
+    data_size = (output / "onnx" / "model.onnx_data").stat().st_size
+    for name in ("model.onnx", "model_attentions.onnx"):
+        path = output / "onnx" / name
+        assert path.stat().st_size < data_size / 5
+        onnx.checker.check_model(path)
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        locations = {
+            entry.value
+            for tensor in onnx.load(path, load_external_data=False).graph.initializer
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+        assert locations == {"model.onnx_data"}
+    config = json.loads((output / "config.json").read_text(encoding="utf-8"))
+    assert config["transformers.js_config"] == {"use_external_data_format": True}
+
+
+@pytest.mark.usefixtures("broken_trace")
+def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
+    tiny_config: EncoderConfig, output: Path
+) -> None:
+    with pytest.raises(ParityError) as caught:
+        export_tiny(tiny_config, output)
+    message = str(caught.value)
+    assert "onnx/model" in message
+    assert any(f"at {case}: " in message for case in small_grid(40))
+    assert "attentions.1[" in message or "last_hidden_state[" in message
+    assert "PyTorch has" in message
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("broken_trace")
+def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, output: Path) -> None:
+    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, keep_failed=True))
+    assert not summary.parity.passed
+    manifest = read_manifest(output)
+    assert not manifest.parity.passed
+    verify_files(output, manifest)
+    assert "FAILED" in (output / "parity" / "report.md").read_text(encoding="utf-8").splitlines()[0]
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("stage", ["Loading", "Tracing", "Writing", "Parity", "Hashing"])
+def test_an_interrupted_export_leaves_nothing(
+    stage: str, interruption: type[BaseException], tiny_config: EncoderConfig, output: Path
+) -> None:
+    def interrupt(current: str, _done: int, _total: int) -> None:
+        if current.startswith(stage):
+            raise interruption
+
+    with pytest.raises(interruption):
+        export_bundle(tiny_config, output, QUICK, interrupt)
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_an_unfinished_export_has_no_manifest(tiny_config: EncoderConfig, output: Path) -> None:
+    """Even where a process is killed and can't clean up."""
+    seen: list[Path] = []
+
+    def look(_stage: str, _done: int, _total: int) -> None:
+        assert not output.exists()
+        seen.extend(output.parent.rglob("manifest.json"))
+
+    export_bundle(tiny_config, output, QUICK, look)
+    assert seen == []
+    assert (output / "manifest.json").exists()
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_an_existing_bundle_is_replaced_only_by_force(tiny_config: EncoderConfig, output: Path) -> None:
+    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
+    (output / "note.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="--force"):
+        export_tiny(tiny_config, output)
+    assert read_manifest(output).model_name == "old"
+    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="new", force=True))
+    assert read_manifest(output).model_name == "new"
+    assert not (output / "note.txt").exists()
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.usefixtures("broken_trace")
+def test_a_failed_export_by_force_leaves_the_old_bundle(
+    tiny_config: EncoderConfig, output: Path, tiny_trace: TracedGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bundle, "trace", lambda _encoder, _config: tiny_trace)
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
+    with pytest.raises(ParityError):
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
+    verify_files(output, read_manifest(output))
+    assert read_manifest(output).model_name == "old"
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, output: Path) -> None:
+    output.mkdir()
+    (output / "thesis.tex").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="is no bundle"):
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
+    assert (output / "thesis.tex").exists()
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_an_empty_directory_is_taken(tiny_config: EncoderConfig, output: Path) -> None:
+    output.mkdir()
+    export_tiny(tiny_config, output)
+    assert (output / "manifest.json").exists()
+
+
+def test_a_target_below_a_file_is_refused(tiny_config: EncoderConfig, output: Path) -> None:
+    output.write_text("a file", encoding="utf-8")
+    with pytest.raises(OutputError):
+        export_tiny(tiny_config, output / "bundle")
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_pooling_options_end_up_in_the_manifest(tiny_config: EncoderConfig, output: Path) -> None:
+    options = dataclasses.replace(QUICK, pooling="cls", normalize=True)
+    pooling = export_tiny(tiny_config, output, options).manifest.pooling
+    assert pooling.pooling == Pooling.POOLING_CLS
+    assert pooling.normalize
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_tokenizer_of_another_model_ends_the_export(
+    tiny_config: EncoderConfig, output: Path, minilm_dir: Path
+) -> None:
+    options = dataclasses.replace(QUICK, tokenizer=minilm_dir / "tokenizer.json")
+    with pytest.raises(SourceError, match="belongs to another model"):
+        export_tiny(tiny_config, output, options)
+    assert list(output.parent.iterdir()) == []
