@@ -72,22 +72,28 @@ def attend(
 
 def _fetch(text: str, layer: int, head: int | None, server: Server, *, truncate: bool) -> "AttentionMap":
     from attnlens_cli.attention_map import AttentionMap
-    from attnlens_client import Client
+    from attnlens_client import Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
         _check_number("layer", layer, model.num_layers, model.name)
         if head is not None:
             _check_number("head", head, model.num_heads, model.name)
-        [result] = client.encode(
-            [text],
-            layers=[layer],
-            heads=None if head is None else [head],
-            head_reduction="mean",  # of one head: that head
-            hidden_states=False,
-            truncate=truncate,
-            model=server.model,
-        )
+        try:
+            [result] = client.encode(
+                [text],
+                layers=[layer],
+                heads=None if head is None else [head],
+                head_reduction="mean",  # of one head: that head
+                hidden_states=False,
+                truncate=truncate,
+                model=server.model,
+            )
+        except InputTooLongError as error:
+            raise click.ClickException(
+                f"TEXT has {error.num_tokens} tokens, the model takes {error.max_tokens}: "
+                "shorten it, or give --truncate"
+            ) from error
     return AttentionMap(text=text, model=model, result=result)
 
 

@@ -38,7 +38,7 @@ def write_png(attention: AttentionMap, path: Path) -> str:
         figure.savefig(file, format="png", dpi=_DOTS_PER_INCH)
     notes = []
     if step > 1:
-        notes.append(f"every {step}th token has a label")
+        notes.append(f"one token in {step} has a label")
     if any("missing from" in str(warning.message) for warning in caught):
         notes.append("the font lacks some characters, which show as boxes")
     return "".join(f"; {note}" for note in notes)

@@ -13,6 +13,7 @@ from attnlens_cli.attention_map import AttentionMap
 _CELL_WIDTHS = (5, 4, 3)  # of a weight such as 0.12 or .12, or the start of a token; the widest that fits
 _LEADING_ZERO_FROM = 4
 _GAP = 1
+_COLUMN_GAP = 2
 _TOP_OF_MAP = 5
 _TOP_OF_ROW = 20
 _BAR_WIDTH = 30
@@ -54,13 +55,15 @@ def print_map(attention: AttentionMap, top: int | None) -> None:
         console.print("Rows attend to columns; each row sums to 1.")
         _print_table(console, attention, label_width, fitting[0])
         return
+    rows = _largest(attention, top or _TOP_OF_MAP)
     if top is None:
+        rows = _shortened(rows, console.width - label_width - _COLUMN_GAP)
         needed = label_width + count * (_CELL_WIDTHS[-1] + _GAP)
         console.print(
-            f"The table needs {needed} columns and there are {console.width}: these are the {_TOP_OF_MAP} "
+            f"The table needs {needed} columns and there are {console.width}: these are the {len(rows[0])} "
             "largest weights of each token. --png, --json and --token show more."
         )
-    _print_largest(console, attention, min(top or _TOP_OF_MAP, count), label_width)
+    _print_largest(console, attention, rows, label_width)
 
 
 def _print_table(console: Console, attention: AttentionMap, label_width: int, cell_width: int) -> None:
@@ -84,21 +87,41 @@ def _print_table(console: Console, attention: AttentionMap, label_width: int, ce
         console.print(line, soft_wrap=True)
 
 
-def _print_largest(console: Console, attention: AttentionMap, top: int, label_width: int) -> None:
+def _largest(attention: AttentionMap, top: int) -> list[list[Text]]:
+    """Return for each token the `top` largest weights and what they go to."""
     weights = attention.weights
     largest = float(weights.max())
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, width=label_width)
-    for _ in range(top):
-        table.add_column(no_wrap=True)
-    for row in range(len(weights)):
-        cells = []
-        for column in np.argsort(-weights[row], kind="stable")[:top]:
-            weight = float(weights[row, column])
-            cells.append(
-                Text.assemble((f"{weight:.2f} {attention.labels[column]}", _style(weight / largest)))
+    return [
+        [
+            Text.assemble(
+                (f"{row[column]:.2f} {attention.labels[column]}", _style(float(row[column]) / largest))
             )
-        table.add_row(Text(_label(attention, row), Style(bold=True)), *cells)
+            for column in np.argsort(-row, kind="stable")[:top]
+        ]
+        for row in weights
+    ]
+
+
+def _shortened(rows: list[list[Text]], width: int) -> list[list[Text]]:
+    """Return as many columns of `rows`, at least one, as fit into `width`."""
+    ends = np.cumsum(
+        [max(cell.cell_len for cell in column) + _COLUMN_GAP for column in zip(*rows, strict=True)]
+    )
+    fitting = max(1, int((ends - _COLUMN_GAP <= width).sum()))
+    return [row[:fitting] for row in rows]
+
+
+def _print_largest(
+    console: Console, attention: AttentionMap, rows: list[list[Text]], label_width: int
+) -> None:
+    table = Table(
+        box=None, show_header=False, show_edge=False, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False
+    )
+    table.add_column(no_wrap=True, width=label_width)
+    for _ in rows[0]:
+        table.add_column(no_wrap=True)
+    for number, row in enumerate(rows):
+        table.add_row(Text(_label(attention, number), Style(bold=True)), *row)
     console.print(table)
 
 

@@ -70,9 +70,10 @@ def _describe(error: Exception, command_path: str) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return _as_clause(error.format_message()), error.exit_code
     if isinstance(error, ImportError):
-        extra = _missing_extra(error, command_path)
-        if extra is not None:
-            return f"{error.name} is not installed: pip install 'attnlens[{extra}]'", USAGE
+        missing = _missing_module(error, command_path)
+        if missing is not None:
+            module, extra = missing
+            return f"{module} is not installed: pip install 'attnlens[{extra}]'", USAGE
     if type(error).__module__.startswith("attnlens"):
         return str(error), FAILURE
     if isinstance(error, OSError):
@@ -86,13 +87,14 @@ def _as_clause(message: str) -> str:
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
-def _missing_extra(error: ImportError, command_path: str) -> str | None:
+def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:
+    """Return the module that is not there and the extra that brings it in; None where no extra does."""
     if not error.name:
         return None
     root = error.name.partition(".")[0]
-    if root in {"onnxruntime", "tokenizers"}:
-        return _EXTRAS_BY_COMMAND.get(command_path)
-    return next((extra for name, extra in _EXTRAS.items() if name in {root, error.name}), None)
+    if root in {"onnxruntime", "tokenizers"} and command_path in _EXTRAS_BY_COMMAND:
+        return root, _EXTRAS_BY_COMMAND[command_path]
+    return next(((name, extra) for name, extra in _EXTRAS.items() if name in {root, error.name}), None)
 
 
 def _describe_os_error(error: OSError) -> str:

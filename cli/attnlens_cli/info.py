@@ -85,7 +85,7 @@ def _parity_table(parity: "Parity") -> "Table":
     table = Table(title="largest errors", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("graph", "output"):
         table.add_column(name, overflow="fold")
-    for name in ("ONNX - torch", "ONNX - float64", "torch - float64", "lowest cosine"):
+    for name in ("ONNX-torch", "ONNX-f64", "torch-f64", "min. cosine"):
         table.add_column(name, justify="right")
     for figure in parity.figures:
         table.add_row(

@@ -1,0 +1,188 @@
+"""`attnlens attend` and `attnlens info` as processes, against a real server process."""
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlens_client import Client
+from served import ServerProcess
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+
+
+@pytest.fixture
+def attend(run: Run, minilm_server: ServerProcess) -> Run:
+    def run_attend(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return run("attend", SENTENCE, "--address", minilm_server.address, *args, **options)
+
+    return run_attend
+
+
+@pytest.fixture
+def weights(minilm_server: ServerProcess) -> np.ndarray:
+    """All weights of the sentence, shape (L, H, T, T)."""
+    with Client(minilm_server.address) as client:
+        [result] = client.encode([SENTENCE])
+    assert result.attentions is not None
+    return result.attentions
+
+
+def test_json_holds_tokens_and_all_weights(attend: Run, weights: np.ndarray) -> None:
+    result = attend("--json", "--layer", "3", "--head", "-11")
+    assert (result.returncode, result.stderr) == (0, "")
+    answer = json.loads(result.stdout)
+    assert (answer["layer"], answer["heads"], answer["text"]) == (3, [1], SENTENCE)
+    assert (answer["num_tokens"], answer["truncated"]) == (16, False)
+    assert [token["text"] for token in answer["tokens"]][:4] == ["[CLS]", "the", "animal", "didn"]
+    assert np.abs(np.array(answer["weights"]) - weights[3, 1]).max() <= 1e-6
+
+
+def test_the_default_is_the_mean_over_the_heads_of_the_last_layer(attend: Run, weights: np.ndarray) -> None:
+    answer = json.loads(attend("--json").stdout)
+    assert (answer["layer"], answer["heads"]) == (5, list(range(12)))
+    assert np.abs(np.array(answer["weights"]) - weights[-1].mean(axis=0)).max() <= 1e-6
+
+
+@pytest.mark.parametrize(("columns", "width"), [("120", 5), ("100", 4), ("80", 3)])
+def test_the_table_shows_every_weight_where_the_terminal_is_wide_enough(
+    attend: Run, weights: np.ndarray, columns: str, width: int
+) -> None:
+    result = attend("--layer", "3", "--head", "1", env={"COLUMNS": columns})
+    lines = result.stdout.splitlines()
+    assert lines[0] == "all-MiniLM-L6-v2, layer 3 of 0-5, head 1, 16 tokens"
+    assert "\x1b" not in result.stdout
+    assert len(lines) == 2 + 2 + 16
+    assert {len(line) for line in lines[3:]} == {11 + 16 * (width + 1)}
+    shown = np.array([[float(number) for number in line.split()[2:]] for line in lines[4:]])
+    assert np.abs(shown - weights[3, 1]).max() <= 0.00501
+
+
+def test_a_narrow_terminal_gets_the_largest_weights_and_is_told(attend: Run, weights: np.ndarray) -> None:
+    result = attend("--layer", "3", "--head", "1", env={"COLUMNS": "70"})
+    assert "these are the 4 largest weights of each token" in " ".join(result.stdout.split())
+    [row] = [line for line in result.stdout.splitlines() if line.startswith(" 10 it")]
+    assert row.split()[2:4] == [f"{weights[3, 1, 10].max():.2f}", "animal"]
+    assert row.count(".") == 4
+    assert attend("--top", "2").stdout.splitlines()[11].count(".") == 2
+
+
+def test_one_token_is_shown_as_bars_from_the_largest_weight(attend: Run, weights: np.ndarray) -> None:
+    result = attend("--layer", "3", "--head", "1", "--token", "IT", "--top", "4")
+    lines = result.stdout.splitlines()
+    assert lines[1] == "Token 10, 'it', attends to:"
+    order = np.argsort(-weights[3, 1, 10])[:4]
+    shown = [line.split() for line in lines[2:6]]
+    assert [int(words[1]) for words in shown] == order.tolist()
+    assert [float(words[0]) for words in shown] == pytest.approx(weights[3, 1, 10][order], abs=6e-5)
+    assert len(shown[0][3]) > len(shown[1][3]) >= len(shown[3][3]) >= 1
+    assert lines[-1].startswith("12 more tokens share 0.")
+
+
+def test_a_token_can_be_named_by_number_and_stand_in_several_places(attend: Run) -> None:
+    assert "Token 15, '[SEP]', attends to:" in attend("--token", "-1").stdout
+    both = attend("--token", "the").stdout
+    assert "Token 1, 'the'" in both
+    assert "Token 7, 'the'" in both
+
+
+def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProcess) -> None:
+    result = run("attend", "Unfathomable!", "--token", "unfathomable", "--address", minilm_server.address)
+    found = [line for line in result.stdout.splitlines() if line.startswith("Token ")]
+    assert len(found) > 1
+    assert found[0].startswith("Token 1, ")
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("--token", "dog"), "invalid value for '--token': no token or word 'dog' among: [CLS] the animal"),
+        (("--token", "16"), "invalid value for '--token': no token or word '16'"),
+        (
+            ("--layer", "6"),
+            "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5, or -6 to -1",
+        ),
+        (("--head", "-13"), "invalid value for '--head': -13: all-MiniLM-L6-v2 has the heads 0 to 11"),
+        (("--png", "x.jpg"), "invalid value for '--png': x.jpg must end in .png"),
+    ],
+)
+def test_what_does_not_exist_is_a_mistake(attend: Run, args: tuple[str, ...], line: str) -> None:
+    result = attend(*args)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"attnlens attend: {line}")
+
+
+def test_colour_is_for_terminals_that_want_it(attend: Run) -> None:
+    coloured = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
+    assert "\x1b[" in attend(env=coloured).stdout
+    assert "48;2;255;170;0m" in attend("--head", "1", env=coloured).stdout
+    assert "38;" not in attend(env={**coloured, "NO_COLOR": "1"}).stdout
+
+
+def test_a_picture_is_a_png_of_sensible_size(attend: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "map.png"
+    result = attend("--png", picture, "--layer", "3", "--head", "1")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == f"{picture}: all-MiniLM-L6-v2, layer 3 of 0-5, head 1, 16 tokens\n"
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    assert 600 <= width <= 2000
+    assert 600 <= height <= 2000
+    assert 10_000 <= len(content) <= 500_000
+    assert list(tmp_path.iterdir()) == [picture]
+
+
+def test_a_picture_of_a_long_text_says_what_it_leaves_out(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    text = "word " * 300 + "字"
+    args = ("--png", tmp_path / "map.png", "--truncate", "--address", minilm_server.address)
+    result = run("attend", text, *args)
+    assert result.returncode == 0, result.stderr
+    assert "the first 256 tokens of 303; one token in 3 has a label" in result.stderr
+    assert "boxes" in run("attend", "漢 $x$ it", *args).stderr
+
+
+def test_a_picture_without_matplotlib_names_the_extra(attend: Run, tmp_path: Path) -> None:
+    program = "import sys; sys.modules['matplotlib'] = None; from attnlens_cli.main import main; main()"
+    result = attend("--png", tmp_path / "x.png", command=[sys.executable, "-c", program])
+    assert result.returncode == 2
+    assert result.stderr == "attnlens attend: matplotlib is not installed: pip install 'attnlens[plot]'\n"
+
+
+def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: ServerProcess) -> None:
+    args = ("attend", "word " * 300, "--address", minilm_server.address)
+    refused = run(*args)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "302 tokens, the model takes 256: shorten it, or give --truncate" in refused.stderr
+    cut = run(*args, "--truncate")
+    assert "the first 256 tokens of 302" in cut.stdout
+
+
+def test_info_shows_the_model(run: Run, minilm_server: ServerProcess) -> None:
+    shown = run("info", "--address", minilm_server.address).stdout
+    for words in (
+        "all-MiniLM-L6-v2",
+        "6 x 12",
+        "256 tokens",
+        "CPUExecutionProvider",
+        "passed",
+        "last_hidden_state",
+    ):
+        assert words in shown
+
+
+def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -> None:
+    answer = json.loads(run("info", "--json", "--address", minilm_server.address).stdout)
+    assert (answer["hidden_size"], answer["num_layers"], answer["num_heads"]) == (384, 6, 12)
+    assert answer["parity"]["passed"] is True
+    assert all(figure["max_abs_error"] <= 1e-5 for figure in answer["parity"]["figures"])
+    assert answer["limits"]["max_inputs_per_request"] == 512

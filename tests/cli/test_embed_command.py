@@ -1,0 +1,209 @@
+"""`attnlens embed` as a process, against a real server process."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlens_cli.vector_files import JsonlWriter, NpyWriter
+from attnlens_client import Client
+from served import ServerProcess
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# 1,200 different texts, with empty lines, spaces at both ends, and characters of two bytes to four.
+TEXTS = [
+    f" café {number} 東京 😀 " + "word " * (number % 7) if number % 100 else "" for number in range(1200)
+]
+
+
+@pytest.fixture(scope="module")
+def vectors(minilm_server: ServerProcess) -> np.ndarray:
+    with Client(minilm_server.address) as client:
+        return client.embed(TEXTS)
+
+
+def _read_jsonl(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def test_row_i_of_an_npy_file_belongs_to_line_i(
+    run: Run, minilm_server: ServerProcess, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "texts.txt", tmp_path / "vectors.npy"
+    source.write_bytes("\r\n".join(TEXTS).encode())  # no line end after the last
+    result = run(
+        "embed", source, "--address", minilm_server.address, "--output", output, "--batch-size", "37"
+    )
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr.startswith("1,200 texts, ")
+    assert result.stderr.endswith(f" texts/s) -> {output}\n")
+    written = np.load(output)
+    assert written.dtype == np.float32
+    assert np.abs(written - vectors).max() <= 1e-5
+    assert sorted(tmp_path.iterdir()) == [source, output]
+
+
+def test_json_lines_in_and_out_keep_text_and_order(
+    run: Run, minilm_server: ServerProcess, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "texts.jsonl", tmp_path / "vectors.jsonl"
+    objects = [json.dumps({"id": number, "text": text}) for number, text in enumerate(TEXTS)]
+    source.write_text("\n".join([*objects, "", ""]), encoding="utf-8")
+    result = run("embed", source, "--address", minilm_server.address, "-o", output, "--in-flight", "2")
+    assert result.returncode == 0, result.stderr
+    rows = _read_jsonl(output)
+    assert [row["index"] for row in rows] == list(range(1200))
+    assert [row["text"] for row in rows] == TEXTS
+    assert np.abs(np.array([row["embedding"] for row in rows]) - vectors).max() <= 1e-5
+
+
+def test_standard_input_goes_to_standard_output(
+    run: Run, minilm_server: ServerProcess, vectors: np.ndarray
+) -> None:
+    result = run("embed", "--address", minilm_server.address, input="\n".join(TEXTS[:3]) + "\n")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["text"] for row in rows] == TEXTS[:3]
+    assert np.abs(np.array([row["embedding"] for row in rows]) - vectors[:3]).max() <= 1e-5
+
+
+def test_options_reach_the_server(run: Run, minilm_server: ServerProcess, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.npy"
+    options = ("--pooling", "cls", "--no-normalize", "--dimensions", "8", "--dtype", "float16", "--truncate")
+    args = ("embed", "-", "--address", minilm_server.address, "-o", output, *options)
+    result = run(*args, input="It rained.\n" + "word " * 300)
+    assert result.returncode == 0, result.stderr
+    assert "2 texts, 1 of them truncated, 261 tokens" in result.stderr
+    with Client(minilm_server.address) as client:
+        expected = client.embed(["It rained."], pooling="cls", normalize=False, dimensions=8)
+    written = np.load(output)
+    assert (written.shape, written.dtype) == ((2, 8), np.float16)
+    assert np.abs(written[0] - expected[0]).max() <= 1e-3
+
+
+def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProcess, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.npy"
+    assert run("embed", "--address", minilm_server.address, "-o", output).returncode == 0
+    assert np.load(output).shape == (0, 384)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', ', line 3: want an object with a string "text"'),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', ", line 2: not JSON: "),
+        ("a.jsonl", b"[]", ", line 1: want an object"),
+        ("a.txt", b"fine\nna\xefve\n", ", line 2: not UTF-8 (byte 3 of the line)"),
+        ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, the model takes 256"),
+    ],
+)
+def test_a_bad_line_is_named_and_no_output_is_left(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    source, output = tmp_path / name, tmp_path / "vectors.npy"
+    source.write_bytes(content)
+    result = run("embed", source, "--address", minilm_server.address, "-o", output)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith(f"attnlens embed: {source}{message}")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("x.csv", "x.csv must end in .npy or .jsonl"), ("no/x.npy", "there is no directory no")],
+)
+def test_an_output_that_can_not_be_written_is_a_mistake(
+    run: Run, tmp_path: Path, output: str, message: str
+) -> None:
+    result = run("embed", "-o", output, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"attnlens embed: invalid value for '--output': {message}\n",
+    )
+
+
+def test_an_interrupted_run_leaves_the_old_file(minilm_server: ServerProcess, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.npy"
+    output.write_bytes(b"old")
+    args = ["embed", "-", "--address", minilm_server.address, "-o", str(output), "--batch-size", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "attnlens_cli.main", *args],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("It rained.\n" * 20)
+        process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)  # until the partial file is there
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.stderr.read().strip() == "attnlens embed: interrupted"
+        assert process.wait(timeout=30) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors.npy"]
+    assert output.read_bytes() == b"old"
+
+
+def test_a_closed_pipe_ends_the_run_quietly(minilm_server: ServerProcess) -> None:
+    command = (
+        f"yes It rained. | {sys.executable} -m attnlens_cli.main embed --address {minilm_server.address}"
+    )
+    result = subprocess.run(
+        f"{command} | head -n 1", shell=True, capture_output=True, check=False, timeout=60, text=True
+    )
+    assert json.loads(result.stdout)["index"] == 0
+    assert result.stderr == ""
+
+
+def test_a_terminal_sees_progress(minilm_server: ServerProcess, tmp_path: Path) -> None:
+    source = tmp_path / "texts.txt"
+    source.write_text("It rained.\n" * 600)
+    terminal, child_end = pty.openpty()
+    args = ["embed", str(source), "--address", minilm_server.address, "-o", str(tmp_path / "vectors.npy")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "attnlens_cli.main", *args],
+        stdin=subprocess.DEVNULL, stderr=child_end, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    ) as process:  # fmt: skip
+        os.close(child_end)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # how Linux tells that the other end is closed
+                break
+        assert process.wait(timeout=30) == 0
+    os.close(terminal)
+    assert b"texts/s" in shown
+    assert b"600 texts, 3,000 tokens in " in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_json_numbers_read_back_as_the_same_numbers(dtype: type[np.floating], tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(size=(50, 40)).astype(dtype)
+    numbers[0, :4] = [0, 1, np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max]
+    with (tmp_path / "vectors.jsonl").open("wb") as file:
+        writer = JsonlWriter(file, numbers)
+        writer.write(["text"] * 50, numbers)
+        writer.finish()
+    read = np.array([row["embedding"] for row in _read_jsonl(tmp_path / "vectors.jsonl")], dtype)
+    assert np.array_equal(read, numbers)
+
+
+def test_an_npy_file_grows_without_knowing_its_length(tmp_path: Path) -> None:
+    rows = np.arange(30_000, dtype=np.float32).reshape(-1, 3)
+    with (tmp_path / "vectors.npy").open("wb") as file:
+        writer = NpyWriter(file, rows[:0])
+        for start in range(0, len(rows), 999):
+            writer.write([], rows[start : start + 999])
+        writer.finish()
+    assert np.array_equal(np.load(tmp_path / "vectors.npy", mmap_mode="r"), rows)

@@ -1,0 +1,61 @@
+"""How log records look."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from attnlens_cli import logs
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def _written(stream: io.StringIO, level: str) -> str:
+    logs.configure(level, stream)
+    logger = logging.getLogger("attnlens_server.engine")
+    logger.debug("too fine")
+    logger.info("opened %s", "it", extra={"model": "m", "batch": 3})
+    logging.getLogger("somebody.else").info("not ours")
+    try:
+        int("no")
+    except ValueError:
+        logger.exception("failed")
+    return stream.getvalue()
+
+
+def test_without_a_terminal_each_record_is_one_json_object() -> None:
+    opened, failed = [json.loads(line) for line in _written(io.StringIO(), "info").splitlines()]
+    assert (opened["level"], opened["logger"], opened["message"]) == (
+        "info",
+        "attnlens_server.engine",
+        "opened it",
+    )
+    assert (opened["model"], opened["batch"]) == ("m", 3)
+    assert opened["time"].endswith("+00:00")
+    assert failed["exception"].endswith("ValueError: invalid literal for int() with base 10: 'no'")
+
+
+def test_a_terminal_gets_lines_to_read() -> None:
+    lines = _written(_Terminal(), "info").splitlines()
+    assert lines[0].endswith(" INFO    opened it model=m batch=3")
+    assert lines[-1].startswith("ValueError: ")
+
+
+def test_the_level_is_kept() -> None:
+    assert "opened" not in _written(io.StringIO(), "warning")
+    assert "too fine" in _written(io.StringIO(), "debug")
+    assert "not ours" not in _written(io.StringIO(), "debug")

@@ -1,0 +1,181 @@
+"""The root command: help, mistakes, configuration, missing extras, bugs. All as real processes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from attnlens_cli.app import COMMANDS
+from served import ServerProcess
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _program(*lines: str) -> list[str]:
+    """Return a command that runs `lines` and then the command line, its arguments being those after it."""
+    return [
+        sys.executable,
+        "-c",
+        "\n".join(("import sys", *lines, "from attnlens_cli.main import main", "main()")),
+    ]
+
+
+def _assert_one_line(result: subprocess.CompletedProcess[str], code: int, line: str) -> None:
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", f"{line}\n")
+
+
+def test_the_version_is_that_of_the_distribution(run: Run) -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"attnlens {version('attnlens')}\n")
+
+
+def test_the_script_is_installed(run: Run) -> None:
+    script = Path(sys.executable).with_name("attnlens")
+    assert run("--version", command=[str(script)]).stdout.startswith("attnlens ")
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_every_help_ends_with_an_example(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: {' '.join(('attnlens', *command))} ")
+    _, found, example = result.stdout.rpartition("Example")
+    assert found
+    assert f"attnlens {' '.join(command)}" in example
+
+
+def test_without_a_command_there_is_help(run: Run) -> None:
+    result = run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert all(f"  {name} " in result.stderr for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["embd"], "attnlens: no such command embd (did you mean embed?)"),
+        (["--verison"], "attnlens: no such option --verison (did you mean --version?)"),
+        (["embed", "--addres", "x"], "attnlens embed: no such option --addres (did you mean --address?)"),
+        (["embed", "--quux"], "attnlens embed: no such option --quux"),
+        (["attend"], "attnlens attend: missing argument 'TEXT'"),
+        (
+            ["info", "--timeout", "0"],
+            "attnlens info: invalid value for '--timeout': 0.0 is not in the range x>0",
+        ),
+        (
+            ["info", "--tls-key", __file__],
+            "attnlens info: --tls-cert and --tls-key belong together: give both or neither",
+        ),
+        (["--log-level", "loud", "info"], "attnlens: invalid value for '--log-level': 'loud' is not one of"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(run: Run, args: list[str], line: str) -> None:
+    result = run(*args)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(line)
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_server_is_one_line_with_the_remedy(run: Run) -> None:
+    result = run("info", "--address", "127.0.0.1:1", "--timeout", "5")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith(
+        "attnlens info: no server answers at 127.0.0.1:1: start one with `attnlens serve"
+    )
+
+
+def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
+    for args, env in ((["--debug"], {}), ([], {"ATTNLENS_DEBUG": "1"})):
+        result = run(*args, "info", "--address", "127.0.0.1:1", "--timeout", "5", env=env)
+        assert result.returncode == 1
+        assert "Traceback" in result.stderr
+        assert "UnavailableError" in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("attnlens info: no server answers")
+
+
+def test_a_bug_says_that_it_is_one(run: Run) -> None:
+    broken = _program(
+        "import click, attnlens_cli.info as module", "module.info = click.command()(lambda: 1 / 0)"
+    )
+    _assert_one_line(
+        run("info", command=broken),
+        70,
+        "attnlens info: this is a bug: ZeroDivisionError: division by zero "
+        "(run `attnlens --debug ...` to see the traceback)",
+    )
+    assert "Traceback" in run("--debug", "info", command=broken).stderr
+
+
+def test_an_interrupt_is_said_and_has_its_own_exit_code(run: Run) -> None:
+    stopped = _program(
+        "import click, attnlens_cli.info as module",
+        "def stop(): raise KeyboardInterrupt",
+        "module.info = click.command()(stop)",
+    )
+    result = run("info", command=stopped)
+    assert result.returncode == 130
+    assert result.stderr.strip() == "attnlens info: interrupted"
+
+
+@pytest.mark.parametrize("module", ["click", "rich"])
+def test_the_base_install_says_which_extra_the_command_line_needs(run: Run, module: str) -> None:
+    result = run("--help", command=_program(f"sys.modules['{module}'] = None"))
+    _assert_one_line(result, 2, "attnlens: the command line needs an extra: pip install 'attnlens[cli]'")
+
+
+@pytest.mark.parametrize(
+    ("missing", "args", "extra"),
+    [
+        ("onnxruntime", ["serve", "x"], "server"),
+        ("grpc_health", ["serve", "x"], "server"),
+        ("torch", ["export", ".", "--output", "x"], "export"),
+    ],
+)
+def test_a_missing_module_names_its_extra(
+    run: Run, missing: str, args: list[str], extra: str, tmp_path: Path
+) -> None:
+    result = run(*args, command=_program(f"sys.modules['{missing}'] = None"), cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.endswith(f" is not installed: pip install 'attnlens[{extra}]'\n")
+
+
+def test_options_come_from_the_command_line_then_the_environment_then_the_file(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "attnlens.toml"
+    file.write_text('log-level = "error"\n[info]\naddress = "127.0.0.1:1"\ntimeout = 5\n')
+    args = ("--config-file", file, "info", "--json")
+    assert "127.0.0.1:1" in run(*args).stderr
+    right, wrong = minilm_server.address, "127.0.0.1:2"
+    assert run(*args, env={"ATTNLENS_INFO_ADDRESS": right}).returncode == 0
+    assert wrong in run(*args, env={"ATTNLENS_INFO_ADDRESS": wrong}).stderr
+    assert run(*args, "--address", right, env={"ATTNLENS_INFO_ADDRESS": wrong}).returncode == 0
+    file.write_text(f'[info]\naddress = "{right}"\n')
+    assert run(*args).returncode == 0
+    assert run("info", env={"ATTNLENS_CONFIG_FILE": str(file)}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (
+            "[info]\nadress = 'x'",
+            "no such option adress in table [info] of the configuration file (did you mean address?)",
+        ),
+        ("[inof]\n", "no such command [inof] (did you mean info?)"),
+        ("log-levle = 'info'", "(did you mean log-level?)"),
+        ("[info]\ntimeout = 'soon'", "'soon' is not a valid float"),
+        ("[info", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_configuration_file_is_named(
+    run: Run, content: str, line: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "attnlens.toml"
+    file.write_text(content)
+    result = run("--config-file", file, "info")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert line in result.stderr
