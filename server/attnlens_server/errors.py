@@ -68,7 +68,7 @@ class InvalidFieldsError(RequestError):
 
     def __init__(self, violations: list[FieldViolation]) -> None:
         told = tuple(violations[:MAX_VIOLATIONS])
-        message = "; ".join(f"{violation.field}: {violation.description}" for violation in told[:3])
+        message = "; ".join(f"{violation.field} {violation.description}" for violation in told[:3])
         if len(violations) > 3:  # noqa: PLR2004 - the rest stands in the details
             message += f"; and {len(violations) - 3} more"
         super().__init__(message, violations=told)

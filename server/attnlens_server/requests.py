@@ -170,7 +170,7 @@ class RequestChecker:
     def _check_text(self, field: str, text: str) -> Iterator[FieldViolation]:
         limit = self._config.max_text_bytes
         if not self._has_tokenizer:
-            yield FieldViolation(field, "this model has no tokenizer: send token_ids")
+            yield FieldViolation(field, "can't be used: this model has no tokenizer, send token_ids")
         elif len(text) > limit or len(text.encode()) > limit:
             size = len(text.encode())
             yield FieldViolation(field, f"has {size} bytes, a text may have {limit}: send it in pieces")
