@@ -10,6 +10,7 @@ B batch, T tokens, D width, H heads, L layers.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from attnlens_model import Encoder, EncoderConfig
 # Attention maps above this are left out of the comparison; 2 x 512 tokens of BERT-large are 0.8 GB.
 MAX_MAP_BYTES = 2**30
 ATTENTIONS = "attentions"
+
+# From here on PyTorch may use all its threads.
+_TOKENS_FOR_THREADS = 256
 
 CaseProgress = Callable[[int, int, str], None]
 Tensors = dict[str, FloatArray]
@@ -120,7 +124,8 @@ def measure_parity(
         progress(number, len(cases), str(case))
         inputs = make_inputs(case, config)
         with_attentions = map_bytes(case, config) <= MAX_MAP_BYTES
-        fp32, float64 = reference.run(inputs, with_attentions)
+        with _torch_threads(case):
+            fp32, float64 = reference.run(inputs, with_attentions)
         for graph in graphs:
             if graph.has_attentions and not with_attentions:
                 continue
@@ -210,6 +215,21 @@ def _check_invariants(
         masked_weight = max(masked_weight, float(np.abs(np.where(masked, layer, 0)).max()))
         empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
     return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)
+
+
+@contextmanager
+def _torch_threads(case: Case) -> Iterator[None]:
+    """Keep PyTorch to one thread for small inputs.
+
+    More do not help there, and on a busy machine each operation then waits for a thread that has no core.
+    """
+    threads = torch.get_num_threads()
+    if case.batch_size * case.length < _TOKENS_FOR_THREADS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @torch.inference_mode()
