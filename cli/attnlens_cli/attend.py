@@ -9,6 +9,7 @@ import click
 
 from attnlens_cli.new_file import checked_path
 from attnlens_cli.server_options import Server, server_options
+from attnlens_cli.text_lines import is_sendable
 
 if TYPE_CHECKING:
     from attnlens_cli.attention_map import AttentionMap
@@ -53,6 +54,8 @@ def attend(
     Each row sums to 1. Where the table does not fit the terminal, the largest weights of each token
     are shown.
     """
+    if not is_sendable(text):
+        raise click.BadParameter("it is not UTF-8", param_hint="'TEXT'")
     png_path = checked_path(png, "--png", (".png",)) if png else None
     attention = _fetch(text, layer, head, server, truncate=truncate)
     if png_path:

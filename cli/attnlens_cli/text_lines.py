@@ -55,7 +55,18 @@ def _text_of(line: str, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise click.ClickException(f'{where}: want an object with a string "text", as in {{"text": "..."}}')
+    if not is_sendable(text):
+        raise click.ClickException(f"{where}: the text has half of a surrogate pair, which is no character")
     return text
+
+
+def is_sendable(text: str) -> bool:
+    """Tell whether `text` can be written as UTF-8, as gRPC does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def batches(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:

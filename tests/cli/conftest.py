@@ -20,7 +20,7 @@ def run() -> Run:
         env |= {"COLUMNS": "100", **options.pop("env", {})}
         command = options.pop("command", [sys.executable, "-m", "attnlens_cli.main"])
         return subprocess.run(
-            [*command, *map(str, args)],
+            [*command, *(arg if isinstance(arg, bytes) else str(arg) for arg in args)],
             capture_output=True,
             check=False,
             encoding="utf-8",

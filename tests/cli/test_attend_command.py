@@ -119,6 +119,14 @@ def test_what_does_not_exist_is_a_mistake(attend: Run, args: tuple[str, ...], li
     assert result.stderr.startswith(f"attnlens attend: {line}")
 
 
+def test_a_text_that_is_no_text_is_a_mistake(run: Run) -> None:
+    result = run("attend", b"caf\xe9")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "attnlens attend: invalid value for 'TEXT': it is not UTF-8\n",
+    )
+
+
 def test_colour_is_for_terminals_that_want_it(attend: Run) -> None:
     coloured = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
     assert "\x1b[" in attend(env=coloured).stdout

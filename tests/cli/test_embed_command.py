@@ -102,6 +102,7 @@ def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProc
         ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', ', line 3: want an object with a string "text"'),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', ", line 2: not JSON: "),
         ("a.jsonl", b"[]", ", line 1: want an object"),
+        ("a.jsonl", b'{"text": "\\ud800"}', ", line 1: the text has half of a surrogate pair"),
         ("a.txt", b"fine\nna\xefve\n", ", line 2: not UTF-8 (byte 3 of the line)"),
         ("a.txt", b"fine\n" * 200 + b"word " * 300, ", line 201 has 302 tokens, the model takes 256"),
     ],
