@@ -1,0 +1,165 @@
+"""`attnlens export` and `attnlens check`: exit codes, messages, output."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens.bundle import read_manifest
+from attnlens_cli.check import check
+from attnlens_cli.export import export
+from attnlens_export import bundle
+from attnlens_export.grid import small_grid
+from attnlens_model import EncoderConfig
+
+
+@pytest.fixture(autouse=True)
+def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "full_grid", small_grid)
+    monkeypatch.setattr("attnlens_export.check.full_grid", small_grid)
+
+
+@pytest.fixture
+def config_file(tiny_config: EncoderConfig, tmp_path: Path) -> Path:
+    path = tmp_path / "my-encoder.json"
+    path.write_text(tiny_config.to_json(), encoding="utf-8")
+    return path
+
+
+def run_export(*arguments: object) -> Result:
+    return CliRunner().invoke(export, [str(each) for each in arguments])
+
+
+def run_check(*arguments: object) -> Result:
+    return CliRunner().invoke(check, [str(each) for each in arguments])
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert "my-encoder, 2 layers, 4 heads, 48 wide, up to 40 tokens" in result.stdout
+    assert "no tokenizer: a server takes token ids only" in result.stdout
+    assert result.stdout.count("passed") == 3
+    assert result.stderr.splitlines()[0] == "Loading the weights"
+    assert read_manifest(output).model_name == "my-encoder"
+
+    result = run_check(output)
+    assert result.exit_code == 0, result.output
+    assert "my-encoder against the weights inside the bundle, 5 input shapes" in result.stdout
+    assert "files have the hashes of the manifest" in result.stdout
+
+    result = run_check(output, "--json")
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert report["passed"]
+    assert report["model_name"] == "my-encoder"
+    assert len(report["measurements"]) == 3 * 5
+
+
+def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
+    result = run_export(
+        minilm_dir, "--output", output, "--name", "mine", "--pooling", "cls", "--no-normalize"
+    )
+    assert result.exit_code == 0, result.output
+    assert "mine, 6 layers, 12 heads, 384 wide, up to 256 tokens" in result.stdout
+    assert "not part of the encoder: pooler.dense.bias, pooler.dense.weight" in result.stdout
+    assert not read_manifest(output).pooling.normalize
+
+
+@pytest.mark.usefixtures("broken_trace")
+def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: parity failed: onnx/model")
+    assert not output.exists()
+
+    result = run_export("--config", config_file, "--output", output, "--keep-failed")
+    assert result.exit_code == 1
+    assert "FAILED" in result.stdout
+    assert not read_manifest(output).parity.passed
+    # The bundle's own weights are the wrong ones, so the graphs agree with those; with another source they don't.
+    assert run_check(output).exit_code == 0
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_an_existing_directory_exits_2_without_force(config_file: Path, output: Path) -> None:
+    assert run_export("--config", config_file, "--output", output).exit_code == 0
+    result = run_export("--config", config_file, "--output", output)
+    assert result.exit_code == 2
+    assert f"{output} exists: choose another directory, or replace it with --force" in result.stderr
+    assert run_export("--config", config_file, "--output", output, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either SOURCE or --config"),
+        (["org/name", "--config", "CONFIG"], "give either SOURCE or --config"),
+        (["org/name", "--seed", "1"], "--seed is for a fresh encoder"),
+        (["--config", "CONFIG", "--revision", "main"], "--revision is for a SOURCE on the hub"),
+        (["--config", "missing.json"], "does not exist"),
+        (["--config", "CONFIG", "--pooling", "last"], "'last' is not one of"),
+        (["--config", "CONFIG", "--seed", "-1"], "-1 is not in the range"),
+    ],
+)
+def test_a_mistake_exits_2(arguments: list[str], message: str, config_file: Path, output: Path) -> None:
+    given = [str(config_file) if each == "CONFIG" else each for each in arguments]
+    result = run_export(*given, "--output", output)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not output.exists()
+
+
+def test_a_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"hidden_sise": 48}', encoding="utf-8")
+    result = run_export("--config", path, "--output", output)
+    assert result.exit_code == 2
+    assert "unknown key 'hidden_sise': did you mean 'hidden_size'?" in result.stderr
+
+
+def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> None:
+    result = run_export(tmp_path / "nothing", "--output", output)
+    assert result.exit_code == 1
+    assert "does not exist" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_check_refuses_an_altered_bundle(config_file: Path, output: Path) -> None:
+    run_export("--config", config_file, "--output", output)
+    (output / "config.json").write_text("{}", encoding="utf-8")
+    result = run_check(output)
+    assert result.exit_code == 1
+    assert "config.json was altered" in result.stderr
+    assert result.stdout == ""
+
+
+def test_check_of_what_is_no_bundle_exits_1(tmp_path: Path) -> None:
+    result = run_check(tmp_path)
+    assert result.exit_code == 1
+    assert "is not a bundle" in result.stderr
+    assert run_check(tmp_path / "nothing").exit_code == 2
+    assert run_check(tmp_path, "--revision", "main").exit_code == 2
+
+
+def test_check_names_the_failure(
+    minilm_bundle: Path, minilm_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.result.TOLERANCE", 1e-9)
+    monkeypatch.setattr("attnlens_export.result.REFERENCE_ERROR_RATIO", 1e-3)
+    result = run_check(minilm_bundle, "--source", minilm_dir)
+    assert result.exit_code == 1
+    assert "against the checkpoint model" in result.stdout
+    assert "FAILED" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("Error: parity failed: onnx/model")
+
+
+def test_help_has_an_example() -> None:
+    for run in (run_export, run_check):
+        result = run("--help")
+        assert result.exit_code == 0
+        assert "Example:\n  attnlens " in result.stdout
