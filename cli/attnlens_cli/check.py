@@ -60,6 +60,10 @@ def check(directory: Path, source: str | None, revision: str | None, as_json: bo
             f"{len(summary.manifest.files)} files have the hashes of the manifest; both graphs are portable"
         )
     raise_failures(parity)
+    if not summary.manifest.parity.passed:
+        raise click.ClickException(
+            f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
+        )
 
 
 def raise_failures(parity: "ParityResult") -> None:
