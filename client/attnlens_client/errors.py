@@ -23,8 +23,8 @@ import grpc
 
 _REASON_TRAILER = "attnlens-error-reason"
 _METADATA_PREFIX = "attnlens-error-"
-# gRPC itself refuses a message over the channel's limit, with these words and no reason of ours.
-_LARGER_THAN_MAX = re.compile(r"CLIENT: Received message larger than max \((\d+) vs\. (\d+)\)")
+# gRPC itself refuses a message over the limit of either end, with these words and no reason of ours.
+_LARGER_THAN_MAX = re.compile(r"(CLIENT|SERVER): \w+ message larger than max \((\d+) vs\. (\d+)\)")
 
 # How the server names a text of the request; the fields of a stream's request have `encode.` in front.
 _TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d+)\]")
@@ -170,10 +170,11 @@ def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
         for key, value in trailers.items()
         if key.startswith(_METADATA_PREFIX)
     }
+    kind: type[AttnlensError]
     refused = _LARGER_THAN_MAX.search(message)
     if refused is not None:
-        sizes = {"size_bytes": refused[1], "max_message_bytes": refused[2]}
-        return ResponseTooLargeError(message, code, reason, sizes)
+        kind = ResponseTooLargeError if refused[1] == "CLIENT" else InvalidRequestError
+        return kind(message, code, reason, {"size_bytes": refused[2], "max_message_bytes": refused[3]})
     message = _STREAM_PREFIX.sub("", message)
     message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)

@@ -66,6 +66,9 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
             client.encode(["word " * 200])
         assert caught.value.max_message_bytes == 4194304
         assert caught.value.size_bytes > 6 * 12 * 202 * 202 * 4
+        with pytest.raises(InvalidRequestError, match="larger than max") as refused:
+            client.embed(["word " * 1_000_000])
+        assert refused.value.metadata["max_message_bytes"] == "4194304"
         [text] = client.stream(["word " * 200])
         assert text.attentions is not None
         assert text.attentions.shape == (6, 12, 202, 202)
