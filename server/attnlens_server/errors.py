@@ -114,7 +114,7 @@ class ModelNotFoundError(RequestError):
         shown = model if len(model) <= 80 else model[:80] + "..."  # noqa: PLR2004 - fits a line
         super().__init__(
             f"no model {shown!r} here: ask for {available!r}, or leave the name empty",
-            metadata={"model": shown.encode("ascii", "backslashreplace").decode(), "available": available},
+            metadata={"model": shown, "available": available},
         )
 
 
@@ -187,7 +187,9 @@ def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
         ("grpc-status-details-bin", status.SerializeToString()),
         ("attnlens-error-reason", error.reason),
     ]
-    result += [(f"attnlens-error-{key.replace('_', '-')}", text) for key, text in error.metadata.items()]
+    for key, text in error.metadata.items():
+        ascii_text = text.encode("ascii", "backslashreplace").decode()  # all that such a trailer can hold
+        result.append((f"attnlens-error-{key.replace('_', '-')}", ascii_text))
     if error.retry_after_s is not None:
         result.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
     return tuple(result)

@@ -56,10 +56,6 @@ def _as_request_error(error: Exception, method: str) -> errors.RequestError:
     )
 
 
-async def _abort(context: Context, error: errors.RequestError) -> None:
-    await context.abort(error.status, error.message, errors.trailers(error))
-
-
 def guarded(
     method: Callable[["EncoderService", Any, Context], Awaitable[R]],
 ) -> Callable[["EncoderService", Any, Context], Awaitable[R]]:
@@ -72,8 +68,8 @@ def guarded(
             return await method(self, request, context)
         except Exception as error:  # noqa: BLE001 - the outermost edge of a call
             failure = _as_request_error(error, method.__name__)
-        await _abort(context, failure)
-        raise AssertionError  # abort raises
+        await context.abort(failure.status, failure.message, errors.trailers(failure))
+        raise AssertionError  # abort has raised
 
     return call
 
