@@ -59,7 +59,7 @@ def write_tokenizer(
         SourceError: the tokenizer can't be read or has ids that the encoder does not know.
     """
     path = tokenizer or (source / "tokenizer.json" if source else None)
-    if path is None or not path.exists():
+    if path is None or (tokenizer is None and not path.exists()):
         return
     loaded = load_tokenizer(path, config)
     shutil.copyfile(path, directory / "tokenizer.json")

@@ -34,6 +34,8 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
     Raises:
         OutputError: the directory can't be made, or `output` may not be replaced (see `check_target`).
     """
+    # Where a link leads; the link itself stays.
+    output = output.resolve()
     check_target(output, force=force)
     # Hidden, and on the same file system, so that the move is one rename.
     staging = _sibling(output, "partial")
@@ -53,18 +55,18 @@ def _replace(staging: Path, output: Path, *, force: bool) -> None:
     # Again: the export took a while.
     check_target(output, force=force)
     aside = _sibling(output, "replaced")
-    had_bundle = (output / MANIFEST_NAME).is_file()
     try:
-        if had_bundle:
+        if (output / MANIFEST_NAME).is_file():
             output.rename(aside)
         staging.rename(output)
     except OSError as error:
-        if had_bundle and aside.exists() and not output.exists():
-            aside.rename(output)
         raise OutputError(f"the bundle can't be moved to {output}: {error.strerror}") from error
+    finally:
+        # However the second move failed, Ctrl-C included: the old bundle comes back.
+        if aside.exists() and not output.exists():
+            aside.rename(output)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sibling(output: Path, purpose: str) -> Path:
-    absolute = output.absolute()
-    return absolute.with_name(f".{absolute.name}.{secrets.token_hex(4)}.{purpose}")
+    return output.with_name(f".{output.name}.{secrets.token_hex(4)}.{purpose}")

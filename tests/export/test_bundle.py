@@ -275,6 +275,36 @@ def test_a_failed_export_by_force_leaves_the_old_bundle(
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize("failure", [OSError("no"), KeyboardInterrupt()])
+def test_the_old_bundle_comes_back_where_the_new_one_can_not_be_moved(
+    failure: BaseException, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
+    rename = Path.rename
+
+    def fail_for_the_new_one(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            raise failure
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
+    assert read_manifest(output).model_name == "old"
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_link_to_a_bundle_stays_a_link(tiny_config: EncoderConfig, output: Path, tmp_path: Path) -> None:
+    export_tiny(tiny_config, output)
+    link = tmp_path / "current"
+    link.symlink_to(output)
+    export_tiny(tiny_config, link, dataclasses.replace(QUICK, name="new", force=True))
+    assert link.is_symlink()
+    assert read_manifest(output).model_name == "new"
+
+
 def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, output: Path) -> None:
     output.mkdir()
     (output / "thesis.tex").write_text("mine", encoding="utf-8")

@@ -244,6 +244,13 @@ def test_a_broken_tokenizer_is_refused(source: Path, bundle: Path, tiny_config: 
         write_tokenizer(bundle, source, None, tiny_config, 24)
 
 
+def test_a_chosen_tokenizer_that_is_not_there_is_refused(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    with pytest.raises(SourceError, match=r"missing\.json is not a tokenizer"):
+        write_tokenizer(bundle, source, source / "missing.json", tiny_config, 24)
+
+
 def test_without_a_tokenizer_nothing_is_written(
     source: Path, bundle: Path, tiny_config: EncoderConfig
 ) -> None:
