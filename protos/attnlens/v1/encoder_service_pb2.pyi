@@ -48,6 +48,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The deadline passed before the model was run."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
     """A fault of the server. Metadata: error_id, which stands in the server's log."""
+    ERROR_REASON_SLOW_READER: _ErrorReason.ValueType  # 10
+    """The client did not read a stream's messages for too long."""
+    ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
+    """A graph of the bundle can't be opened any more, for instance since its files were changed."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Sent by name, without the prefix, in ErrorInfo.reason."""
@@ -72,6 +76,10 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 8
 """The deadline passed before the model was run."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
 """A fault of the server. Metadata: error_id, which stands in the server's log."""
+ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 10
+"""The client did not read a stream's messages for too long."""
+ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
+"""A graph of the bundle can't be opened any more, for instance since its files were changed."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _EncodeOutput:
@@ -906,16 +914,21 @@ class Limits(_message.Message):
     MAX_QUEUE_FIELD_NUMBER: _builtins.int
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
     """The most texts in one request."""
     max_text_bytes: _builtins.int
     """The most bytes of UTF-8 in one text."""
     max_queue: _builtins.int
-    """The most texts that may wait or run at a time, over all requests."""
+    """The most texts that may wait or run at a time, over all requests, those for attention and those
+    for embeddings each by themselves.
+    """
     max_batch_tokens: _builtins.int
     """The most tokens, padding included, that run in one batch."""
     max_message_bytes: _builtins.int
     """The largest message, in either direction."""
+    max_request_text_bytes: _builtins.int
+    """The most bytes of UTF-8 in all texts of one request."""
     def __init__(
         self,
         *,
@@ -924,10 +937,11 @@ class Limits(_message.Message):
         max_queue: _builtins.int = ...,
         max_batch_tokens: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
+        max_request_text_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,7 +30,7 @@ class EncoderServiceStub(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """
@@ -78,7 +78,7 @@ class EncoderServiceServicer(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """
@@ -172,7 +172,7 @@ class EncoderService(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """

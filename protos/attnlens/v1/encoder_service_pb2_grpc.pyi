@@ -31,7 +31,7 @@ class EncoderServiceStub:
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """
@@ -61,7 +61,7 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """
@@ -87,7 +87,7 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
+    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
     ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
     trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
     """
