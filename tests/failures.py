@@ -1,6 +1,7 @@
 """Reading the details of a failed call."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -12,7 +13,7 @@ class Failure:
 
     code: grpc.StatusCode
     message: str
-    trailers: dict[str, str | bytes]
+    trailers: dict[str, Any]
     reason: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     violations: dict[str, str] = field(default_factory=dict)
@@ -21,8 +22,8 @@ class Failure:
 
 def read_failure(error: grpc.RpcError) -> Failure:
     """Unpack what `grpc-status-details-bin` holds, and check that it agrees with the status itself."""
-    assert isinstance(error, grpc.Call)
-    trailers = {each.key: each.value for each in error.trailing_metadata() or ()}
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
     failure = Failure(error.code(), error.details() or "", trailers)
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     assert status.code == failure.code.value[0]

@@ -46,11 +46,26 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     help="Texts that wait or run at a time; beyond, requests are refused.",
 )
 @click.option("--max-inputs-per-request", default=512, show_default=True, help="Texts in one request.")
-@click.option("--max-text-bytes", default=1 << 20, show_default=True, help="Bytes of one text.")
+@click.option("--max-text-bytes", default=1 << 17, show_default=True, help="Bytes of one text.")
+@click.option(
+    "--max-request-text-bytes", default=1 << 22, show_default=True, help="Bytes of all texts of a request."
+)
 @click.option("--max-message-bytes", default=32 << 20, show_default=True, help="Bytes of one message.")
+@click.option(
+    "--max-reply-bytes",
+    default=256 << 20,
+    show_default=True,
+    help="Bytes of all replies that are being made or sent.",
+)
 @click.option("--max-tokens", type=int, help="Tokens of one text.  [default: the bundle's]")
 @click.option(
     "--worker-threads", default=2, show_default=True, help="Threads that tokenize and build replies."
+)
+@click.option(
+    "--stall-timeout-s",
+    default=30.0,
+    show_default=True,
+    help="How long a client may leave a message of a stream unread.",
 )
 @click.option(
     "--drain-timeout-s",

@@ -19,6 +19,17 @@ class Bundle:
         """Return the ONNX file of `kind`."""
         return self.directory / find_graph(self.manifest, kind).path
 
+    def verify(self) -> None:
+        """Compare every file with the manifest that was read at the start.
+
+        Raises:
+            StartupError: a file is missing or was altered since.
+        """
+        try:
+            verify_files(self.directory, self.manifest)
+        except BundleError as error:
+            raise StartupError(str(error)) from error
+
     @property
     def tokenizer_path(self) -> Path | None:
         """Return `tokenizer.json`, or None where the bundle has none."""

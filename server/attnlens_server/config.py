@@ -26,12 +26,17 @@ class ServerConfig:
         intra_op_threads: threads of an ONNX Runtime session; 0 means one a physical core.
         max_batch_tokens: tokens of one batch, padding included; a longer text runs alone.
         max_attention_bytes: attention weights (fp32, all layers) of one batch; a larger text runs alone.
-        max_queue: texts that wait or run at a time, over all requests; beyond, requests are refused.
+        max_queue: texts that wait or run at a time, over all requests, those for attention and those for
+            embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts.
         max_text_bytes: bytes of UTF-8 in one text.
+        max_request_text_bytes: bytes of UTF-8 in all texts of one request.
         max_message_bytes: size of one message, in either direction.
+        max_reply_bytes: size of all replies that are being made or sent; where `max_message_bytes` is
+            more, that counts.
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
         worker_threads: threads that tokenize and build replies.
+        stall_timeout_s: how long a client of EncodeStream may leave a message unread.
         drain_timeout_s: how long running requests may take after SIGTERM.
         tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
         tls_key: PEM private key.
@@ -48,10 +53,13 @@ class ServerConfig:
     max_attention_bytes: int = 256 * MIB
     max_queue: int = 2048
     max_inputs_per_request: int = 512
-    max_text_bytes: int = MIB
+    max_text_bytes: int = MIB // 8
+    max_request_text_bytes: int = 4 * MIB
     max_message_bytes: int = 32 * MIB
+    max_reply_bytes: int = 256 * MIB
     max_tokens: int | None = None
     worker_threads: int = 2
+    stall_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -69,8 +77,11 @@ class ServerConfig:
         self._check_range("max_queue", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)
         self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
-        self._check_range("max_text_bytes", 1, self.max_message_bytes)
+        self._check_range("max_request_text_bytes", 1, self.max_message_bytes)
+        self._check_range("max_text_bytes", 1, self.max_request_text_bytes)
+        self._check_range("max_reply_bytes", 1, 1 << 40)
         self._check_range("worker_threads", 1, 256)
+        self._check_range("stall_timeout_s", 0.001, 86_400)
         self._check_range("drain_timeout_s", 0, 86_400)
         if self.max_tokens is not None:
             self._check_range("max_tokens", 1, 1 << 24)

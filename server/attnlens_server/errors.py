@@ -6,9 +6,11 @@
     |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
     |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
     |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
+    |- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
     |- NotReadyError           UNAVAILABLE          NOT_READY
     |- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
     |- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
+    |- SlowReaderError         ABORTED              SLOW_READER
     `- InternalError           INTERNAL             INTERNAL
 
     StartupError               the process can't serve: printed, exit code 1
@@ -125,6 +127,13 @@ class OverloadedError(RequestError):
     reason = "OVERLOADED"
 
 
+class GraphUnavailableError(RequestError):
+    """A graph of the bundle can't be opened any more."""
+
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "GRAPH_UNAVAILABLE"
+
+
 class NotReadyError(RequestError):
     """The server is still starting."""
 
@@ -144,6 +153,13 @@ class DeadlineError(RequestError):
 
     status = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
+
+
+class SlowReaderError(RequestError):
+    """The client does not read what it asked for."""
+
+    status = grpc.StatusCode.ABORTED
+    reason = "SLOW_READER"
 
 
 class InternalError(RequestError):
@@ -170,6 +186,11 @@ def _details(error: RequestError) -> list[Message]:
     return details
 
 
+def _printable_ascii(text: str) -> str:
+    """Escape what a trailer can't hold: a call that is aborted with such a trailer never ends."""
+    return "".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text)
+
+
 def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
     """Return the trailing metadata that carries the error's details.
 
@@ -188,8 +209,7 @@ def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
         ("attnlens-error-reason", error.reason),
     ]
     for key, text in error.metadata.items():
-        ascii_text = text.encode("ascii", "backslashreplace").decode()  # all that such a trailer can hold
-        result.append((f"attnlens-error-{key.replace('_', '-')}", ascii_text))
+        result.append((f"attnlens-error-{key.replace('_', '-')}", _printable_ascii(text)))
     if error.retry_after_s is not None:
         result.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
     return tuple(result)

@@ -15,7 +15,12 @@ from attnlens.v1.encoder_service_pb2 import (
 from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.config import ServerConfig
-from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
+from attnlens_server.errors import (
+    MAX_VIOLATIONS,
+    FieldViolation,
+    InvalidFieldsError,
+    ModelNotFoundError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +146,19 @@ class RequestChecker:
         """
         self.check_model(request.model)
         violations = list(self._check_count("texts", len(request.texts)))
-        for index, text in enumerate(request.texts):
-            violations += self._check_text(f"texts[{index}]", text)
+        if not violations:
+            violations += self._check_total("texts", request.texts)
+            for index, text in enumerate(request.texts):
+                violations += self._check_text(f"texts[{index}]", text)
         if violations:
             raise InvalidFieldsError(violations)
 
     def _check_inputs(self, inputs: Sequence[Input], prefix: str = "") -> Iterator[FieldViolation]:
-        yield from self._check_count(f"{prefix}inputs", len(inputs))
+        too_many = list(self._check_count(f"{prefix}inputs", len(inputs)))
+        if too_many:
+            yield from too_many
+            return
+        yield from self._check_total(f"{prefix}inputs", [each.text for each in inputs])
         for index, each in enumerate(inputs):
             field = f"{prefix}inputs[{index}]"
             kind = each.WhichOneof("content")
@@ -167,28 +178,36 @@ class RequestChecker:
                 field, f"has {count} texts, a request may have {limit}: send several requests"
             )
 
+    def _check_total(self, field: str, texts: Sequence[str]) -> Iterator[FieldViolation]:
+        limit = self._config.max_request_text_bytes
+        size = sum(len(text.encode()) for text in texts)
+        if size > limit:
+            text = f"has {size} bytes of text, a request may have {limit}: send several requests"
+            yield FieldViolation(field, text)
+
     def _check_text(self, field: str, text: str) -> Iterator[FieldViolation]:
         limit = self._config.max_text_bytes
         if not self._has_tokenizer:
             yield FieldViolation(field, "can't be used: this model has no tokenizer, send token_ids")
-        elif len(text) > limit or len(text.encode()) > limit:
-            size = len(text.encode())
+        elif (size := len(text.encode())) > limit:
             yield FieldViolation(field, f"has {size} bytes, a text may have {limit}: send it in pieces")
 
     def _check_ids(self, field: str, ids: Sequence[int]) -> Iterator[FieldViolation]:
         vocab_size = self._manifest.architecture.vocab_size
+        limit = self._config.max_text_bytes  # no text has more tokens than bytes
         if not ids:
             yield FieldViolation(field, "is empty: send at least one id")
-        for position, token_id in enumerate(ids):
-            if not 0 <= token_id < vocab_size:
-                text = f"is {token_id}: an id must be from 0 to {vocab_size - 1}"
-                yield FieldViolation(f"{field}[{position}]", text)
-                return
+        elif len(ids) > limit:
+            yield FieldViolation(field, f"has {len(ids)} ids, an input may have {limit}: send it in pieces")
+        elif min(ids) < 0 or max(ids) >= vocab_size:
+            position = next(index for index, each in enumerate(ids) if not 0 <= each < vocab_size)
+            text = f"is {ids[position]}: an id must be from 0 to {vocab_size - 1}"
+            yield FieldViolation(f"{field}[{position}]", text)
 
 
 def _check_outputs(request: EncodeRequest, prefix: str, *, wants_attention: bool) -> Iterator[FieldViolation]:
     known = (EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE, EncodeOutput.ENCODE_OUTPUT_ATTENTIONS)
-    for index, output in enumerate(request.outputs):
+    for index, output in enumerate(request.outputs[:MAX_VIOLATIONS]):
         if output not in known:
             names = " or ".join(EncodeOutput.Name(each) for each in known)
             yield FieldViolation(f"{prefix}outputs[{index}]", f"is {output}: use {names}")
@@ -219,6 +238,10 @@ def _select(
 ) -> tuple[int, ...]:
     """Resolve negative numbers; empty means all. What is wrong goes to `violations`."""
     chosen: list[int] = []
+    if len(numbers) > count:
+        text = f"has {len(numbers)} numbers: the model has {count}, each may be asked for once"
+        violations.append(FieldViolation(field, text))
+        return ()
     for index, number in enumerate(numbers):
         resolved = number + count if number < 0 else number
         if not 0 <= resolved < count:

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import signal
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -74,9 +75,10 @@ class Server:
             grpc_server, address = await self._listen()
             try:
                 warm_up_s = await self._warm_up()
-                logger.info("serving %s at %s", self._bundle.manifest.model_name, address)
-                provider = self._engine.execution_providers[0]
-                on_ready(Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
+                if not stop.is_set():
+                    await self._set_serving()
+                    provider = self._engine.embeddings.providers[0]
+                    on_ready(Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
                 await stop.wait()
             finally:
                 await self._shut_down(grpc_server)
@@ -92,18 +94,27 @@ class Server:
 
     async def _warm_up(self) -> float:
         max_tokens = _max_tokens(self._bundle, self._config)
-        warm_up_s = await asyncio.get_running_loop().run_in_executor(None, self._engine.start, max_tokens)
+        return await asyncio.get_running_loop().run_in_executor(None, self._engine.start, max_tokens)
+
+    async def _set_serving(self) -> None:
         self._service.state = State.SERVING
         await self._health.set_serving()
-        return warm_up_s
+        logger.info("serving %s", self._bundle.manifest.model_name)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
         await self._health.shut_down()
         logger.info("draining, at most %g s", self._config.drain_timeout_s)
-        await grpc_server.stop(self._config.drain_timeout_s)
+        # From here on new calls are refused. Streams that never end by themselves, like reflection's, must
+        # not hold up the end: once our own calls are over, the rest is cut off.
+        stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
+        drained = asyncio.ensure_future(self._service.calls.wait_until_none())
+        await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
+        await grpc_server.stop(None)
+        await stopping
+        drained.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
-        self._workers.shutdown()
+        self._workers.shutdown(cancel_futures=True)
         logger.info("stopped")
 
 
@@ -134,6 +145,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),  # replies are measured before they are computed
         ("grpc.so_reuseport", 0),  # an address in use is an error, not a lottery
+        ("grpc.max_concurrent_streams", config.max_queue),  # of one connection
+        ("grpc.keepalive_time_ms", 30_000),  # a peer that is gone is noticed, and what it held is freed
+        ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
@@ -142,16 +156,17 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
 def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     address = f"{host}:{config.port}"
+    credentials = _credentials(config)
     try:
-        if config.tls_cert is None or config.tls_key is None:
+        socket.getaddrinfo(config.host, config.port, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise StartupError(
+            f"can't listen on {address}: {config.host!r} is no address here ({error})"
+        ) from error
+    try:
+        if credentials is None:
             port = grpc_server.add_insecure_port(address)
         else:
-            roots = _read(config.tls_client_ca) if config.tls_client_ca else None
-            credentials = grpc.ssl_server_credentials(
-                [(_read(config.tls_key), _read(config.tls_cert))],
-                root_certificates=roots,
-                require_client_auth=roots is not None,
-            )
             port = grpc_server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise StartupError(
@@ -160,11 +175,24 @@ def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
     return f"{host}:{port}"
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
+def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    try:  # the standard library says what is wrong with a file, gRPC does not
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_client_ca is not None:
+            context.load_verify_locations(config.tls_client_ca)
+        roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
+        chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
     except OSError as error:
-        raise StartupError(f"can't read {path}: {error.strerror}") from error
+        files = ", ".join(
+            str(path) for path in (config.tls_cert, config.tls_key, config.tls_client_ca) if path
+        )
+        raise StartupError(f"can't use the PEM files {files}: {error}") from error
+    return grpc.ssl_server_credentials(
+        [chain], root_certificates=roots, require_client_auth=roots is not None
+    )
 
 
 @contextmanager

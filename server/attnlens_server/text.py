@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tokenizers
 
 from attnlens.v1.encoder_service_pb2 import Token
+from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
 
 
@@ -34,6 +35,10 @@ class EncodedInput:
         """T."""
         return len(self.input_ids)
 
+    def without_offsets(self) -> "EncodedInput":
+        """Return the same without the tokenizer's record, which is far larger than the ids."""
+        return EncodedInput(self.input_ids, self.num_tokens_total)
+
 
 class TextEncoder:
     """The tokenizer of a bundle. Thread-safe: the library's objects are only read after `__init__`."""
@@ -43,6 +48,7 @@ class TextEncoder:
 
         Raises:
             StartupError: the file is not a tokenizer.
+            ConfigError: `max_tokens` leaves no room beside the special tokens.
         """
         try:
             # Two of them, since truncation is a state of the tokenizer and not of the call.
@@ -53,14 +59,27 @@ class TextEncoder:
         self._max_tokens = max_tokens
         for tokenizer in (self._counting, self._truncating):
             tokenizer.no_padding()
+        num_special = self._counting.num_special_tokens_to_add(is_pair=False)
+        if max_tokens <= num_special:
+            raise ConfigError(
+                f"max_tokens is {max_tokens}: it must be at least {num_special + 1}, since {num_special} "
+                "special tokens stand around each text"
+            )
         self._counting.no_truncation()
         self._truncating.enable_truncation(max_tokens)
 
     def encode(self, texts: Sequence[str], *, with_offsets: bool) -> list[EncodedInput]:
         """Tokenize; texts beyond `max_tokens` are cut, which `num_tokens_total` shows."""
         encode_batch = self._counting.encode_batch if with_offsets else self._counting.encode_batch_fast
-        encodings = encode_batch(list(texts))
-        return [self._cut(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        # Always the batch calls, of one text too: they let other threads run.
+        result = []
+        for text, whole in zip(texts, encode_batch(list(texts)), strict=True):
+            num_tokens_total = len(whole)
+            is_long = num_tokens_total > self._max_tokens
+            encoding = self._truncating.encode_batch([text])[0] if is_long else whole
+            encoded = _encoded(text, encoding, num_tokens_total)
+            result.append(encoded if with_offsets else encoded.without_offsets())
+        return result
 
     def encode_whole(self, texts: Sequence[str]) -> list[EncodedInput]:
         """Tokenize without a limit."""
@@ -70,12 +89,6 @@ class TextEncoder:
     def token_text(self, token_id: int) -> str:
         """Return the tokenizer's spelling of an id; empty for an id that it doesn't know."""
         return self._counting.id_to_token(token_id) or ""
-
-    def _cut(self, text: str, encoding: tokenizers.Encoding) -> EncodedInput:
-        num_tokens_total = len(encoding)
-        if num_tokens_total > self._max_tokens:
-            encoding = self._truncating.encode(text)
-        return _encoded(text, encoding, num_tokens_total)
 
 
 def _encoded(text: str, encoding: tokenizers.Encoding, num_tokens_total: int) -> EncodedInput:

@@ -1,7 +1,8 @@
 """The engine on real graphs: one text's result is its own, and one text's trouble stays its own."""
 
-import time
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,23 @@ from hypothesis import strategies as st
 
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item
-from attnlens_server.errors import OverloadedError
+from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.errors import GraphUnavailableError
 
 HIDDEN = ("last_hidden_state",)
 
 
 @pytest.fixture(scope="module")
 def engine(minilm_bundle: Path) -> Iterator[Engine]:
-    config = ServerConfig(bundle=minilm_bundle, max_queue=64)
-    engine = Engine(open_bundle(minilm_bundle), config)
+    engine = Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=256)
     yield engine
     engine.close()
+
+
+def submit(engine: Engine, items: list[Item], *, attention: bool = False) -> list[Future[ItemResult]]:
+    engine.worker(attention=attention).queue.put(items)
+    return [item.future for item in items]
 
 
 def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -35,9 +40,9 @@ def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengths: list[int]) -> None:
     texts = [ids(length, seed) for seed, length in enumerate(lengths)]
-    crowd = engine.submit([Item(text, HIDDEN) for text in texts], attention=False)
+    crowd = submit(engine, [Item(text, HIDDEN) for text in texts])
     for text, future in zip(texts, crowd, strict=True):
-        [alone] = engine.submit([Item(text, HIDDEN)], attention=False)
+        [alone] = submit(engine, [Item(text, HIDDEN)])
         together = future.result(60).outputs["last_hidden_state"]
         assert together.shape == (len(text), 384)
         np.testing.assert_allclose(together, alone.result(60).outputs["last_hidden_state"], atol=1e-5)
@@ -45,7 +50,7 @@ def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengt
 
 def test_attention_holds_only_what_was_asked_for(engine: Engine) -> None:
     names = ("attentions.2", "attentions.5")
-    futures = engine.submit([Item(ids(20), names), Item(ids(20), HIDDEN)], attention=True)
+    futures = submit(engine, [Item(ids(20), names), Item(ids(20), HIDDEN)], attention=True)
     first, second = (future.result(60).outputs for future in futures)
     assert {name: array.shape for name, array in first.items()} == dict.fromkeys(names, (12, 20, 20))
     assert list(second) == ["last_hidden_state"]
@@ -53,15 +58,15 @@ def test_attention_holds_only_what_was_asked_for(engine: Engine) -> None:
 
 def test_a_text_in_a_shared_batch_does_not_hold_on_to_the_others_attention(engine: Engine) -> None:
     items = [Item(ids(20, seed), ("attentions.0",)) for seed in range(8)]
-    for future in engine.submit(items, attention=True):
+    for future in submit(engine, items, attention=True):
         weights = future.result(60).outputs["attentions.0"]
         assert weights.base is None or weights.base.nbytes == weights.nbytes
 
 
 def test_attention_does_not_hold_up_embeddings(engine: Engine) -> None:
     names = tuple(f"attentions.{layer}" for layer in range(6))
-    heavy = engine.submit([Item(ids(256, seed), names) for seed in range(24)], attention=True)
-    [light] = engine.submit([Item(ids(8), HIDDEN)], attention=False)
+    heavy = submit(engine, [Item(ids(256, seed), names) for seed in range(24)], attention=True)
+    [light] = submit(engine, [Item(ids(8), HIDDEN)])
     light.result(60)
     assert not heavy[-1].done()
     for future in heavy:
@@ -72,7 +77,7 @@ def test_one_bad_text_does_not_spoil_its_batch(engine: Engine) -> None:
     bad = ids(16)
     bad[3] = 10**6  # the checker refuses such an id; here it reaches the graph
     items = [Item(ids(16, 1), HIDDEN), Item(bad, HIDDEN), Item(ids(16, 2), HIDDEN)]
-    first, spoiled, last = engine.submit(items, attention=False)
+    first, spoiled, last = submit(engine, items)
     assert first.result(60).outputs["last_hidden_state"].shape == (16, 384)
     assert last.result(60).outputs["last_hidden_state"].shape == (16, 384)
     with pytest.raises(Exception, match="Gather"):
@@ -80,38 +85,23 @@ def test_one_bad_text_does_not_spoil_its_batch(engine: Engine) -> None:
 
 
 def test_cancelled_texts_never_reach_the_session(engine: Engine) -> None:
-    blocker = engine.submit([Item(ids(256, seed), HIDDEN) for seed in range(8)], attention=False)
+    blocker = submit(engine, [Item(ids(256, seed), HIDDEN) for seed in range(8)])
     before = engine.embeddings.num_live_tokens
     items = [Item(ids(100), HIDDEN) for _ in range(10)]
-    futures = engine.submit(items, attention=False)
+    futures = submit(engine, items)
     cancelled = sum(future.cancel() for future in futures)
     for future in blocker:
         future.result(60)
-    [last] = engine.submit([Item(ids(4), HIDDEN)], attention=False)
+    [last] = submit(engine, [Item(ids(4), HIDDEN)])
     last.result(60)
     assert cancelled == 10
     assert engine.embeddings.num_live_tokens - before <= 8 * 256 + 4
 
 
-def test_too_many_texts_are_refused_at_once_with_a_time_to_come_back(engine: Engine) -> None:
-    with engine.reserve(60), engine.reserve(4):
-        started = time.monotonic()
-        with (
-            pytest.raises(OverloadedError, match="64 texts wait or run, at most 64 may") as caught,
-            engine.reserve(1),
-        ):
-            pytest.fail("a place too many")
-        assert time.monotonic() - started < 0.1
-        assert caught.value.retry_after_s is not None
-        assert 0.05 <= caught.value.retry_after_s <= 10
-    with engine.reserve(64):  # all places are free again
-        pass
-
-
 def test_what_waits_is_finished_before_the_engine_closes(minilm_bundle: Path) -> None:
     engine = Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
-    futures = engine.submit([Item(ids(64, seed), HIDDEN) for seed in range(20)], attention=False)
+    futures = submit(engine, [Item(ids(64, seed), HIDDEN) for seed in range(20)])
     engine.close()
     assert all(future.done() and future.exception() is None for future in futures)
 
@@ -120,8 +110,25 @@ def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_b
     bundle = open_bundle(minilm_bundle)
     engine = Engine(bundle, ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
-    assert engine.attentions.is_open is False
-    [future] = engine.submit([Item(ids(4), ("attentions.0",))], attention=True)
+    assert engine.embeddings.providers == ("CPUExecutionProvider",)
+    assert not engine.attentions.providers
+    [future] = submit(engine, [Item(ids(4), ("attentions.0",))], attention=True)
     future.result(60)
-    assert engine.attentions.is_open is True
+    assert engine.attentions.providers == ("CPUExecutionProvider",)
+    engine.close()
+
+
+def test_an_attention_graph_that_changed_since_the_start_is_never_used(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
+    engine = Engine(open_bundle(copy), ServerConfig(bundle=copy))
+    engine.start(max_tokens=16)
+    shutil.copy(copy / "onnx" / "model.onnx", copy / "onnx" / "model_attentions.onnx")
+    for _ in range(2):
+        [future] = submit(engine, [Item(ids(4), ("attentions.0",))], attention=True)
+        with pytest.raises(GraphUnavailableError, match=r"model_attentions\.onnx was altered"):
+            future.result(60)
+    [future] = submit(engine, [Item(ids(4), HIDDEN)])
+    assert future.result(60).outputs["last_hidden_state"].shape == (4, 384)
     engine.close()

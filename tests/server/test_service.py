@@ -234,8 +234,8 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
             {"inputs": "has 513 texts, a request may have 512: send several requests"},
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(text="é" * (1 << 19) + "a")]),
-            {"inputs[0].text": "has 1048577 bytes, a text may have 1048576: send it in pieces"},
+            pb.EmbedRequest(inputs=[pb.Input(text="é" * (1 << 16) + "a")]),
+            {"inputs[0].text": "has 131073 bytes, a text may have 131072: send it in pieces"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], dimensions=385, data_type=3),  # type: ignore[arg-type]
@@ -243,6 +243,14 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
                 "dimensions": "is 385: it must be from 1 to 384, or 0 for all",
                 "data_type": "is 3: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16",
             },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a " * 30_000)] * 70),
+            {"inputs": "has 4200000 bytes of text, a request may have 4194304: send several requests"},
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1] * 200_000))]),
+            {"inputs[0].token_ids.ids": "has 200000 ids, an input may have 131072: send it in pieces"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], pooling=7),  # type: ignore[arg-type]
@@ -271,6 +279,21 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.EncodeStream(pb.EncodeStreamRequest(encode=request)))
     assert "encode.layers[0]" in read_failure(caught.value).violations
+
+
+def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: EncoderServiceStub) -> None:
+    request = pb.EncodeRequest(inputs=inputs("a"), outputs=[ATTENTIONS], layers=[0] * 500_000)
+    assert fail(stub.Encode, request).violations == {
+        "layers": "has 500000 numbers: the model has 6, each may be asked for once"
+    }
+
+
+@pytest.mark.parametrize("model", ["a\nb", "a\tb", "a\0b", "naïve 😀", "x" * 10_000])
+def test_a_model_name_of_any_characters_is_refused_and_the_call_ends(
+    stub: EncoderServiceStub, model: str
+) -> None:
+    failure = fail(stub.Embed, pb.EmbedRequest(model=model, inputs=inputs("a")))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
 def test_layers_without_attention_are_a_mistake_worth_telling(stub: EncoderServiceStub) -> None:

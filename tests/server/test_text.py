@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
 from attnlens_server.text import TextEncoder, describe_tokens, utf8_offsets
 
@@ -88,6 +89,19 @@ def test_encoding_without_offsets_gives_the_same_ids(text_encoder: TextEncoder) 
 def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:
     [encoded] = text_encoder.encode([""], with_offsets=True)
     assert [token.text for token in describe_tokens(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
+
+
+@pytest.mark.parametrize(("max_tokens", "fits"), [(1, False), (2, False), (3, True)])
+def test_the_limit_must_leave_room_beside_the_special_tokens(
+    minilm_dir: Path, max_tokens: int, *, fits: bool
+) -> None:
+    path = minilm_dir / "tokenizer.json"
+    if not fits:
+        with pytest.raises(ConfigError, match="must be at least 3, since 2 special tokens"):
+            TextEncoder(path, max_tokens)
+        return
+    [encoded] = TextEncoder(path, max_tokens).encode(["a long text"], with_offsets=False)
+    assert (encoded.num_tokens, encoded.num_tokens_total) == (3, 5)
 
 
 def test_a_broken_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:

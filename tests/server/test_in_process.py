@@ -1,0 +1,207 @@
+"""What can only be seen from inside: a server in the test's own process, called over a real connection."""
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.config import ServerConfig
+from attnlens_server.server import Server
+from attnlens_server.service import State
+from failures import Failure, read_failure
+
+if TYPE_CHECKING:
+    from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceAsyncStub
+
+LONG = pb.Input(text="word " * 250)
+ATTENTION = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS], layers=[0], heads=[0])
+OPTIONS = [("grpc.enable_retries", 0), ("grpc.max_receive_message_length", -1)]
+
+
+class Running:
+    """A server that listens, and a stub of it."""
+
+    def __init__(self, server: Server, stub: "EncoderServiceAsyncStub") -> None:
+        self.server = server
+        self.stub = stub
+        self.engine = server._engine
+        self.service = server._service
+
+    async def warm_up(self) -> None:
+        await self.server._warm_up()
+        await self.server._set_serving()
+
+    async def embed(self, *texts: str) -> pb.EmbedResponse:
+        request = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts])
+        return await self.stub.Embed(request, timeout=60)
+
+    async def embed_failure(self) -> Failure:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.embed("a")
+        return read_failure(caught.value)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def listening(bundle: Path, **options: float) -> AsyncIterator[Running]:
+    server = Server(ServerConfig(bundle=bundle, port=0, **options))  # type: ignore[arg-type]
+    grpc_server, address = await server._listen()
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        yield Running(server, EncoderServiceStub(channel))
+    await server._shut_down(grpc_server)
+
+
+async def test_before_it_is_warm_a_server_asks_for_patience(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle) as running:
+        failure = await running.embed_failure()
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
+        assert failure.retry_delay_s == 0.5
+        await running.warm_up()
+        assert len((await running.embed("a")).usages) == 1
+
+
+async def test_while_it_drains_a_server_sends_callers_elsewhere(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle) as running:
+        await running.warm_up()
+        running.service.state = State.DRAINING
+        failure = await running.embed_failure()
+        assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+
+
+async def test_a_fault_is_told_by_an_id_that_the_log_explains(
+    minilm_bundle: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with listening(minilm_bundle) as running:
+        await running.warm_up()
+
+        def fail(items: object) -> None:
+            raise RuntimeError(f"secret {type(items)}")
+
+        monkeypatch.setattr(running.engine.embeddings.queue, "put", fail)
+        with caplog.at_level(logging.ERROR):
+            failure = await running.embed_failure()
+        monkeypatch.undo()
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert failure.metadata["error_id"] in failure.message
+    assert "secret" not in failure.message
+    [record] = [each for each in caplog.records if failure.metadata["error_id"] in each.getMessage()]
+    assert record.exc_info is not None
+    assert "secret" in str(record.exc_info[1])
+
+
+async def test_texts_of_a_cancelled_call_are_not_run(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle) as running:
+        await running.warm_up()
+        before = running.engine.embeddings.num_live_tokens
+        call = running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400))
+        await until(lambda: running.engine.embeddings.queue.num_tokens > 0)
+        call.cancel()
+        await running.embed("a")
+        assert running.engine.embeddings.num_live_tokens - before < 0.5 * 400 * 252
+
+
+async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle, max_queue=400) as running:
+        await running.warm_up()
+        before = running.engine.embeddings.num_live_tokens
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400), timeout=0.5)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: not running.service._admission._num_texts[running.engine.embeddings])
+        await running.embed("a")
+        assert running.engine.embeddings.num_live_tokens - before < 0.7 * 400 * 252
+
+
+async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle, max_queue=8) as running:
+        await running.warm_up()
+        attention = running.stub.Encode(ATTENTION)
+        await until(lambda: running.service._admission._num_texts[running.engine.attentions] == 8)
+        await running.embed("a")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.Encode(ATTENTION)
+        assert read_failure(caught.value).reason == "OVERLOADED"
+        await attention
+
+
+async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> None:
+    one = pb.EncodeRequest(inputs=[LONG], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    async with listening(minilm_bundle, max_reply_bytes=20 << 20, max_message_bytes=20 << 20) as running:
+        await running.warm_up()
+        results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(4)), return_exceptions=True)
+        refused = [each for each in results if isinstance(each, grpc.aio.AioRpcError)]
+        assert 1 <= len(refused) <= 3
+        assert {read_failure(each).reason for each in refused} == {"OVERLOADED"}
+        await until(lambda: not running.service._admission._reply_bytes)
+        await running.stub.Encode(one)
+
+
+async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
+    request = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    async with listening(minilm_bundle, stall_timeout_s=0.2) as running:
+        await running.warm_up()
+        stream = running.stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+        await anext(aiter(stream))
+        worker = running.engine.attentions
+        await until(lambda: not running.service._admission._num_texts[worker])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [part async for part in stream]
+        failure = read_failure(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
+
+
+async def test_a_client_that_leaves_a_stream_is_no_fault(
+    minilm_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    async with listening(minilm_bundle) as running:
+        await running.warm_up()
+        stream = running.stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+        await anext(aiter(stream))
+        stream.cancel()
+        await until(lambda: not running.service._admission._num_texts[running.engine.attentions])
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
+    tokenizer = json.loads((bundle / "tokenizer.json").read_text())
+    (bundle / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"] = [each for each in manifest["files"] if each["path"] != "tokenizer.json"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    async with listening(bundle) as running:
+        await running.warm_up()
+        assert (await running.embed("a cat")).usages[0].num_tokens == 2
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.embed("a cat", "")
+        assert read_failure(caught.value).violations == {"inputs[1].text": "has no tokens: send some text"}
+
+
+async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
+        await running.warm_up()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.Tokenize(pb.TokenizeRequest(texts=["! " * 4000] * 4))
+        assert read_failure(caught.value).reason == "RESPONSE_TOO_LARGE"
+
+
+async def test_an_embed_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
+        await running.warm_up()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.embed(*["a"] * 100)
+        assert read_failure(caught.value).reason == "RESPONSE_TOO_LARGE"
