@@ -199,13 +199,15 @@ class EncoderService(EncoderServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         self._checker.check_tokenize(request)
         with self._admission.texts(self._engine.embeddings, len(request.texts)):
-            response = pb.TokenizeResponse(model=self._name)
+            results: list[pb.TokenizedText] = []
+            size = 0
             for portion in portions(request.texts):
-                response.results.extend(await self._in_worker(self._tokenize, portion))
-                size = response.ByteSize()
+                tokenized = await self._in_worker(self._tokenize, portion)
+                results += tokenized
+                size += sum(each.ByteSize() for each in tokenized)
                 self._sizes.check("the response", size, "send fewer or shorter texts")
             self._admission.reply(size, context)
-            return response
+            return pb.TokenizeResponse(model=self._name, results=results)
 
     @guarded
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
