@@ -1,7 +1,6 @@
 """The Python client of an attnlens server: numpy arrays in and out, over gRPC."""
 
 from attnlens_client.async_client import AsyncClient
-from attnlens_client.channel import Settings
 from attnlens_client.client import Client
 from attnlens_client.errors import (
     AttnlensError,
@@ -12,6 +11,7 @@ from attnlens_client.errors import (
     OverloadedError,
     ResponseTooLargeError,
     ServerError,
+    SlowReaderError,
     UnavailableError,
 )
 from attnlens_client.messages import EmbedOptions, EncodeOptions
@@ -50,7 +50,7 @@ __all__ = [
     "ParityFigure",
     "ResponseTooLargeError",
     "ServerError",
-    "Settings",
+    "SlowReaderError",
     "Token",
     "TokenizedText",
     "UnavailableError",

@@ -2,19 +2,19 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 import grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_client import messages, parsing, splitting
-from attnlens_client.attempts import Attempts
-from attnlens_client.connection import Connection
-from attnlens_client.errors import OverloadedError, translated
+from attnlens_client import messages, parsing, plans, splitting
+from attnlens_client.connection import Attempts, Connection, closed_error
+from attnlens_client.errors import AttnlensError, from_rpc_error
 from attnlens_client.messages import EmbedOptions, EncodeOptions, Text
 from attnlens_client.results import (
     Array,
@@ -53,7 +53,7 @@ class Client(Connection):
     """
 
     def _open(self) -> None:
-        options, credentials = self._channel_options(), self.settings.credentials
+        options, credentials = self._grpc_options(), self.credentials
         self._channel = (
             grpc.insecure_channel(self.address, options)
             if credentials is None
@@ -70,7 +70,8 @@ class Client(Connection):
         self.close()
 
     def close(self) -> None:
-        """Cancel what is running and close the connection."""
+        """Cancel what is running, which raises AttnlensError there, and close the connection."""
+        self._closed = True
         self._channel.close()
 
     def embed(self, texts: Iterable[Text], **options: Unpack[EmbedOptions]) -> Array:
@@ -96,12 +97,7 @@ class Client(Connection):
         >>> client.embed_with_usage(["Hello, world!"]).usages
         (Usage(num_tokens=6, num_tokens_total=6, truncated=False),)
         """
-        inputs, template = messages.inputs(texts), messages.embed_request(**options)
-        if not inputs:
-            return parsing.no_embeddings(template, self.get_model(template.model))
-        model = self._model_for(template.model, len(inputs))
-        requests = splitting.embed_requests(template, inputs, model, self.settings.batch_size)
-        return parsing.embeddings(self._call_all(self._stub.Embed, requests, model))
+        return self._run(self._stub.Embed, plans.embed(texts, **options))
 
     def encode(self, texts: Iterable[Text], **options: Unpack[EncodeOptions]) -> list[EncodedText]:
         """Return tokens, token vectors (T, D) and attention weights (L', H', T, T) for each text.
@@ -123,14 +119,9 @@ class Client(Connection):
         >>> text.hidden_states.shape, text.attentions.shape, text.layers
         ((5, 384), (1, 1, 5, 5), (5,))
         """
-        inputs, template = messages.inputs(texts), messages.encode_request(**options)
-        if not inputs:
-            return []
-        model = self._model_for(template.model, len(inputs))
-        requests = splitting.encode_requests(template, inputs, model, self.settings.batch_size)
-        return parsing.encoded_texts(self._call_all(self._stub.Encode, requests, model))
+        return self._run(self._stub.Encode, plans.encode(texts, **options))
 
-    def stream(self, texts: Iterable[Text], **options: Unpack[EncodeOptions]) -> Iterator[EncodedText]:
+    def stream(self, texts: Iterable[Text], **options: Unpack[EncodeOptions]) -> Generator[EncodedText]:
         """Yield what `encode` returns, one text at a time, whatever its size.
 
         Holds one text in memory. To stop early, `close()` the iterator or let go of it.
@@ -143,12 +134,11 @@ class Client(Connection):
         5 (6, 12, 5, 5)
         6 (6, 12, 6, 6)
         """
-        parts, template = self.stream_parts(texts, **options), messages.encode_request(**options)
-        return self._assembled(parts, template)
+        return self._assembled(plans.encode(texts, **options))
 
     def stream_parts(
         self, texts: Iterable[Text], **options: Unpack[EncodeOptions]
-    ) -> Iterator[HeadPart | LayerPart]:
+    ) -> Generator[HeadPart | LayerPart]:
         """Yield for each text its head, then its attention weights layer by layer, (H', T, T) each.
 
         Holds one layer in memory.
@@ -163,8 +153,7 @@ class Client(Connection):
         0 (12, 5, 5)
         5 (12, 5, 5)
         """
-        inputs, template = messages.inputs(texts), messages.encode_request(**options)
-        return self._parts(inputs, template)
+        return self._parts(plans.encode(texts, **options))
 
     def tokenize(self, texts: Iterable[str], *, model: str = "") -> list[TokenizedText]:
         """Return all tokens of each text, whatever the model's limit, without running the model.
@@ -172,12 +161,7 @@ class Client(Connection):
         >>> [token.text for token in client.tokenize(["unbelievable!"])[0].tokens]
         ['[CLS]', 'unbelievable', '!', '[SEP]']
         """
-        strings = messages.strings(texts)
-        if not strings:
-            return []
-        info = self._model_for(model, len(strings))
-        requests = splitting.tokenize_requests(strings, model, info, self.settings.batch_size)
-        return parsing.tokenized_texts(self._call_all(self._stub.Tokenize, requests, info))
+        return self._run(self._stub.Tokenize, plans.tokenize(texts, model))
 
     def get_model(self, name: str = "") -> ModelInfo:
         """Return sizes, limits, parity figures and versions of a model; "" is the server's only one.
@@ -187,8 +171,7 @@ class Client(Connection):
         (384, 6, 12, 'mean')
         """
         [response] = self._call_all(self._stub.GetModel, [(0, pb.GetModelRequest(model=name))], None)
-        self._models[name] = parsing.model_info(response.model)
-        return self._models[name]
+        return self._remembered(name, response.model)
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that the server holds.
@@ -199,9 +182,18 @@ class Client(Connection):
         [response] = self._call_all(self._stub.ListModels, [(0, pb.ListModelsRequest())], None)
         return [parsing.model_info(model) for model in response.models]
 
-    def _model_for(self, name: str, num_texts: int) -> ModelInfo | None:
-        """Return the model whose limits decide how to split; one text needs none."""
-        return None if num_texts == 1 else self._models.get(name) or self.get_model(name)
+    def _run(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[plans.Request, plans.Response]",
+        plan: plans.Plan[plans.Request, plans.Response, plans.Result],
+    ) -> plans.Result:
+        model = self._model_for(plan)
+        requests = plan.requests(model, self.batch_size)
+        return plan.parse(self._call_all(method, requests, model), model)
+
+    def _model_for(self, plan: plans.Plan[Any, Any, Any]) -> ModelInfo | None:
+        model = self._models.get(plan.model)
+        return self.get_model(plan.model) if model is None and plan.needs_model else model
 
     def _call_all(
         self,
@@ -210,21 +202,23 @@ class Client(Connection):
         model: ModelInfo | None,
     ) -> list[_Response]:
         """Make the calls, a few at a time, and return the responses in order."""
-        limit = splitting.max_in_flight(self.settings, model)
+        limit = splitting.calls_at_a_time(self.max_in_flight, self.batch_size, model)
         running: deque[_Running[_Request, _Response]] = deque()
         responses: list[_Response] = []
 
         def start(first: int, request: _Request, attempts: Attempts) -> _Running[_Request, _Response]:
-            call = method.future(request, **self._call_options(attempts))
+            with self._translated(first):
+                call = method.future(request, **self._call_options(attempts))
             return _Running(first, request, attempts, call)
 
         def wait_for_oldest() -> None:
             oldest = running[0]
             try:
-                with translated(oldest.first):
-                    responses.append(oldest.call.result())
+                responses.append(self._result(oldest))
                 running.popleft()
-            except OverloadedError as error:
+            except AttnlensError as error:
+                if not self._may_pass(error):
+                    raise
                 time.sleep(oldest.attempts.delay_s(error))
                 running[0] = start(oldest.first, oldest.request, oldest.attempts)
 
@@ -232,7 +226,7 @@ class Client(Connection):
             for first, request in requests:
                 while len(running) == limit:
                     wait_for_oldest()
-                running.append(start(first, request, Attempts(self.settings)))
+                running.append(start(first, request, self._attempts()))
             while running:
                 wait_for_oldest()
         finally:
@@ -240,45 +234,53 @@ class Client(Connection):
                 each.call.cancel()
         return responses
 
-    def _parts(
-        self, inputs: Sequence[pb.Input], template: pb.EncodeRequest
-    ) -> Iterator[HeadPart | LayerPart]:
-        if not inputs:
-            return
-        model = self._model_for(template.model, len(inputs))
-        for first, request in splitting.encode_requests(template, inputs, model, self.settings.batch_size):
-            for response in self._responses(first, pb.EncodeStreamRequest(encode=request)):
-                yield parsing.stream_part(response, first)
+    def _result(self, running: "_Running[_Request, _Response]") -> _Response:
+        try:
+            with self._translated(running.first):
+                return running.call.result()
+        except grpc.FutureCancelledError as error:  # by `close` in another thread, or by the server
+            failure = closed_error() if self._closed else from_rpc_error(running.call, running.first)
+            raise failure from error
 
-    def _responses(self, first: int, request: pb.EncodeStreamRequest) -> Iterator[pb.EncodeStreamResponse]:
-        """Yield the messages of one streaming call, made again while the server is overloaded."""
-        attempts, received = Attempts(self.settings), 0
+    def _parts(
+        self, plan: plans.Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]
+    ) -> Generator[HeadPart | LayerPart]:
+        for first, request in plan.requests(self._model_for(plan), self.batch_size):
+            with closing(self._responses(first, pb.EncodeStreamRequest(encode=request))) as responses:
+                for response in responses:
+                    yield parsing.stream_part(response, first)
+
+    def _responses(self, first: int, request: pb.EncodeStreamRequest) -> Generator[pb.EncodeStreamResponse]:
+        """Yield the messages of one streaming call, made again while the first has not come."""
+        attempts, received = self._attempts(), 0
         while True:
-            stream = self._stub.EncodeStream(request, **self._call_options(attempts))
             try:
-                with translated(first):
-                    for response in stream:
-                        received += 1
-                        yield response
-            except OverloadedError as error:
-                if received:
+                with self._translated(first):
+                    stream = self._stub.EncodeStream(request, **self._call_options(attempts))
+                    try:
+                        for response in stream:
+                            received += 1
+                            yield response
+                    finally:
+                        stream.cancel()
+            except AttnlensError as error:
+                if received or not self._may_pass(error):
                     raise
                 time.sleep(attempts.delay_s(error))
             else:
                 return
-            finally:
-                stream.cancel()
 
     def _assembled(
-        self, parts: Iterator[HeadPart | LayerPart], template: pb.EncodeRequest
-    ) -> Iterator[EncodedText]:
-        layers = messages.num_layers(template)
+        self, plan: plans.Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]
+    ) -> Generator[EncodedText]:
+        layers = messages.num_layers(plan.template)
         if layers is None:
-            model = self._models.get(template.model) or self.get_model(template.model)
+            model = self._models.get(plan.model) or self.get_model(plan.model)
             layers = model.num_layers
         assembler = parsing.Assembler(layers)
-        for part in parts:
-            text = assembler.add(part)
-            if text is not None:
-                yield text
+        with closing(self._parts(plan)) as parts:
+            for part in parts:
+                text = assembler.add(part)
+                if text is not None:
+                    yield text
         assembler.finish()

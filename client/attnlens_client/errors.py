@@ -8,6 +8,7 @@ AttnlensError
 ├── OverloadedError              still so after all retries
 ├── UnavailableError             no server, or one that starts or stops; after all retries
 ├── DeadlineExceededError
+├── SlowReaderError              a stream was left unread for longer than the server waits
 └── ServerError                  a fault of the server, .error_id stands in its log
 
 Arguments that are wrong whatever the server (a str in place of a list, an unknown pooling) raise
@@ -15,9 +16,8 @@ TypeError and ValueError before anything is sent.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import grpc
 
@@ -29,6 +29,8 @@ _LARGER_THAN_MAX = re.compile(r"(CLIENT|SERVER): \w+ message larger than max \((
 # How the server names a text of the request; the fields of a stream's request have `encode.` in front.
 _TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d+)\]")
 _STREAM_PREFIX = re.compile(r"\bencode\.(?=[a-z_]+\b)")
+# The messages in which the server does so. Others quote the request, which may have any words.
+_REASONS_THAT_NAME_TEXTS = {"INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE"}
 
 
 class AttnlensError(Exception):
@@ -40,6 +42,7 @@ class AttnlensError(Exception):
         reason: the name of an `attnlens.v1.ErrorReason` without its prefix, for instance
             `INPUT_TOO_LONG`. Empty where the failure did not come from an attnlens server.
         metadata: what the server says about the failure, for instance `{"num_tokens": "300"}`.
+        text_index: the number of the text that is to blame, from 0, as in `texts[7]` of the message.
     """
 
     def __init__(
@@ -48,21 +51,19 @@ class AttnlensError(Exception):
         code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
+        text_index: int | None = None,
     ) -> None:
         self.message = message
         self.code = code
         self.reason = reason
         self.metadata = dict(metadata or {})
-        super().__init__(message, code, reason, self.metadata)  # all of them, so that it can be pickled
+        self.text_index = text_index
+        super().__init__(
+            message, code, reason, self.metadata, text_index
+        )  # all of them, so that it can be pickled
 
     def __str__(self) -> str:
         return self.message
-
-    @property
-    def text_index(self) -> int | None:
-        """The number of the text that is to blame, from 0, as in `texts[7]` of the message."""
-        number = _TEXT_NUMBER.search(self.message)
-        return int(number[1]) if number else None
 
     def _number(self, key: str) -> int:
         value = self.metadata.get(key, "")
@@ -122,6 +123,10 @@ class DeadlineExceededError(AttnlensError):
     """The call took longer than `timeout_s`."""
 
 
+class SlowReaderError(AttnlensError):
+    """The parts of a stream were not fetched for longer than the server holds them."""
+
+
 class ServerError(AttnlensError):
     """The server failed at a request that it should have answered."""
 
@@ -141,6 +146,8 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "SHUTTING_DOWN": UnavailableError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "INTERNAL": ServerError,
+    "SLOW_READER": SlowReaderError,
+    "GRAPH_UNAVAILABLE": ServerError,
 }
 # For failures without a reason: those of gRPC itself, of a proxy, of a server that is not ours.
 _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
@@ -156,7 +163,7 @@ _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
 }
 
 
-def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
+def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int = 0) -> AttnlensError:
     """Return the exception for a failed call, by the server's reason, else by the status.
 
     `first_index` is the caller's number of the call's first text: the server counts from 0 in each call.
@@ -175,16 +182,11 @@ def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
     if refused is not None:
         kind = ResponseTooLargeError if refused[1] == "CLIENT" else InvalidRequestError
         return kind(message, code, reason, {"size_bytes": refused[2], "max_message_bytes": refused[3]})
-    message = _STREAM_PREFIX.sub("", message)
-    message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
+    text_index = None
+    if reason in _REASONS_THAT_NAME_TEXTS:
+        message = _STREAM_PREFIX.sub("", message)
+        message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
+        named = _TEXT_NUMBER.search(message)
+        text_index = int(named[1]) if named else None
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
-    return kind(message or code.name, code, reason, metadata)
-
-
-@contextmanager
-def translated(first_index: int = 0) -> Iterator[None]:
-    """Raise what gRPC raises within the block as one of the exceptions above. See `from_rpc_error`."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc_error(error, first_index) from error
+    return kind(message or code.name, code, reason, metadata, text_index)

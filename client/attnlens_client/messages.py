@@ -25,6 +25,7 @@ _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
 _POOLINGS = {"mean": Pooling.POOLING_MEAN, "cls": Pooling.POOLING_CLS, "max": Pooling.POOLING_MAX}
+_MAX_INT32 = 2**31 - 1
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
 _HEAD_REDUCTIONS = {
     "none": HeadReduction.HEAD_REDUCTION_NONE,
@@ -102,11 +103,13 @@ def strings(texts: Iterable[str]) -> list[str]:
 
     Raises:
         TypeError: `texts` is one text, or an entry is no str.
+        ValueError: an entry can't be sent: it has half of a surrogate pair.
     """
     listed_texts = listed(texts)
     for index, text in enumerate(listed_texts):
         if not isinstance(text, str):
             raise TypeError(f"texts[{index}] is {type(text).__name__}: give a str")
+        _input(index, text)
     return listed_texts
 
 
@@ -137,15 +140,15 @@ def embed_request(
     Raises:
         ValueError: an option has a value that no server knows.
     """
-    if dimensions is not None and dimensions < 1:
-        raise ValueError(f"dimensions is {dimensions}: give 1 or more, or None for all")
+    if dimensions is not None and not 1 <= operator.index(dimensions) <= _MAX_INT32:
+        raise ValueError(f"dimensions is {dimensions}: give 1 to {_MAX_INT32}, or None for all")
     return EmbedRequest(
         model=model,
         truncate=truncate,
         pooling=Pooling.POOLING_UNSPECIFIED if pooling is None else _chosen("pooling", pooling, _POOLINGS),
         normalize=normalize,
         dimensions=dimensions or 0,
-        data_type=_chosen("dtype", np.dtype(dtype).name, _DATA_TYPES),
+        data_type=_data_type(dtype),
     )
 
 
@@ -163,6 +166,7 @@ def encode_request(
     """Return the request without its inputs. See `EncodeOptions`.
 
     Raises:
+        TypeError: `layers` or `heads` is no list of whole numbers.
         ValueError: an option has a value that no server knows, or nothing is asked for.
     """
     outputs = [
@@ -175,21 +179,42 @@ def encode_request(
     ]
     if not outputs:
         raise ValueError("hidden_states and attentions are both False: for tokens alone use tokenize")
-    for name, chosen in (("layers", layers), ("heads", heads)):
-        if chosen is not None and len(chosen) == 0:
-            raise ValueError(f"{name} is empty: leave it out for all, or set attentions=False for none")
+    chosen_layers, chosen_heads = _numbers("layers", layers), _numbers("heads", heads)
     reduction = _chosen("head_reduction", head_reduction, _HEAD_REDUCTIONS)
-    if not attentions and (layers or heads or head_reduction != "none"):
+    if not attentions and (chosen_layers or chosen_heads or head_reduction != "none"):
         raise ValueError("layers, heads and head_reduction choose attention weights: set attentions=True")
     return EncodeRequest(
         model=model,
         truncate=truncate,
         outputs=outputs,
-        layers=[int(layer) for layer in layers or ()],
-        heads=[int(head) for head in heads or ()],
+        layers=chosen_layers,
+        heads=chosen_heads,
         head_reduction=reduction if attentions else HeadReduction.HEAD_REDUCTION_UNSPECIFIED,
-        data_type=_chosen("dtype", np.dtype(dtype).name, _DATA_TYPES),
+        data_type=_data_type(dtype),
     )
+
+
+def _numbers(name: str, chosen: Sequence[int] | None) -> list[int]:
+    """Return the numbers of layers or heads; none stand for all."""
+    if chosen is None:
+        return []
+    try:
+        numbers = [operator.index(each) for each in chosen]
+    except TypeError as error:
+        raise TypeError(f"{name} is {chosen!r}: give a list of whole numbers, or None for all") from error
+    if not numbers:
+        raise ValueError(f"{name} is empty: leave it out for all, or set attentions=False for none")
+    if any(abs(each) > _MAX_INT32 for each in numbers):
+        raise ValueError(f"{name} is {chosen!r}: no model has so many")
+    return numbers
+
+
+def _data_type(dtype: DataTypeName) -> DataType.ValueType:
+    try:
+        name = np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    return _chosen("dtype", name, _DATA_TYPES)
 
 
 def _chosen(name: str, value: str, choices: dict[str, _Value]) -> _Value:

@@ -6,12 +6,13 @@ Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import grpc
 import numpy as np
 
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Pooling
-from attnlens_client.errors import ServerError
+from attnlens_client.errors import InvalidRequestError, ServerError
 from attnlens_client.results import (
     Array,
     Embeddings,
@@ -36,7 +37,16 @@ def embeddings(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
 
 
 def no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
-    """Return the vectors of no text: shape (0, D)."""
+    """Return the vectors of no text: shape (0, D).
+
+    Raises:
+        InvalidRequestError: more dimensions are asked for than the model has.
+    """
+    if request.dimensions > model.hidden_size:
+        raise InvalidRequestError(
+            f"dimensions is {request.dimensions}: {model.name} has {model.hidden_size}",
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
     shape = (0, request.dimensions or model.hidden_size)
     return Embeddings(np.zeros(shape, numpy_dtype(request.data_type)), ())
 
@@ -162,6 +172,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             max_queue=limits.max_queue,
             max_batch_tokens=limits.max_batch_tokens,
             max_message_bytes=limits.max_message_bytes,
+            max_request_text_bytes=limits.max_request_text_bytes,
         ),
         execution_providers=tuple(message.execution_providers),
         parity=_parity(message),

@@ -107,13 +107,14 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server. The client splits requests to stay within them."""
+    """The limits of a server, 0 where it names none. The client splits requests to stay within them."""
 
     max_inputs_per_request: int
     max_text_bytes: int
     max_queue: int
     max_batch_tokens: int
     max_message_bytes: int
+    max_request_text_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

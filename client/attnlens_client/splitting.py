@@ -3,8 +3,8 @@
 Letters: N texts, T tokens of a text, D hidden size, L layers, H heads.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
 
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
@@ -13,12 +13,8 @@ from attnlens.v1.encoder_service_pb2 import (
     EncodeRequest,
     HeadReduction,
     Input,
-    TokenizeRequest,
 )
-from attnlens_client.channel import Settings
-from attnlens_client.results import ModelInfo
-
-Request = TypeVar("Request", EmbedRequest, EncodeRequest)
+from attnlens_client.results import Limits, ModelInfo
 
 # Room for what stands around the tensors of a message.
 _USABLE_SHARE = 0.9
@@ -56,84 +52,50 @@ def encode_costs(request: EncodeRequest, texts: Iterable[Input], model: ModelInf
     return costs
 
 
-def tokenize_costs(texts: Iterable[str]) -> list[int]:
+def tokenize_costs(text_bytes: Iterable[int]) -> list[int]:
     """Return for each text an upper bound of its bytes in a message: a token for each byte."""
-    return [len(text.encode()) * _TOKEN_BYTES + _MESSAGE_BYTES for text in texts]
+    return [size * _TOKEN_BYTES + _MESSAGE_BYTES for size in text_bytes]
 
 
-def split(costs: Sequence[int], model: ModelInfo, batch_size: int) -> Iterator[slice]:
+def split(
+    costs: Sequence[int], text_bytes: Sequence[int], limits: Limits, batch_size: int
+) -> Iterator[slice]:
     """Cut texts into runs that each fit the server's limits; a text that fits nowhere stands alone.
 
     Args:
-        costs: the bytes that each text takes, shape (N,).
-        model: whose limits count.
+        costs: the bytes that each text takes in a message, shape (N,).
+        text_bytes: the bytes of UTF-8 of each text, shape (N,).
+        limits: those of the server; 0 is unknown.
         batch_size: the most texts of a run.
     """
-    most = min(batch_size, _most_texts(model, batch_size))
-    limit = model.limits.max_message_bytes
-    budget = limit * _USABLE_SHARE if limit > 0 else float("inf")
-    start, used = 0, 0
-    for index, cost in enumerate(costs):
-        if index > start and (index - start == most or used + cost > budget):
+    most_texts = _most_texts(limits, batch_size)
+    most_cost = limits.max_message_bytes * _USABLE_SHARE or math.inf
+    most_text_bytes = limits.max_request_text_bytes or math.inf
+    start, used, used_text = 0, 0, 0
+    for index, (cost, size) in enumerate(zip(costs, text_bytes, strict=True)):
+        is_full = index - start == most_texts or used + cost > most_cost or used_text + size > most_text_bytes
+        if index > start and is_full:
             yield slice(start, index)
-            start, used = index, 0
+            start, used, used_text = index, 0, 0
         used += cost
+        used_text += size
     if start < len(costs):
         yield slice(start, len(costs))
 
 
-def _most_texts(model: ModelInfo, otherwise: int) -> int:
+def _most_texts(limits: Limits, batch_size: int) -> int:
     """Return the most texts of one request.
 
     A request is taken as a whole or refused, so one that needs most of the queue to be free is seldom
     taken while others are served.
     """
-    limits = model.limits
-    share = max(1, limits.max_queue // _QUEUE_PARTS) if limits.max_queue else otherwise
-    return min(limits.max_inputs_per_request or otherwise, share)
+    share = max(1, limits.max_queue // _QUEUE_PARTS) if limits.max_queue else batch_size
+    return min(batch_size, limits.max_inputs_per_request or batch_size, share)
 
 
-def max_in_flight(settings: Settings, model: ModelInfo | None) -> int:
+def calls_at_a_time(max_in_flight: int, batch_size: int, model: ModelInfo | None) -> int:
     """Return how many calls to keep running, so that one caller alone never overfills the queue."""
     if model is None or not model.limits.max_queue:
-        return settings.max_in_flight
-    texts_a_call = min(settings.batch_size, _most_texts(model, settings.batch_size))
-    return max(1, min(settings.max_in_flight, model.limits.max_queue // texts_a_call))
-
-
-def embed_requests(
-    template: EmbedRequest, texts: Sequence[Input], model: ModelInfo | None, batch_size: int
-) -> Iterator[tuple[int, EmbedRequest]]:
-    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
-    costs = None if model is None else embed_costs(template, texts, model)
-    yield from _requests(template, texts, _runs(costs, model, batch_size))
-
-
-def encode_requests(
-    template: EncodeRequest, texts: Sequence[Input], model: ModelInfo | None, batch_size: int
-) -> Iterator[tuple[int, EncodeRequest]]:
-    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
-    costs = None if model is None else encode_costs(template, texts, model)
-    yield from _requests(template, texts, _runs(costs, model, batch_size))
-
-
-def tokenize_requests(
-    texts: Sequence[str], model_name: str, model: ModelInfo | None, batch_size: int
-) -> Iterator[tuple[int, TokenizeRequest]]:
-    """Yield the calls that carry `texts`, in order, each with the number of its first. `model` None: one."""
-    for run in _runs(tokenize_costs(texts), model, batch_size):
-        yield run.start, TokenizeRequest(model=model_name, texts=texts[run])
-
-
-def _runs(costs: Sequence[int] | None, model: ModelInfo | None, batch_size: int) -> Iterable[slice]:
-    return [slice(0, None)] if model is None or costs is None else split(costs, model, batch_size)
-
-
-def _requests(
-    template: Request, texts: Sequence[Input], runs: Iterable[slice]
-) -> Iterator[tuple[int, Request]]:
-    for run in runs:
-        request = type(template)()
-        request.CopyFrom(template)
-        request.inputs.extend(texts[run])
-        yield run.start, request
+        return max_in_flight
+    room = model.limits.max_queue // _most_texts(model.limits, batch_size)
+    return max(1, min(max_in_flight, room))

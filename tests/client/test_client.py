@@ -162,7 +162,7 @@ def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: Ser
 def test_a_stream_that_is_left_early_disturbs_nothing(client: Client) -> None:
     stream = client.stream(["word " * 200] * 40)
     assert next(stream).num_tokens == 202
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert client.embed(["It rained."]).shape == (1, 384)
 
 
@@ -199,7 +199,9 @@ def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess
         ([[1 << 40]], {}, r"texts\[0\] can't be sent"),
         (["a"], {"pooling": "median"}, "choose one of mean, cls, max"),
         (["a"], {"dimensions": 0}, "dimensions is 0"),
+        (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
         (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
+        (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
     ],
 )
 def test_a_wrong_argument_is_named_before_anything_is_sent(
@@ -220,3 +222,24 @@ def test_asking_encode_for_what_can_not_be_is_a_mistake(options: dict[str, Any])
         for method in (client.encode, client.stream, client.stream_parts):
             with pytest.raises(ValueError, match=r"leave it out for all|use tokenize|set attentions=True"):
                 method(["a"], **options)
+
+
+def test_a_text_that_can_not_be_tokenized_is_named() -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client:
+        with pytest.raises(ValueError, match=r"^texts\[1\] can't be sent"):
+            client.tokenize(["a", "\ud800"])
+        with pytest.raises(TypeError, match=r"^texts\[1\] is int: give a str"):
+            client.tokenize(["a", 5])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("name", ["layers", "heads"])
+@pytest.mark.parametrize("chosen", [3, "12", [1.9], ["1"], np.array([0.5]), np.array(1), [1 << 40]])
+def test_layers_and_heads_are_lists_of_whole_numbers(name: str, chosen: Any) -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client, pytest.raises((TypeError, ValueError), match=name):
+        client.encode(["a"], **{name: chosen})
+
+
+@pytest.mark.parametrize("chosen", [np.array([0]), (0,), range(1), [np.int64(0)]])
+def test_layer_and_head_zero_alone_are_no_request_for_all(client: Client, chosen: Any) -> None:
+    [result] = client.encode(["a"], layers=chosen, heads=chosen)
+    assert (result.layers, result.heads) == ((0,), (0,))

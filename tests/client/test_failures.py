@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from attnlens.v1.encoder_service_pb2 import EmbedRequest
 from attnlens_client import (
     AttnlensError,
     Client,
@@ -66,8 +67,12 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
             client.encode(["word " * 200])
         assert caught.value.max_message_bytes == 4194304
         assert caught.value.size_bytes > 6 * 12 * 202 * 202 * 4
-        with pytest.raises(InvalidRequestError, match="larger than max") as refused:
+        with pytest.raises(InvalidRequestError, match=r"texts\[0\] has 5000000 bytes.*65536"):
             client.embed(["word " * 1_000_000])
+        with pytest.raises(InvalidRequestError, match=r"texts\[0\] makes a request of .* 4194304"):
+            client.embed([[101] * 5_000_000])
+        with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
+            client._call_all(client._stub.Embed, [(0, EmbedRequest(model="x" * 5_000_000))], None)
         assert refused.value.metadata["max_message_bytes"] == "4194304"
         [text] = client.stream(["word " * 200])
         assert text.attentions is not None
@@ -96,11 +101,6 @@ def test_a_server_that_was_stopped_is_unavailable(minilm_bundle: Path) -> None:
         server.stop()
         with pytest.raises(UnavailableError):
             client.embed(["a"])
-
-
-def test_a_call_ends_at_its_deadline(minilm_server: ServerProcess) -> None:
-    with Client(minilm_server.address, timeout_s=0.02) as client, pytest.raises(DeadlineExceededError):
-        client.encode([LONG], truncate=True)
 
 
 def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) -> None:

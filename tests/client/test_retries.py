@@ -1,5 +1,6 @@
 """Servers that come late or have no room, and the numbers behind the retries."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -7,14 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from attnlens_client import Client, Settings
-from attnlens_client.attempts import Attempts
-from attnlens_client.channel import channel_options, service_config
-from attnlens_client.errors import OverloadedError
+from attnlens_client import AsyncClient, Client, OverloadedError
+from attnlens_client.connection import Attempts, service_config
 from served import ServerProcess
 
 
@@ -70,56 +70,105 @@ def test_a_server_that_comes_late_is_found(minilm_server: ServerProcess, wait_fo
                 client.close()
 
 
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_many_clients_of_a_small_queue_all_get_their_vectors(
-    minilm_bundle: Path, minilm_server: ServerProcess, passages: list[str]
+    minilm_bundle: Path,
+    minilm_server: ServerProcess,
+    passages: list[str],
+    kind: type[Client | AsyncClient],
 ) -> None:
     texts = passages[:30]
     with Client(minilm_server.address) as client:
         expected = client.embed(texts, truncate=True)
+
+    async def embed_all_async() -> Any:
+        async with AsyncClient(server.address) as client:
+            return await client.embed(texts, truncate=True)
+
+    def embed_all(_: int) -> float:
+        if kind is AsyncClient:
+            vectors = asyncio.run(embed_all_async())
+        else:
+            with Client(server.address) as client:
+                vectors = client.embed(texts, truncate=True)
+        return float(np.abs(vectors - expected).max())
+
     limits = ("--max-queue", "8", "--max-inputs-per-request", "8")
     with ServerProcess(minilm_bundle, *limits) as server, ThreadPoolExecutor(12) as threads:
-
-        def embed_all(_: int) -> float:
-            with Client(server.address) as client:
-                return float(np.abs(client.embed(texts, truncate=True) - expected).max())
-
         assert max(threads.map(embed_all, range(12))) <= 1e-5
 
 
 def test_the_service_config_retries_what_may_pass() -> None:
-    [method] = service_config(Settings())["methodConfig"]
+    [method] = service_config(5, wait_for_ready=False)["methodConfig"]
     assert method["name"] == [{"service": "attnlens.v1.EncoderService"}]
     assert method["waitForReady"] is False
     assert method["retryPolicy"]["maxAttempts"] == 5
     assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]
-    [method] = service_config(Settings(max_attempts=1, wait_for_ready=True))["methodConfig"]
+    [method] = service_config(1, wait_for_ready=True)["methodConfig"]
     assert "retryPolicy" not in method
     assert method["waitForReady"] is True
 
 
 def test_channel_options_of_the_caller_win() -> None:
-    options = dict(channel_options(Settings(channel_options=[("grpc.keepalive_time_ms", 1234)])))
-    assert options["grpc.keepalive_time_ms"] == 1234
-    assert options["grpc.max_receive_message_length"] == -1
-    assert json.loads(options["grpc.service_config"])["retryThrottling"]["maxTokens"] == 1000
-    assert dict(channel_options(Settings()))["grpc.keepalive_time_ms"] > 300_000
+    with (
+        Client("127.0.0.1:1") as plain,
+        Client("127.0.0.1:1", channel_options=[("grpc.keepalive_time_ms", 1234)]) as client,
+    ):
+        options = dict(client._grpc_options())
+        assert options["grpc.keepalive_time_ms"] == 1234
+        assert options["grpc.max_receive_message_length"] == -1
+        assert json.loads(options["grpc.service_config"])["retryThrottling"]["maxTokens"] == 1000
+        assert dict(plain._grpc_options())["grpc.keepalive_time_ms"] > 300_000
 
 
 def test_attempts_end_with_the_deadline_and_without_retries_at_once() -> None:
     overload = OverloadedError("full")
-    attempts = Attempts(Settings(timeout_s=None))
+    attempts = Attempts(None, may_retry=True)
     delays = [attempts.delay_s(overload) for _ in range(20)]
     assert attempts.timeout_s() is None
     assert 0.1 <= delays[0] <= 0.2
     assert all(2.5 <= delay <= 5 for delay in delays[-10:])
-    for settings in (Settings(timeout_s=0.05), Settings(timeout_s=None, max_attempts=1)):
+    for last in (Attempts(0.05, may_retry=True), Attempts(None, may_retry=False)):
         with pytest.raises(OverloadedError, match="full"):
-            Attempts(settings).delay_s(overload)
+            last.delay_s(overload)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("timeout_s", 0), ("timeout_s", -1), ("batch_size", 0), ("max_in_flight", 0)]
+    ("name", "value"),
+    [
+        ("timeout_s", 0),
+        ("timeout_s", -1),
+        ("timeout_s", float("nan")),
+        ("timeout_s", float("inf")),
+        ("timeout_s", 1e12),
+        ("batch_size", 0),
+        ("max_in_flight", 0),
+        ("max_attempts", 0),
+        ("max_attempts", 6),
+        ("max_attempts", 2.5),
+    ],
 )
-def test_settings_out_of_range_are_refused(name: str, value: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} is {value}: give"):
+def test_options_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"{name} is {value}: give"):
         Client("127.0.0.1:1", **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "localhost", ":50051", "localhost:", "localhost:0", "localhost:65536", "localhost:115587",
+     "localhost:http", "http://localhost:50051", "localhost:50051/x", "user@localhost:50051", "::1:50051",
+     "local host:50051", "localhost:50051\n", "\udcff:50051", "unix:"],
+)  # fmt: skip
+def test_an_address_without_host_or_port_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="give HOST:PORT, the port from 1 to 65535"):
+        Client(address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["localhost:1", "encoder_1.internal:65535", "[::1]:50051", "[fe80::1%eth0]:50051", "unix:/tmp/x.sock",
+     "unix:///tmp/x.sock", "dns:///localhost:50051", "dns:50051", "ipv6:[::1]:50051", "ipv4:127.0.0.1:50051"],
+)  # fmt: skip
+def test_an_address_may_be_any_target_of_grpc(address: str) -> None:
+    with Client(address) as client:
+        assert client.address == address

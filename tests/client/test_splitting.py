@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from attnlens.v1.encoder_service_pb2 import Input, Limits, Model
 from attnlens.v1.manifest_pb2 import Architecture
-from attnlens_client.channel import Settings
 from attnlens_client.messages import embed_request, encode_request
 from attnlens_client.parsing import model_info
 from attnlens_client.results import ModelInfo
-from attnlens_client.splitting import embed_costs, encode_costs, max_in_flight, split
+from attnlens_client.splitting import calls_at_a_time, embed_costs, encode_costs, split
 
 LIMITS = st.integers(min_value=0, max_value=50)
 
@@ -21,18 +20,33 @@ def _model(**limits: Any) -> ModelInfo:
     return model_info(Model(architecture=sizes, max_tokens=256, limits=Limits(**limits)))
 
 
-@given(st.lists(st.integers(1, 100)), st.integers(1, 20), LIMITS, LIMITS, st.integers(0, 300))
+TEXT = st.tuples(st.integers(1, 100), st.integers(0, 100))  # its bytes in a message, and its own
+
+
+@given(st.lists(TEXT), st.integers(1, 20), LIMITS, LIMITS, st.integers(0, 300), st.integers(0, 300))
 def test_runs_cover_the_texts_in_order_and_keep_the_limits(
-    costs: list[int], batch_size: int, max_inputs: int, max_queue: int, max_bytes: int
+    texts: list[tuple[int, int]],
+    batch_size: int,
+    max_inputs: int,
+    max_queue: int,
+    max_bytes: int,
+    max_text_bytes: int,
 ) -> None:
-    model = _model(max_inputs_per_request=max_inputs, max_queue=max_queue, max_message_bytes=max_bytes)
-    runs = [costs[run] for run in split(costs, model, batch_size)]
-    assert [cost for run in runs for cost in run] == costs
+    limits = _model(
+        max_inputs_per_request=max_inputs,
+        max_queue=max_queue,
+        max_message_bytes=max_bytes,
+        max_request_text_bytes=max_text_bytes,
+    ).limits
+    costs, text_bytes = [cost for cost, _ in texts], [size for _, size in texts]
+    runs = [texts[run] for run in split(costs, text_bytes, limits, batch_size)]
+    assert [text for run in runs for text in run] == texts
     for run in runs:
         assert 1 <= len(run) <= batch_size
         assert len(run) <= (max_inputs or batch_size)
         assert len(run) <= max(1, max_queue // 4) or not max_queue
-        assert len(run) == 1 or max_bytes == 0 or sum(run) <= max_bytes
+        assert len(run) == 1 or max_bytes == 0 or sum(cost for cost, _ in run) <= max_bytes
+        assert len(run) == 1 or max_text_bytes == 0 or sum(size for _, size in run) <= max_text_bytes
 
 
 def test_costs_are_bounds_of_what_is_sent() -> None:
@@ -51,8 +65,7 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:
-    settings = Settings(batch_size=128, max_in_flight=8)
-    assert max_in_flight(settings, None) == 8
-    assert max_in_flight(settings, _model(max_queue=2048)) == 8
-    assert max_in_flight(settings, _model(max_queue=512)) == 4
-    assert max_in_flight(settings, _model(max_queue=1)) == 1
+    assert calls_at_a_time(8, 128, None) == 8
+    assert calls_at_a_time(8, 128, _model(max_queue=2048)) == 8
+    assert calls_at_a_time(8, 128, _model(max_queue=512)) == 4
+    assert calls_at_a_time(8, 128, _model(max_queue=1)) == 1

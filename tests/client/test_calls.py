@@ -1,0 +1,302 @@
+"""What travels, what ends, and what is tried again: both clients against a scripted server."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, closing, contextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_client import (
+    AsyncClient,
+    AttnlensError,
+    Client,
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    ServerError,
+    SlowReaderError,
+    UnavailableError,
+)
+from scripted import ScriptedServer, refuse, vectors
+
+SOON_S = 20.0
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest) -> Call:
+    """Return a function that opens a client of either kind; calls through it return when they are done."""
+
+    @contextmanager
+    def connect_sync(address: str, **options: Any) -> Iterator[Call]:
+        with Client(address, **options) as client:
+            yield lambda method, *args, **more: getattr(client, method)(*args, **more)
+
+    @contextmanager
+    def connect_async(address: str, **options: Any) -> Iterator[Call]:
+        with asyncio.Runner() as runner:
+
+            async def connected() -> AsyncClient:
+                return AsyncClient(address, **options)
+
+            client = runner.run(connected())
+            yield lambda method, *args, **more: runner.run(getattr(client, method)(*args, **more))
+            runner.run(client.close())
+
+    return connect_sync if request.param == "Client" else connect_async
+
+
+def fails(code: grpc.StatusCode, reason: str, message: str, times: int = 1) -> Call:
+    """Return an Embed that fails so many times first."""
+    left = [times]
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        left[0] -= 1
+        if left[0] >= 0:
+            refuse(context, code, reason, message)
+        return vectors(request)
+
+    return embed
+
+
+def test_metadata_goes_with_every_call(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address, metadata=[("authorization", "Bearer x")]) as call:
+        call("embed", ["a", "b"])
+    assert [each.get("authorization") for each in server.metadata] == ["Bearer x"] * 2
+
+
+def test_an_overloaded_server_is_asked_again_beyond_grpcs_own_attempts(
+    server: ScriptedServer, connect: Call
+) -> None:
+    server.embed = fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "full", times=7)
+    with connect(server.address, max_attempts=2) as call:
+        assert call("embed", ["a"]).shape == (1, 4)
+    server.embed = fails(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "full", times=1)
+    with connect(server.address, max_attempts=1) as call, pytest.raises(OverloadedError):
+        call("embed", ["a"])
+
+
+def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
+    server: ScriptedServer, connect: Call
+) -> None:
+    with connect(server.address, max_attempts=2) as call:
+        call("embed", ["a"])
+        server.stop()
+        back = threading.Timer(2.0, server.start)  # two attempts are over long before
+        back.start()
+        assert call("embed", ["a"]).shape == (1, 4)
+        back.join()
+        server.stop()
+    for options in ({"max_attempts": 1}, {"timeout_s": 1.5}):
+        server.start()
+        with connect(server.address, **options) as call:
+            call("embed", ["a"])
+            server.stop()
+            with pytest.raises((UnavailableError, DeadlineExceededError)):
+                call("embed", ["a"])
+
+
+def test_a_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> None:
+    def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        server.wait_until_cancelled(context)
+        return vectors(request)
+
+    server.embed = wait
+    with connect(server.address, timeout_s=0.3) as call, pytest.raises(DeadlineExceededError):
+        call("embed", ["a"])
+
+
+def test_a_failure_cancels_the_other_calls_of_the_method(server: ScriptedServer, connect: Call) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        if request.inputs[0].text == "bad":
+            assert all(server.waiting.acquire(timeout=SOON_S) for _ in range(2))
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[0].text is bad")
+        server.wait_until_cancelled(context)
+        return vectors(request)
+
+    server.embed = embed
+    with connect(server.address, batch_size=1) as call:
+        with pytest.raises(InvalidRequestError, match=r"^texts\[0\]\.text is bad"):
+            call("embed", ["bad", "good", "good"])
+        call("get_model")  # the asynchronous client has its turn
+        assert all(server.cancelled.acquire(timeout=SOON_S) for _ in range(2))
+
+
+async def test_a_cancelled_task_cancels_its_calls(server: ScriptedServer) -> None:
+    def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        server.wait_until_cancelled(context)
+        return vectors(request)
+
+    server.embed = wait
+    async with AsyncClient(server.address, batch_size=1) as client:
+        task = asyncio.create_task(client.embed(["a", "b"]))
+        assert await asyncio.to_thread(server.waiting.acquire, timeout=SOON_S)
+        assert await asyncio.to_thread(server.waiting.acquire, timeout=SOON_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
+        assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
+
+
+def _keeping(kept: list[Any], method: Call) -> Call:
+    """Return `method`, its calls kept in a list: the garbage collector must not cancel them."""
+
+    def start(*args: Any, **options: Any) -> Any:
+        kept.append(method(*args, **options))
+        return kept[-1]
+
+    return start
+
+
+def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    with Client(server.address) as client:
+        monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
+        with closing(client.stream(["a"], attentions=False)) as stream:
+            assert next(stream).tokens == ()
+        assert server.cancelled.acquire(timeout=SOON_S)
+    assert len(kept) == 1
+
+
+async def test_leaving_an_asynchronous_stream_cancels_its_call(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    async with AsyncClient(server.address) as client:
+        monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
+        async with aclosing(client.stream(["a"], attentions=False)) as stream:
+            assert (await anext(stream)).tokens == ()
+        assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_closing_an_asynchronous_client_fails_its_calls_and_cancels_no_task(
+    server: ScriptedServer, streams: bool
+) -> None:
+    def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        server.wait_until_cancelled(context)
+        return vectors(request)
+
+    async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
+        return [each async for each in stream]
+
+    server.embed = wait
+    client = AsyncClient(server.address)
+    coroutine: Any = all_of(client.stream(["a"])) if streams else client.embed(["a"])
+    task = asyncio.create_task(coroutine)
+    assert await asyncio.to_thread(server.waiting.acquire, timeout=SOON_S)
+    await client.close()
+    with pytest.raises(AttnlensError, match="the client was closed"):
+        await task
+    with pytest.raises(AttnlensError, match="the client was closed"):
+        await client.embed(["a"])
+
+
+def test_closing_a_client_fails_its_calls(server: ScriptedServer) -> None:
+    def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        server.wait_until_cancelled(context)
+        return vectors(request)
+
+    server.embed = wait
+    client = Client(server.address)
+
+    def close() -> None:
+        server.waiting.acquire(timeout=SOON_S)
+        client.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(AttnlensError, match="the client was closed"):
+        client.embed(["a"])
+    closer.join()
+    with pytest.raises(AttnlensError, match="the client was closed"):
+        client.embed(["a"])
+    with pytest.raises(AttnlensError, match="the client was closed"):
+        next(client.stream(["a"], attentions=False))
+
+
+def test_a_call_that_the_server_cancels_is_a_failure(server: ScriptedServer, connect: Call) -> None:
+    server.embed = fails(grpc.StatusCode.CANCELLED, "", "not now")
+    with connect(server.address) as call, pytest.raises(AttnlensError, match="not now"):
+        call("embed", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind"),
+    [
+        (grpc.StatusCode.ABORTED, "SLOW_READER", SlowReaderError),
+        (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", ServerError),
+    ],
+)
+def test_a_reason_has_its_exception(
+    server: ScriptedServer, code: grpc.StatusCode, reason: str, kind: type[AttnlensError]
+) -> None:
+    server.embed = fails(code, reason, "so it is")
+    with Client(server.address) as client, pytest.raises(kind, match="so it is") as caught:
+        client.embed(["a"])
+    assert (caught.value.reason, caught.value.code) == (reason, code)
+
+
+def test_words_of_the_request_are_not_taken_for_the_number_of_a_text(server: ScriptedServer) -> None:
+    message = "no model 'encode.inputs[41]': there is 'scripted'"
+    server.embed = fails(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", message)
+    with Client(server.address) as client, pytest.raises(ModelNotFoundError) as caught:
+        client.embed(["a"])
+    assert (caught.value.text_index, str(caught.value)) == (None, message)
+
+
+def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Call) -> None:
+    large = "é" * 40_000
+    with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
+        for texts, size in ((["a", "b" * 1001], 1001), (["a", large], 80_000)):
+            with pytest.raises(
+                InvalidRequestError, match=rf"^texts\[1\] has {size} bytes, .* 1000"
+            ) as caught:
+                call("embed", texts)
+            assert caught.value.text_index == 1
+        for method in ("embed", "encode", "tokenize"):  # one large text alone
+            with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
+                call(method, [large])
+        assert {type(each) for each in server.requests} == {pb.GetModelRequest}
+        assert call("embed", ["b" * 1000]).shape == (1, 4)
+    with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
+        with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
+            call("embed", [large])
+        assert call("embed", ["b"]).shape == (1, 4)  # a short text needs no other call
+        assert [type(each) for each in server.requests] == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None:
+    with ScriptedServer(max_request_text_bytes=10) as server, connect(server.address) as call:
+        assert call("embed", ["éé", "12345", "1", "2", "123456789", "", "1"])[:, 0].tolist() == [
+            2, 5, 1, 1, 9, 0, 1,
+        ]  # fmt: skip
+        sizes = [
+            sum(len(text.text.encode()) for text in each.inputs)
+            for each in server.requests
+            if isinstance(each, pb.EmbedRequest)
+        ]
+        assert sorted(sizes) == [1, 10, 10]
+        assert len(call("tokenize", ["12345"] * 5)) == 5
+        assert sum(isinstance(each, pb.TokenizeRequest) for each in server.requests) == 3
+
+
+def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: ScriptedServer) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="dimensions is 5: scripted has 4"):
+            client.embed([], dimensions=5)
+        assert client.embed([], dimensions=4).shape == (0, 4)
