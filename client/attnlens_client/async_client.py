@@ -130,6 +130,7 @@ class AsyncClient(Connection):
         async def worker() -> None:
             for first, request in shared:
                 responses[first] = await self._call(method, first, request)
+                self._has_answered = True
 
         limit = splitting.calls_at_a_time(self.max_in_flight, self.batch_size, model)
         workers = [asyncio.ensure_future(worker()) for _ in range(limit)]
@@ -191,6 +192,7 @@ class AsyncClient(Connection):
                     with self._running(stream):
                         async for response in stream:
                             received += 1
+                            self._has_answered = True
                             yield response
             except AttnlensError as error:
                 if received or not self._may_pass(error):

@@ -215,6 +215,7 @@ class Client(Connection):
             oldest = running[0]
             try:
                 responses.append(self._result(oldest))
+                self._has_answered = True
                 running.popleft()
             except AttnlensError as error:
                 if not self._may_pass(error):
@@ -260,6 +261,7 @@ class Client(Connection):
                     try:
                         for response in stream:
                             received += 1
+                            self._has_answered = True
                             yield response
                     finally:
                         stream.cancel()

@@ -152,7 +152,6 @@ class Connection(ABC):
             if self._closed:
                 raise closed_error()
             yield
-            self._has_answered = True
         except grpc.RpcError as error:
             raise (closed_error() if self._closed else from_rpc_error(error, first_index)) from error
         except (ValueError, grpc.aio.UsageError) as error:  # what the two APIs say of a closed channel

@@ -108,6 +108,11 @@ def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
                 call("embed", ["a"])
 
 
+def test_a_server_that_never_was_there_is_not_awaited(connect: Call) -> None:
+    with connect("127.0.0.1:1", max_attempts=2, timeout_s=SOON_S) as call, pytest.raises(UnavailableError):
+        call("embed", ["a"])  # not DeadlineExceededError
+
+
 def test_a_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> None:
     def wait(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         server.wait_until_cancelled(context)
