@@ -56,6 +56,10 @@ def attend(
     """
     if not is_sendable(text):
         raise click.BadParameter("it is not UTF-8", param_hint="'TEXT'")
+    if as_json and (token is not None or top is not None):
+        raise click.UsageError("--json prints all weights: leave out --token and --top")
+    if png and top is not None and token is None:
+        raise click.UsageError("--top is for what is printed: with --png it needs --token")
     png_path = checked_path(png, "--png", (".png",)) if png else None
     attention = _fetch(text, layer, head, server, truncate=truncate)
     if png_path:
@@ -64,7 +68,7 @@ def attend(
         note = write_png(attention, png_path)
         click.echo(f"{png_path}: {attention.caption}{note}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_json(attention, text), ensure_ascii=False))
+        click.echo(json.dumps(_as_json(attention, text), ensure_ascii=False).encode())
     elif token is not None:
         _print_rows(attention, token, top)
     elif not png_path:

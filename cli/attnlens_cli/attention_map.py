@@ -1,11 +1,14 @@
 """One attention map of one text, and how to find a token in it. T tokens."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from attnlens_client import EncodedText, ModelInfo
+
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +62,7 @@ class AttentionMap:
                 for row, token in enumerate(self.result.tokens)
                 if token.word_index is not None and words[token.word_index].casefold() == folded
             ]
-        if not rows and wanted.removeprefix("-").isdecimal():
+        if not rows and _NUMBER.fullmatch(wanted):
             number, count = int(wanted), len(self.labels)
             rows = [number % count] if -count <= number < count else []
         return rows

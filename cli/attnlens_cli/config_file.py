@@ -38,19 +38,25 @@ def known_options(command: click.Command, values: Mapping[str, Any], where: str)
     """
     if not isinstance(values, Mapping):
         raise click.UsageError(f"{where} in the configuration file must be a table of options")
-    options = _option_names(command)
+    options = _options(command)
     unknown = next((key for key in values if key.replace("-", "_") not in options), None)
     if unknown is not None:
         shown = [name.replace("_", "-") for name in options]
         suggestion = nearest(unknown.replace("_", "-"), shown)
         raise click.UsageError(f"no such option {unknown} in {where} of the configuration file{suggestion}")
-    return {options[key.replace("-", "_")]: value for key, value in values.items()}
+    chosen = {key: options[key.replace("-", "_")] for key in values}
+    for key, value in values.items():
+        if isinstance(value, bool) and not chosen[key].is_flag:
+            raise click.UsageError(
+                f"{key} is {str(value).lower()} in {where} of the configuration file: it takes a value"
+            )
+    return {str(chosen[key].name): value for key, value in values.items()}
 
 
-def _option_names(command: click.Command) -> dict[str, str]:
-    """Map each way to write an option, with underscores, to click's name of it."""
+def _options(command: click.Command) -> dict[str, click.Option]:
+    """Map each way to write an option, with underscores, to the option."""
     return {
-        spelling.lstrip("-").replace("-", "_"): option.name
+        spelling.lstrip("-").replace("-", "_"): option
         for option in command.params
         if isinstance(option, click.Option) and option.name and option.expose_value
         for spelling in (option.name, *(opt for opt in option.opts if opt.startswith("--")))

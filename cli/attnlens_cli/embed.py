@@ -2,21 +2,22 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import asyncio
+import re
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from attnlens_cli.new_file import checked_path, replacing
 from attnlens_cli.progress import Progress, shown_progress
 from attnlens_cli.server_options import Server, server_options
-from attnlens_cli.text_lines import Line, batches, read_lines
+from attnlens_cli.text_lines import Batches, Line, read_lines
 
 if TYPE_CHECKING:
     from attnlens_cli.vector_files import VectorWriter
@@ -81,7 +82,7 @@ Example:
 @click.option(
     "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
 )
-@click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@click.option("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16"]),
@@ -91,10 +92,10 @@ Example:
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Texts in one call."
+    "--batch-size", type=click.IntRange(1, 65_536), default=128, show_default=True, help="Texts in one call."
 )
 @click.option(
-    "--in-flight", type=click.IntRange(min=1), default=8, show_default=True, help="Calls at a time."
+    "--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time."
 )
 @server_options
 def embed(
@@ -122,6 +123,10 @@ def embed(
         in_flight=in_flight,
         options=cast("EmbedOptions", {**options, "model": server.model}),
     )
+    if file == _STDIO and sys.stdin is None:
+        raise click.UsageError("standard input is closed: give FILE")
+    if output == _STDIO and sys.stdout is None:
+        raise click.UsageError("standard output is closed: give --output")
     counts = asyncio.run(_run(job, server))
     target = "" if output == _STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)
@@ -133,51 +138,78 @@ async def _run(job: Job, server: Server) -> Counts:
 
     settings = server.client_settings()
     async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
+        model = await client.get_model(server.model)
         like = await client.embed([], **job.options)  # (0, D)
         with ExitStack() as stack:
-            source = stack.enter_context(_opened(job.input))
             if job.output == _STDIO:
                 target = sys.stdout.buffer
             else:
                 target = stack.enter_context(replacing(Path(job.output)))
             is_npy = job.output.endswith(".npy")
             writer: VectorWriter = NpyWriter(target, like) if is_npy else JsonlWriter(target, like)
-            lines = read_lines(source, _name(job.input), is_jsonl=job.is_jsonl)
+            batches = Batches(lambda: _lines(job, model.limits.max_text_bytes), job.batch_size)
             progress = stack.enter_context(shown_progress(_size(job.input)))
-            return await _pump(job, client, lines, writer, progress)
+            counts = Counts()
+            try:
+                await _pump(job, client, batches, writer, progress, counts)
+            except Exception as error:
+                if counts.texts:
+                    error.add_note(f"{counts.texts:,} texts were done")
+                raise
+            return counts
+
+
+def _lines(job: Job, max_text_bytes: int) -> Iterator[Line]:
+    """Yield the lines of the input, in the thread that reads them: it may wait, and nobody else closes it."""
+    name = _name(job.input)
+    try:
+        # Not sys.stdin: the interpreter would wait for its lock at the end.
+        with open(0 if job.input == _STDIO else job.input, "rb", closefd=job.input != _STDIO) as file:
+            yield from read_lines(file, name, is_jsonl=job.is_jsonl, max_text_bytes=max_text_bytes)
+    except OSError as error:
+        error.filename = name
+        raise
 
 
 async def _pump(
-    job: Job, client: "AsyncClient", lines: Iterator[Line], writer: "VectorWriter", progress: Progress
-) -> Counts:
-    """Send batches, `in_flight` at a time, and write the results in the order of the input."""
-    counts = Counts()
+    job: Job,
+    client: "AsyncClient",
+    batches: Batches,
+    writer: "VectorWriter",
+    progress: Progress,
+    counts: Counts,
+) -> None:
+    """Send batches, `in_flight` at a time, and write the results in the input's order, as they come."""
     running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
 
-    async def write_oldest() -> None:
-        batch, task = running[0]
-        result = await task
-        running.popleft()
+    def write(batch: list[Line], result: "Embeddings") -> None:
         writer.write([line.text for line in batch], result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
         counts.truncated += sum(usage.truncated for usage in result.usages)
         progress.advance(counts.texts, batch[-1].end_byte)
 
-    pending = batches(lines, job.batch_size)
+    reading: asyncio.Task[list[Line]] | None = asyncio.create_task(batches.next())
     try:
-        while batch := await asyncio.to_thread(next, pending, None):  # standard input may keep us waiting
-            if len(running) == job.in_flight:
-                await write_oldest()
-            running.append((batch, asyncio.create_task(_embed(job, client, batch))))
-        while running:
-            await write_oldest()
+        while reading or running:
+            awaited: list[asyncio.Task[Any]] = [task for _, task in running][:1]
+            if reading and len(running) < job.in_flight:
+                awaited.append(reading)
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            while running and running[0][1].done():
+                write(running[0][0], running[0][1].result())
+                running.popleft()
+            if reading and reading.done() and len(running) < job.in_flight:
+                batch = reading.result()
+                reading = asyncio.create_task(batches.next()) if batch else None
+                if batch:
+                    running.append((batch, asyncio.create_task(_embed(job, client, batch))))
     finally:
-        for _, task in running:
+        tasks: list[asyncio.Task[Any]] = [task for _, task in running] + ([reading] if reading else [])
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
     writer.finish()
-    return counts
 
 
 async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
@@ -190,14 +222,8 @@ async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddi
         if error.text_index is None:
             raise
         where = f"{_name(job.input)}, line {batch[error.text_index].number}"
-        message = error.message.replace(f"texts[{error.text_index}]", where)
+        message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: where, error.message)
         raise click.ClickException(message.replace("set truncate", "give --truncate")) from error
-
-
-def _opened(name: str) -> AbstractContextManager[BinaryIO]:
-    if name == _STDIO:
-        return nullcontext(sys.stdin.buffer)
-    return Path(name).open("rb")
 
 
 def _size(name: str) -> int | None:

@@ -6,7 +6,7 @@ exception is a bug and says so. Tracebacks are shown only with `--debug` or ATTN
 
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 import click
@@ -59,8 +59,16 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
     message, code = _describe(error, command_path)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         command_path = error.ctx.command_path
+    message = "; ".join((message, *_notes(error)))
     click.echo(f"{command_path}: {' '.join(message.split())}", err=True)
     return code
+
+
+def _notes(error: BaseException | None) -> Iterator[str]:
+    """Yield what was noted on the error, or on one that it came from."""
+    while error is not None:
+        yield from getattr(error, "__notes__", ())
+        error = error.__cause__
 
 
 def _describe(error: Exception, command_path: str) -> tuple[str, int]:

@@ -30,7 +30,7 @@ def info(as_json: bool, server: Server) -> None:
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(model), ensure_ascii=False, indent=2))
+        click.echo(json.dumps(dataclasses.asdict(model), ensure_ascii=False, indent=2).encode())
         return
     from rich.console import Console
 
@@ -59,6 +59,7 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
         "execution providers": ", ".join(model.execution_providers),
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
+        "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
         "bytes in a message": f"{limits.max_message_bytes:,}",
         "texts in the queue": f"{limits.max_queue:,}",
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
@@ -86,10 +87,10 @@ def _parity_table(parity: "Parity") -> "Table":
     for name in ("graph", "output"):
         table.add_column(name, overflow="fold")
     for name in ("ONNX-torch", "ONNX-f64", "torch-f64", "min. cosine"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for figure in parity.figures:
         table.add_row(
-            figure.graph,
+            figure.graph.removeprefix("onnx/"),
             figure.output,
             f"{figure.max_abs_error:.1e}",
             f"{figure.max_abs_error_float64:.1e}",

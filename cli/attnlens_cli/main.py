@@ -1,17 +1,35 @@
 """Where the `attnlens` script starts. Imports nothing that the base install lacks."""
 
+import io
+import os
 import sys
 from importlib.util import find_spec
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    _prepare_streams()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, told in one line
     if any(find_spec(name) is None for name in ("click", "rich")):
         sys.stderr.write("attnlens: the command line needs an extra: pip install 'attnlens[cli]'\n")
         sys.exit(2)
     from attnlens_cli.app import run  # noqa: PLC0415 - imports click, which may be missing
 
     sys.exit(run(sys.argv[1:]))
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams safe to use: those that were closed, and those that know few characters."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which no socket shall have
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the whole run
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
 
 
 if __name__ == "__main__":

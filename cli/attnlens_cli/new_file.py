@@ -1,6 +1,7 @@
 """Output files that are there complete, or not at all."""
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +12,25 @@ import click
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the name `path` when the block ends, and vanishes when it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Open a new file that takes the place of `path` when the block ends, and vanishes when it fails.
+
+    The new file has the mode of the old one; where `path` is a link, it takes the place of its target.
+
+    Raises:
+        OSError: it can't be written. The error has the name `path`.
+    """
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with temporary.open("xb") as file:
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
-        temporary.replace(path)
+        temporary.replace(target)
+    except OSError as error:
+        if error.filename in {None, str(temporary)}:
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,14 +1,20 @@
 """Reading texts one at a time from lines or JSON lines, each with its line number."""
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import BinaryIO
 
 import click
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors put it at the start of a file
+# A line of JSON may hold more than its text: the characters as \\u1234, and other fields.
+_JSON_BYTES_A_BYTE = 6
+_JSON_OTHER_BYTES = 1 << 20
+# How long a batch waits for more lines before it is used as it is.
+_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +26,33 @@ class Line:
     end_byte: int
 
 
-def read_lines(file: BinaryIO, name: str, *, is_jsonl: bool) -> Iterator[Line]:
+def read_lines(file: BinaryIO, name: str, *, is_jsonl: bool, max_text_bytes: int = 0) -> Iterator[Line]:
     """Yield the texts of `file`.
 
     Plain lines: each is a text without its line end, and an empty line is an empty text, so that row i
     of the result belongs to line i. JSON lines: each is an object with the text under `text`; blank
-    lines are skipped.
+    lines are skipped. Where there is a limit `max_text_bytes`, a longer line is not held in memory.
 
     Raises:
-        click.ClickException: a line is not UTF-8, or not such an object. The message has `name` and the line.
+        click.ClickException: a line is not UTF-8, too long, or not such an object. The message has `name`
+            and the number of the line.
     """
-    end_byte = 0
-    for number, raw in enumerate(file, start=1):
-        end_byte += len(raw)
+    limit = max_text_bytes
+    if is_jsonl and limit:
+        limit = limit * _JSON_BYTES_A_BYTE + _JSON_OTHER_BYTES
+    end_byte, number = 0, 0
+    while raw := file.readline(limit + len(b"\xef\xbb\xbf\r\n") if limit else -1):
+        end_byte, number = end_byte + len(raw), number + 1
         where = f"{name}, line {number}"
-        line = (
-            raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-        )  # the byte order mark of some editors
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of some editors
+        line = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if limit and len(line) > limit:
+            raise click.ClickException(
+                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: send it in pieces"
+            )
         try:
-            text = line.removesuffix(b"\n").removesuffix(b"\r").decode()
+            text = line.decode()
         except UnicodeDecodeError as error:
             raise click.ClickException(f"{where}: not UTF-8 (byte {error.start + 1} of the line)") from error
         if not is_jsonl:
@@ -52,6 +66,8 @@ def _text_of(line: str, where: str) -> str:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise click.ClickException(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists
+        raise click.ClickException(f"{where}: can't be read as JSON: {error}") from error
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise click.ClickException(f'{where}: want an object with a string "text", as in {{"text": "..."}}')
@@ -69,8 +85,56 @@ def is_sendable(text: str) -> bool:
     return True
 
 
-def batches(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
-    """Yield `lines` in runs of `size`; the last may be shorter."""
-    iterator = iter(lines)
-    while batch := list(islice(iterator, size)):
-        yield batch
+class Batches:
+    """Lines read ahead by a thread of its own, so that nothing else waits for the input.
+
+    The thread owns the iterator. It is a daemon: one that hangs in standard input holds up no exit.
+    """
+
+    def __init__(self, lines: Callable[[], Iterator[Line]], size: int) -> None:
+        """Start to read what `lines` returns, two batches of `size` ahead. Needs a running loop."""
+        self._lines = lines
+        self._size = size
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Line | Exception | None] = asyncio.Queue()  # of the loop alone
+        self._room = threading.Semaphore(2 * size)
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        last: Exception | None = None
+        try:
+            for line in self._lines():
+                self._room.acquire()
+                self._hand_over(line)
+        except Exception as error:  # noqa: BLE001 - raised where the batch is awaited
+            last = error
+        self._hand_over(last)
+
+    def _hand_over(self, item: Line | Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+    async def next(self) -> list[Line]:
+        """Return the next lines: `size`, or fewer where no more come for a moment; none at the end.
+
+        Raises:
+            Exception: what reading raised.
+        """
+        batch: list[Line] = []
+        while len(batch) < self._size and not self._ended:
+            try:
+                item = self._queue.get_nowait()
+            except asyncio.QueueEmpty:
+                try:
+                    item = await asyncio.wait_for(self._queue.get(), _PAUSE_S if batch else None)
+                except TimeoutError:
+                    break
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                self._ended = True
+            else:
+                batch.append(item)
+                self._room.release()
+        return batch

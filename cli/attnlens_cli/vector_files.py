@@ -79,7 +79,7 @@ class JsonlWriter:
             line = f'{{"index": {self.num_rows}, "text": {json.dumps(text, ensure_ascii=False)}, '
             self._file.write(f'{line}"embedding": [{numbers}]}}\n'.encode())
             self.num_rows += 1
+        self._file.flush()  # whoever reads the other end of a pipe waits for it
 
     def finish(self) -> None:
-        """Hand everything to the operating system."""
-        self._file.flush()
+        """There is nothing left to do."""

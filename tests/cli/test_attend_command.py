@@ -1,6 +1,7 @@
 """`attnlens attend` and `attnlens info` as processes, against a real server process."""
 
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
     [
         (("--token", "dog"), "invalid value for '--token': no token or word 'dog' among: [CLS] the animal"),
         (("--token", "16"), "invalid value for '--token': no token or word '16'"),
+        (("--token", "9" * 5000), "invalid value for '--token': no token or word '99"),
         (
             ("--layer", "6"),
             "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5, or -6 to -1",
@@ -186,6 +188,26 @@ def test_info_shows_the_model(run: Run, minilm_server: ServerProcess) -> None:
         "last_hidden_state",
     ):
         assert words in shown
+
+
+def test_a_terminal_with_few_characters_gets_the_others_replaced(attend: Run) -> None:
+    result = attend("--token", "it", env={"PYTHONIOENCODING": "ascii"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Token 10, 'it', attends to:" in result.stdout
+    assert "?" * 30 in result.stdout
+
+
+def test_json_is_utf_8_whatever_the_terminal(run: Run, minilm_server: ServerProcess) -> None:
+    args = ("attend", "Zoë", "--json", "--address", minilm_server.address)
+    assert json.loads(run(*args, env={"PYTHONIOENCODING": "ascii"}).stdout)["text"] == "Zoë"
+
+
+def test_info_cuts_no_number_in_a_narrow_terminal(run: Run, minilm_server: ServerProcess) -> None:
+    wide = run("info", "--address", minilm_server.address, env={"COLUMNS": "120"}).stdout
+    narrow = run("info", "--address", minilm_server.address, env={"COLUMNS": "60"}).stdout
+    numbers = re.findall(r"\d\.\de-\d\d|\d\.\d{9}", wide)
+    assert len(numbers) > 4
+    assert re.findall(r"\d\.\de-\d\d|\d\.\d{9}", narrow) == numbers
 
 
 def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -> None:

@@ -63,7 +63,7 @@ def test_without_a_command_there_is_help(run: Run) -> None:
         (["attend"], "attnlens attend: missing argument 'TEXT'"),
         (
             ["info", "--timeout", "0"],
-            "attnlens info: invalid value for '--timeout': 0.0 is not in the range x>0",
+            "attnlens info: invalid value for '--timeout': 0.0 is not in the range 0<x<=31536000",
         ),
         (
             ["info", "--tls-key", __file__],
