@@ -41,6 +41,7 @@ _OPTIONS = (
 
 # What gRPC says where something else than a gRPC server answers, or one that wants TLS.
 _SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
+_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
 _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
@@ -118,20 +119,21 @@ class Server:
         except (UnavailableError, ServerError) as error:
             if error.reason:  # an attnlens server said so itself
                 raise
-            raise click.ClickException(self._explained(error.message)) from error
+            answered = isinstance(error, ServerError)
+            raise click.ClickException(self._explained(error.message, answered=answered)) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
                 f"{self.address} did not answer within {self.timeout:g} s: give a larger --timeout"
             ) from error
 
-    def _explained(self, message: str) -> str:
+    def _explained(self, message: str, *, answered: bool) -> str:
         cause = message.rpartition("last error: ")[2]
-        if self._uses_tls and ("handshake" in cause.lower() or "SSL" in cause):
+        if self._uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
             return (
                 f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or leave "
                 f"them and --tls out for a server without TLS ({cause})"
             )
-        if any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+        if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
             remedy = "give another --address, or --tls where the server uses TLS"
             return f"what answers at {self.address} is no attnlens server: {remedy} ({cause})"
         remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"

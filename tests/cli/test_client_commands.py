@@ -1,6 +1,7 @@
 """The commands that ask a server, where things go wrong: against a scripted server, as processes."""
 
 import json
+import os
 import signal
 import socketserver
 import stat
@@ -9,8 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -29,10 +30,14 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-def _embed(server: ScriptedServer, *args: str, **options: Any) -> subprocess.Popen[bytes]:
+def _embed(server: ScriptedServer, *args: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "attnlens_cli.main", "embed", "--address", server.address, *args]
     return subprocess.Popen(
-        command, **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
     )
 
 
@@ -301,3 +306,13 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
 ) -> None:
     result = run("embed", "--address", server.address, "--dimensions", "5", stdin=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (1, "attnlens embed: dimensions is 5: scripted has 4\n")
+
+
+def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
+    other = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+    other.start()
+    result = run("info", "--address", address)
+    other.stop(None).wait()
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr

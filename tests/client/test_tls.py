@@ -53,3 +53,13 @@ def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: P
             text=True,
         )
         assert (result.returncode, result.stderr) == (0, "")
+        for given, remedy in (
+            ((), "or --tls where the server uses TLS"),
+            (("--tls",), "no TLS with"),
+            (files, "no TLS with"),  # the certificate is for another name
+        ):
+            result = subprocess.run(
+                [*command, "--timeout", "10", *given], capture_output=True, check=False, text=True
+            )
+            assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+            assert remedy in result.stderr
