@@ -4,10 +4,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from attnlens.bundle import MANIFEST_NAME
+from attnlens.bundle import BundleError, read_manifest
 from attnlens_export.errors import OutputError
 
 
@@ -19,10 +19,13 @@ def check_target(output: Path, *, force: bool) -> None:
     """
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return
-    if not (output / MANIFEST_NAME).is_file():
+    try:
+        # A file of that name is not enough: web applications have one too.
+        read_manifest(output)
+    except BundleError as error:
         raise OutputError(
             f"{output} exists and is no bundle: choose another directory, or remove it yourself"
-        )
+        ) from error
     if not force:
         raise OutputError(f"{output} exists: choose another directory, or replace it with --force")
 
@@ -32,23 +35,47 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
     """Yield an empty directory beside `output` that replaces it on a normal exit and vanishes on any other.
 
     Raises:
-        OutputError: the directory can't be made, or `output` may not be replaced (see `check_target`).
+        OutputError: the directory can't be made or written, or `output` may not be replaced (see
+            `check_target`).
     """
-    # Where a link leads; the link itself stays.
-    output = output.resolve()
+    # Where a link leads; the link itself stays. Unlike Path.resolve, a loop of links is no error here.
+    output = Path(os.path.realpath(output))
+    _check_name(output)
     check_target(output, force=force)
     # Hidden, and on the same file system, so that the move is one rename.
     staging = _sibling(output, "partial")
+    missing_parents = [parent for parent in output.parents if not os.path.lexists(parent)]
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        staging.mkdir()
-    except OSError as error:
-        raise OutputError(f"{output} can't be made: {error.strerror}") from error
-    try:
-        yield staging
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            staging.mkdir()
+        except OSError as error:
+            raise OutputError(f"{output} can't be made: {error.strerror}") from error
+        try:
+            yield staging
+        except OSError as error:
+            if not _was_writing(staging, error):
+                raise
+            raise OutputError(f"{output} can't be written: {error.strerror or error}") from error
         _replace(staging, output, force=force)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):
+            # Ends at the first that is not empty: all of them stay where the bundle was made.
+            for parent in missing_parents:
+                parent.rmdir()
+
+
+def _check_name(output: Path) -> None:
+    try:
+        str(output).encode()
+    except UnicodeEncodeError as error:
+        raise OutputError(f"{output!r} is not UTF-8: ONNX can't open files there") from error
+
+
+def _was_writing(staging: Path, error: OSError) -> bool:
+    """Tell whether a failure is one of the output; a full disk names no file."""
+    return error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(staging)
 
 
 def _replace(staging: Path, output: Path, *, force: bool) -> None:
@@ -56,16 +83,17 @@ def _replace(staging: Path, output: Path, *, force: bool) -> None:
     check_target(output, force=force)
     aside = _sibling(output, "replaced")
     try:
-        if (output / MANIFEST_NAME).is_file():
+        if output.is_dir() and any(output.iterdir()):
             output.rename(aside)
         staging.rename(output)
     except OSError as error:
         raise OutputError(f"the bundle can't be moved to {output}: {error.strerror}") from error
     finally:
-        # However the second move failed, Ctrl-C included: the old bundle comes back.
+        # However the second move failed, Ctrl-C included: the old bundle comes back, unless another export
+        # has put a new one there.
         if aside.exists() and not output.exists():
             aside.rename(output)
-    shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sibling(output: Path, purpose: str) -> Path:

@@ -1,8 +1,11 @@
 """Whole bundles: what is in them, when they appear, and when they don't."""
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -311,6 +314,96 @@ def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, out
     with pytest.raises(OutputError, match="is no bundle"):
         export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
     assert (output / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "My web app", "icons": []}', "[]", "", "{"])
+def test_force_does_not_delete_a_directory_with_a_manifest_of_another_kind(
+    manifest: str, tiny_config: EncoderConfig, output: Path
+) -> None:
+    output.mkdir()
+    (output / "manifest.json").write_text(manifest, encoding="utf-8")
+    (output / "index.html").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="is no bundle"):
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
+    assert {path.name for path in output.iterdir()} == {"manifest.json", "index.html"}
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_what_appears_at_the_target_during_an_export_is_not_replaced(
+    tiny_config: EncoderConfig, output: Path
+) -> None:
+    def appear(stage: str, _done: int, _total: int) -> None:
+        if stage.startswith("Hashing"):
+            output.mkdir()
+            (output / "thesis.tex").write_text("mine", encoding="utf-8")
+
+    with pytest.raises(OutputError, match="is no bundle"):
+        export_bundle(tiny_config, output, dataclasses.replace(QUICK, force=True), appear)
+    assert [path.name for path in output.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_of_two_exports_by_force_one_wins_and_nothing_else_stays(
+    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
+    rename = Path.rename
+
+    def another_is_faster(path: Path, target: Path) -> Path:
+        if path.suffix == ".partial":
+            shutil.copytree(path, target)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", another_is_faster)
+    with pytest.raises(OutputError, match="can't be moved"):
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="new", force=True))
+    assert read_manifest(output).model_name == "new"
+    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.usefixtures("broken_trace")
+def test_a_failed_export_removes_the_parents_that_it_made(tiny_config: EncoderConfig, output: Path) -> None:
+    with pytest.raises(ParityError):
+        export_tiny(tiny_config, output / "a" / "b")
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_full_disk_is_reported_with_the_target(
+    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(bundle, "write_embedded", fill)
+    with pytest.raises(OutputError, match=r"bundles/tiny can't be written: No space left on device"):
+        export_tiny(tiny_config, output)
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
+    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/checkpoint/LICENSE")
+
+    monkeypatch.setattr(bundle, "copy_described", refuse)
+    with pytest.raises(PermissionError, match="/checkpoint/LICENSE"):
+        export_tiny(tiny_config, output)
+
+
+def test_a_loop_of_links_is_refused(tiny_config: EncoderConfig, output: Path) -> None:
+    output.symlink_to(output)
+    with pytest.raises(OutputError, match="is no bundle"):
+        export_tiny(tiny_config, output)
+
+
+def test_a_target_that_is_not_utf_8_is_refused(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is not UTF-8"):
+        export_tiny(tiny_config, tmp_path / os.fsdecode(b"\xff"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("traced_once")
