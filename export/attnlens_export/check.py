@@ -1,27 +1,37 @@
-"""Is a bundle still what its manifest says? Hashes first, then the graphs' form, then parity all over again.
+"""Is a bundle still what its manifest says? Hashes and graphs, manifest, weights, then parity all over again.
 
 Without the checkpoint the reference is rebuilt from the weights inside the ONNX file: that shows that the
-graphs compute what the PyTorch encoder computes with those weights. With the checkpoint it also shows that
-they are the checkpoint's weights.
+graphs compute what the PyTorch encoder computes with those weights. With the checkpoint its weights are
+compared with those of both graphs bit for bit: the grid reads a fraction of the embedding table only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
+from google.protobuf import json_format
 from onnx import numpy_helper
 
-from attnlens.bundle import read_manifest, verify_files
+from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.grid import Case, full_grid
-from attnlens_export.manifest import EMBEDDINGS_PATH, GRAPH_KINDS
+from attnlens_export.manifest import (
+    EMBEDDINGS_PATH,
+    GRAPH_KINDS,
+    bundle_files,
+    describe_architecture,
+    describe_graphs,
+)
 from attnlens_export.parity import measure_parity
+from attnlens_export.pooling import read_pooling
 from attnlens_export.result import ParityResult
+from attnlens_export.side_files import read_max_tokens
 from attnlens_export.simplify import TRANSPOSED_SUFFIX
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
@@ -60,8 +70,10 @@ def check_bundle(
         The measurements; failed parity is reported there, not raised.
 
     Raises:
-        BundleError: a file is missing or altered.
-        GraphError: a graph is not valid ONNX, or a parameter of the encoder is not in it.
+        BundleError: a file is missing, altered or not in the manifest, or the manifest says something else
+            than the files.
+        GraphError: a graph is not valid ONNX, or a parameter is not in it, or is not the checkpoint's or the
+            other graph's.
         LintError: a graph is not portable.
         ModelError: `source` can't be loaded.
         SourceError: `source` is an encoder of other sizes.
@@ -71,6 +83,7 @@ def check_bundle(
     verify_files(directory, manifest)
     config = read_config(directory / "config.json")
     check_graphs(directory, config)
+    _check_claims(directory, manifest, config)
     progress("Loading the weights", 0, 1)
     if source is None:
         encoder, name = rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
@@ -79,6 +92,8 @@ def check_bundle(
         if checkpoint.config != config:
             raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
         encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"
+    for path in GRAPH_KINDS:
+        _compare_weights(directory / path, config, encoder, name)
     parity = measure_parity(
         encoder,
         config,
@@ -91,11 +106,76 @@ def check_bundle(
     return CheckSummary(manifest, parity)
 
 
+def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) -> None:
+    """Compare what the manifest says with what an export would write of these files.
+
+    Raises:
+        BundleError: they differ.
+    """
+    listed = {file.path for file in manifest.files}
+    unlisted = [
+        path for path in bundle_files(directory) if path.relative_to(directory).as_posix() not in listed
+    ]
+    if unlisted:
+        raise BundleError(f"{unlisted[0]} is not in the manifest: remove it, or export the bundle again")
+    claimed = Manifest(
+        architecture=manifest.architecture,
+        graphs=manifest.graphs,
+        pooling=manifest.pooling,
+        max_tokens=manifest.max_tokens,
+    )
+    expected = Manifest(
+        architecture=describe_architecture(config),
+        graphs=describe_graphs(directory),
+        pooling=read_pooling(directory, None, None),
+        max_tokens=read_max_tokens(directory, config),
+    )
+    claims, facts = dict(_flatten(_as_dict(claimed))), dict(_flatten(_as_dict(expected)))
+    for name in claims | facts:
+        if claims.get(name) != facts.get(name):
+            raise BundleError(
+                f"{directory / MANIFEST_NAME}: {name} is {claims.get(name)!r}, the files say "
+                f"{facts.get(name)!r}: export the bundle again"
+            )
+
+
+def _as_dict(message: Manifest) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:  # noqa: ANN401 - JSON values
+    """Yield every single value by its path, such as `graphs.1.opset`."""
+    if not isinstance(value, dict | list):
+        yield name, value
+        return
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _flatten(each, f"{name}.{key}" if name else key)
+
+
+def _compare_weights(path: Path, config: EncoderConfig, encoder: Encoder, name: str) -> None:
+    """Compare the weights of a graph with those of the reference, bit for bit.
+
+    Raises:
+        GraphError: a parameter differs, or as `rebuild_encoder`.
+    """
+    rebuilt = rebuild_encoder(path, config).state_dict()
+    for parameter, expected in encoder.state_dict().items():
+        found = rebuilt[parameter]
+        if not torch.equal(found, expected):
+            index = [int(axis) for axis in (found != expected).nonzero()[0]]
+            raise GraphError(
+                f"{path}: {parameter}{index} is {float(found[tuple(index)]):.8g}, "
+                f"{float(expected[tuple(index)]):.8g} in {name}"
+            )
+
+
 def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
     """Make the PyTorch encoder, fp32 and in eval mode, from the weights of an ONNX file.
 
     Raises:
-        GraphError: a parameter is missing or has another shape.
+        GraphError: a parameter is missing, has another shape, or holds a NaN or an infinity.
     """
     with torch.device("meta"):
         encoder = Encoder(config)
@@ -112,6 +192,8 @@ def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
             raise GraphError(
                 f"{path}: {name} has the shape {array.shape} instead of {tuple(parameter.shape)}"
             )
+        if not np.isfinite(array).all():
+            raise GraphError(f"{path}: {name} holds a NaN or an infinity")
         weights[name] = torch.from_numpy(np.array(array, order="C"))
     encoder.load_state_dict(weights, assign=True)
     return encoder.eval()

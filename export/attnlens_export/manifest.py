@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 
-from attnlens.bundle import FORMAT_VERSION, describe_file
+from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.lint import axes_of
@@ -30,11 +30,22 @@ def describe_bundle(directory: Path, config: EncoderConfig) -> Manifest:
     """Return the manifest's part that follows from the files below `directory` and the encoder's sizes."""
     return Manifest(
         format_version=FORMAT_VERSION,
-        architecture=_architecture(config),
-        graphs=[_describe_graph(directory, path) for path in GRAPH_KINDS],
+        architecture=describe_architecture(config),
+        graphs=describe_graphs(directory),
         tool_versions=tool_versions(),
-        files=[describe_file(directory, path) for path in sorted(directory.rglob("*")) if path.is_file()],
+        files=[describe_file(directory, path) for path in bundle_files(directory)],
     )
+
+
+def bundle_files(directory: Path) -> list[Path]:
+    """Return every file of a bundle but the manifest itself, which can't hold its own hash."""
+    manifest = directory / MANIFEST_NAME
+    return [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
+
+
+def describe_graphs(directory: Path) -> list[Graph]:
+    """Return the description of both graphs."""
+    return [_describe_graph(directory, path) for path in GRAPH_KINDS]
 
 
 def tool_versions() -> dict[str, str]:
@@ -48,7 +59,8 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def _architecture(config: EncoderConfig) -> Architecture:
+def describe_architecture(config: EncoderConfig) -> Architecture:
+    """Return the encoder's sizes as the manifest holds them."""
     return Architecture(
         family=config.family,
         hidden_size=config.hidden_size,

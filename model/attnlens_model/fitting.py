@@ -37,7 +37,8 @@ def fit_tensors(
         num_layers: L.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen or of a dtype that is no weight.
+        CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that is no weight, or hold a
+            NaN or an infinity.
     """
     prefix = _find_prefix(tensors, family)
     originals, duplicates = _modern_names(tensors, family)
@@ -51,14 +52,19 @@ def fit_tensors(
         unexpected=duplicates + [originals[name] for name in others if name.startswith(roots)],
         misshapen=_misshapen(tensors, places),
     )
-    return FittedTensors(
-        # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
-        {
-            ours: tensors[originals[theirs]].to(torch.float32, copy=True).contiguous()
-            for ours, theirs in wanted.items()
-        },
-        tuple(originals[name] for name in others),
-    )
+    # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
+    fitted = {
+        ours: tensors[originals[theirs]].to(torch.float32, copy=True).contiguous()
+        for ours, theirs in wanted.items()
+    }
+    # After the cast, which makes an infinity of a large float64.
+    broken = [originals[wanted[ours]] for ours, each in fitted.items() if not each.isfinite().all()]
+    if broken:
+        raise CheckpointError(
+            f"{_names(broken)}: a NaN or an infinity is among the weights; the checkpoint is damaged or was "
+            "never usable: fetch it again"
+        )
+    return FittedTensors(fitted, tuple(originals[name] for name in others))
 
 
 def _find_prefix(names: Iterable[str], family: Family) -> str:
@@ -92,6 +98,8 @@ def _misshapen(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> l
             found.append(f"{name} {tuple(tensor.shape)} instead of {tuple(parameter.shape)}")
         elif tensor.dtype not in _WEIGHT_DTYPES:
             found.append(f"{name} {tensor.dtype} instead of floating point")
+        elif tensor.layout != torch.strided or tensor.is_meta:
+            found.append(f"{name} without plain values ({tensor.layout} on {tensor.device})")
     return found
 
 
@@ -99,9 +107,13 @@ def _raise_misfits(**kinds: list[str]) -> None:
     found = []
     for kind, names in kinds.items():
         if names:
-            rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            found.append(f"{len(names)} {kind}: {', '.join(names[:_MAX_NAMED])}{rest}")
+            found.append(f"{len(names)} {kind}: {_names(names)}")
     if found:
         raise CheckpointError(
             f"the weights do not fit config.json; {'; '.join(found)}; check that both belong together"
         )
+
+
+def _names(names: list[str]) -> str:
+    rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + rest

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 
 from attnlens_model.errors import CheckpointError
 
@@ -39,8 +38,9 @@ def _download(hub_id: str, revision: str | None) -> Path:
         directory = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files))
         if not any(directory.glob("model*.safetensors")):
             snapshot_download(hub_id, revision=revision, allow_patterns=[*_PICKLE_FILES])
-    # Every failure of the network or the cache is an OSError: HfHubHTTPError, LocalEntryNotFoundError, ...
-    except (OSError, HFValidationError) as error:
+    # A foreign protocol: most failures are OSErrors, but a connection that breaks off or a proxy that answers
+    # with a page of its own comes out as an exception of httpx or json.
+    except Exception as error:
         where = "" if revision is None else f" at revision {revision!r}"
         raise CheckpointError(
             f"no directory {hub_id!r} here, and the Hugging Face Hub did not provide it{where}: {error}. "

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnlens_model.errors import CheckpointError
 
 _INDEX_SUFFIX = ".index.json"
+_ZIP_START = b"PK\x03\x04"
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
@@ -65,21 +66,32 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
+    # A foreign format: a damaged or unusual file also comes out as a KeyError, RuntimeError, ...
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged: {_told(error)}; fetch it again") from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
+    # Only the zip format, the default since torch 1.6, can be mapped.
+    is_zip = zipfile.is_zipfile(path)
+    with path.open("rb") as file:
+        if not is_zip and file.read(len(_ZIP_START)) == _ZIP_START:
+            raise CheckpointError(f"{path} is damaged: its end is missing; fetch it again")
     try:
-        # Only the zip format, the default since torch 1.6, can be mapped.
-        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is damaged, or holds more than tensors, and loading that could run code: "
             "convert it to model.safetensors"
         ) from error
-    except (RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
+    # A foreign format that says what to build: damage comes out as any exception at all.
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged: {_told(error)}; fetch it again") from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} is no table of tensors: save the model's state_dict()")
     return tensors
+
+
+def _told(error: Exception) -> str:
+    """Return the first line of what an exception says, or its kind."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,6 +1,8 @@
 """Checking a bundle: hashes, graphs, parity without and with the checkpoint."""
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +10,12 @@ import onnx
 import pytest
 
 from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import ExportOptions, GraphError, LintError, SourceError, bundle, export_bundle
 from attnlens_export.check import check_bundle, rebuild_encoder
 from attnlens_export.graph import TracedGraph
-from attnlens_export.grid import small_grid
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint
+from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_model import Checkpoint, Encoder, EncoderConfig
 
 GRID = small_grid(40)
 
@@ -42,11 +45,12 @@ def sign(directory: Path) -> None:
     write_manifest(directory, manifest)
 
 
-def change_graph(path: Path, index: int, amount: float) -> None:
+def change_graph(path: Path, name: str, amount: float, index: int = 0) -> None:
+    """Change one number, in a file that then holds its weights itself."""
     model = onnx.load(path)
-    tensor = model.graph.initializer[index]
+    tensor = next(each for each in model.graph.initializer if each.name == name)
     values = np.frombuffer(tensor.raw_data, np.float32).copy()
-    values[0] += amount
+    values[index] += amount
     tensor.raw_data = values.tobytes()
     path.write_bytes(model.SerializeToString())
 
@@ -84,29 +88,100 @@ def test_an_altered_weight_is_refused_by_its_hash(copied: Path) -> None:
         check_bundle(copied)
 
 
-def test_graphs_that_disagree_fail_parity(copied: Path) -> None:
-    """The attention graph gets a weight of its own; the reference has that of the other graph."""
+def test_graphs_with_different_weights_are_refused_by_name(copied: Path) -> None:
+    """The attention graph gets a weight of its own."""
     path = copied / "onnx" / "model_attentions.onnx"
-    change_graph(path, 0, 1.0)
+    change_graph(path, "layers.1.output_norm.bias", 1.0)
+    sign(copied)
+    message = r"model_attentions\.onnx: layers\.1\.output_norm\.bias\[0\] is 1, 0 in the weights inside"
+    with pytest.raises(GraphError, match=message):
+        check_bundle(copied, grid=GRID)
+
+
+def test_a_graph_that_computes_something_else_fails_parity(copied: Path) -> None:
+    path = copied / "onnx" / "model_attentions.onnx"
+    model = onnx.load(path, load_external_data=False)
+    norms = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
+    next(each for each in norms[-1].attribute if each.name == "epsilon").f = 0.1
+    path.write_bytes(model.SerializeToString())
     sign(copied)
     parity = check_bundle(copied, grid=GRID).parity
     assert not parity.passed
     assert {each.graph for each in parity.measurements if not each.passed} == {"onnx/model_attentions.onnx"}
 
 
-def test_a_missing_parameter_is_named(copied: Path) -> None:
-    path = copied / "onnx" / "model.onnx"
+def rename_weight(path: Path, old: str, new: str) -> None:
     model = onnx.load(path)
-    tensor = next(each for each in model.graph.initializer if each.name == "layers.1.output_norm.bias")
-    tensor.name = "renamed"
+    next(each for each in model.graph.initializer if each.name == old).name = new
     for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            if name == "layers.1.output_norm.bias":
-                node.input[index] = "renamed"
+        node.input[:] = [new if name == old else name for name in node.input]
     path.write_bytes(model.SerializeToString())
+
+
+def test_a_missing_parameter_is_named(copied: Path) -> None:
+    rename_weight(copied / "onnx" / "model.onnx", "layers.1.output_norm.bias", "renamed")
     sign(copied)
-    with pytest.raises(GraphError, match=r"layers\.1\.output_norm\.bias|not valid ONNX"):
+    message = r"holds no weight for the parameter layers\.1\.output_norm\.bias"
+    with pytest.raises(GraphError, match=message):
         check_bundle(copied)
+
+
+def test_a_parameter_of_another_shape_is_named(copied: Path) -> None:
+    path = copied / "onnx" / "model.onnx"
+    rename_weight(path, "layers.1.output_norm.bias", "aside")
+    rename_weight(path, "layers.1.feed_forward.up.bias", "layers.1.output_norm.bias")
+    rename_weight(path, "aside", "layers.1.feed_forward.up.bias")
+    sign(copied)
+    message = r"layers\.1\.feed_forward\.up\.bias has the shape \(48,\) instead of \(56,\)"
+    with pytest.raises(GraphError, match=message):
+        check_bundle(copied)
+
+
+def test_a_weight_that_is_no_number_is_named(copied: Path) -> None:
+    change_graph(copied / "onnx" / "model.onnx", "layers.1.output_norm.bias", np.nan)
+    sign(copied)
+    with pytest.raises(GraphError, match=r"layers\.1\.output_norm\.bias holds a NaN"):
+        check_bundle(copied)
+
+
+def change_manifest(directory: Path, change: Callable[[Manifest], object]) -> None:
+    manifest = read_manifest(directory)
+    change(manifest)
+    write_manifest(directory, manifest)
+
+
+FALSE_CLAIMS: dict[str, tuple[Callable[[Manifest], object], str]] = {
+    "heads": (
+        lambda manifest: setattr(manifest.architecture, "num_heads", 7),
+        "architecture.num_heads is 7, the files say 4",
+    ),
+    "pooling": (
+        lambda manifest: setattr(manifest.pooling, "normalize", True),
+        "pooling.normalize is True, the files say False",
+    ),
+    "limit": (lambda manifest: setattr(manifest, "max_tokens", 41), "max_tokens is 41, the files say 40"),
+    "output": (
+        lambda manifest: setattr(manifest.graphs[1].outputs[2], "name", "attentions.7"),
+        "graphs.1.outputs.2.name is 'attentions.7', the files say 'attentions.1'",
+    ),
+    "graph": (lambda manifest: manifest.graphs.pop(), "graphs.1.path is None, the files say 'onnx/model_att"),
+    "file": (lambda manifest: manifest.files.pop(), "sentence_bert_config.json is not in the manifest"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FALSE_CLAIMS.values(), ids=FALSE_CLAIMS.keys())
+def test_a_manifest_that_says_something_else_than_the_files_is_refused(
+    change: Callable[[Manifest], object], message: str, copied: Path
+) -> None:
+    change_manifest(copied, change)
+    with pytest.raises(BundleError, match=re.escape(message)):
+        check_bundle(copied, grid=GRID)
+
+
+def test_a_file_that_nobody_listed_is_refused(copied: Path) -> None:
+    (copied / "onnx" / "manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(BundleError, match=r"onnx/manifest\.json is not in the manifest"):
+        check_bundle(copied, grid=GRID)
 
 
 def test_a_graph_that_is_not_portable_is_refused(copied: Path) -> None:
@@ -132,16 +207,22 @@ def test_minilm_passes_against_its_checkpoint(minilm_bundle: Path, minilm_dir: P
     assert parity.reference_name == "the checkpoint model"
 
 
-def test_a_checkpoint_with_other_weights_fails(
-    minilm_bundle: Path, minilm_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("graph", ["model.onnx", "model_attentions.onnx"])
+def test_a_weight_that_no_input_reads_must_be_the_checkpoints_too(
+    graph: str,
+    copied: Path,
+    tiny_encoder: Encoder,
+    tiny_config: EncoderConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    checkpoint = load_checkpoint(minilm_dir)
-    parameters = dict(checkpoint.encoder.named_parameters())
-    parameters["layers.5.feed_forward.down.bias"].data[7] += 1e-3
+    """The last row of the token table, on a grid that holds no such token; in either graph."""
+    change_graph(copied / "onnx" / graph, "embeddings.token.weight", 0.5, index=-1)
+    sign(copied)
+    checkpoint = Checkpoint(tiny_encoder, tiny_config, copied, "tiny", ())
     monkeypatch.setattr("attnlens_export.check.load_checkpoint", lambda _source, _revision: checkpoint)
-    parity = check_bundle(minilm_bundle, minilm_dir, grid=small_grid(512)).parity
-    assert not parity.passed
-    assert "last_hidden_state" in parity.failures()[0]
+    message = rf"{re.escape(graph)}: embeddings\.token\.weight\[100, 47\] is .* in the checkpoint tiny"
+    with pytest.raises(GraphError, match=message):
+        check_bundle(copied, "tiny", grid=[Case(1, 1, Padding.NONE)])
 
 
 def test_a_checkpoint_of_another_size_is_refused(tiny_bundle: Path, minilm_dir: Path) -> None:

@@ -248,6 +248,57 @@ def test_a_tensor_under_both_its_old_and_its_new_name_is_refused(published: Path
         load_checkpoint(published)
 
 
+@pytest.mark.parametrize(
+    "values", [torch.tensor(torch.nan), torch.tensor(-torch.inf), torch.tensor(1e300, dtype=torch.float64)]
+)
+def test_weights_that_are_no_numbers_are_refused_by_name(published: Path, values: Tensor) -> None:
+    def damage(tensors: Tensors) -> Tensors:
+        table = tensors["embeddings.word_embeddings.weight"].to(values.dtype)
+        table[59, 3] = values
+        return tensors | {"embeddings.word_embeddings.weight": table}
+
+    rewrite(published, damage)
+    with pytest.raises(CheckpointError, match=r"word_embeddings\.weight: a NaN or an infinity"):
+        load_checkpoint(published)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("part", [0.02, 0.1, 0.5, 0.9, 0.99])
+def test_pickled_weights_whose_end_is_missing_are_refused(published: Path, part: float, zipped: bool) -> None:
+    path = published / "pytorch_model.bin"
+    torch.save(read(published), path, _use_new_zipfile_serialization=zipped)
+    (published / "model.safetensors").unlink()
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is damaged.*(fetch it again|convert it)"):
+        load_checkpoint(published)
+
+
+@pytest.mark.parametrize("start", [0, 100, 500])
+def test_pickled_weights_with_wrong_bytes_are_one_kind_of_error(published: Path, start: int) -> None:
+    path = published / "pytorch_model.bin"
+    torch.save(read(published), path)
+    (published / "model.safetensors").unlink()
+    whole = path.read_bytes()
+    for offset in range(start, start + 60):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x55]) + whole[offset + 1 :])
+        try:
+            load_checkpoint(published)
+        except CheckpointError as error:
+            assert "pytorch_model.bin" in str(error) or "weights" in str(error)
+
+
+@pytest.mark.parametrize("change", [Tensor.to_sparse, lambda tensor: tensor.to("meta")])
+def test_a_tensor_without_plain_values_is_refused(
+    published: Path, change: Callable[[Tensor], Tensor]
+) -> None:
+    tensors = read(published)
+    name = "embeddings.word_embeddings.weight"
+    torch.save(tensors | {name: change(tensors[name])}, published / "pytorch_model.bin")
+    (published / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=f"{name} without plain values"):
+        load_checkpoint(published)
+
+
 def test_a_directory_that_is_not_complete_is_refused(published: Path) -> None:
     config = (published / "config.json").read_text()
     (published / "config.json").unlink()

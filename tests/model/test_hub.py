@@ -1,6 +1,8 @@
 """Checkpoints by hub id: the network is played by a function, the cache is a real one."""
 
 import functools
+import json
+import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +17,10 @@ from transformers import BertConfig, BertModel
 from attnlens_model import CheckpointError, hub, load_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class RemoteProtocolError(Exception):
+    """Stands for that of httpx, which is no OSError."""
 
 
 @pytest.fixture
@@ -88,7 +94,13 @@ def test_a_cached_checkpoint_needs_no_network(
 
 @pytest.mark.parametrize(
     "failure",
-    [LocalEntryNotFoundError("no connection"), HFValidationError("bad id"), ConnectionError("reset")],
+    [
+        LocalEntryNotFoundError("no connection"),
+        HFValidationError("bad id"),
+        ConnectionError("reset"),
+        RemoteProtocolError("peer closed connection"),
+        json.JSONDecodeError("Expecting value", "<html>", 0),
+    ],
     ids=lambda failure: type(failure).__name__,
 )
 def test_a_failure_of_the_hub_is_one_error_with_a_remedy(
@@ -98,7 +110,7 @@ def test_a_failure_of_the_hub_is_one_error_with_a_remedy(
         raise failure
 
     monkeypatch.setattr(hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match=f"{failure}.* or give a directory") as caught:
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(failure))}.* or give a directory") as caught:
         load_checkpoint("bert-base-uncased")
     assert caught.value.__cause__ is failure
 
