@@ -28,8 +28,10 @@ from attnlens_model import Encoder, EncoderConfig
 OPSET = 17
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
-# Any example other than 1 x 1 will do; a length of 1 would be taken for a constant.
-EXAMPLE_SHAPE = (2, 9)
+# Any example other than 1 x 1 will do that fits the table of positions; a length of 1 would be taken for a
+# constant, so a table of one position is traced with two tokens, over which it broadcasts.
+EXAMPLE_BATCH_SIZE = 2
+EXAMPLE_LENGTHS = (2, 9)
 HIDDEN_OUTPUT = "last_hidden_state"
 ATTENTION_PREFIX = "attentions."
 
@@ -100,7 +102,9 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
         GraphError: torch can't trace the encoder, or the graph has no portable form.
     """
     names = input_names(config)
-    example = tuple(torch.ones(EXAMPLE_SHAPE, dtype=torch.int64) for _ in names)
+    shortest, longest = EXAMPLE_LENGTHS
+    shape = (EXAMPLE_BATCH_SIZE, max(shortest, min(longest, config.max_position_embeddings)))
+    example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
     axes = tuple({0: BATCH_AXIS, 1: LENGTH_AXIS} for _ in names)
     module = _AllOutputs(encoder)
     with _training_off(module), _quiet_exporter():
@@ -117,13 +121,22 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
                 verbose=False,
             )
         except torch.onnx.errors.OnnxExporterError as error:
-            raise GraphError(f"torch.onnx can't trace the {config.family} encoder: {error}") from error
+            raise GraphError(
+                f"torch.onnx can't trace the {config.family} encoder: {_root_cause(error)}"
+            ) from error
     if program is None:
         raise GraphError(f"torch.onnx returned no graph for the {config.family} encoder")
     model = program.model
     parameters = _restore_parameter_names(model.graph)
     simplify(model, parameters)
     return _split_weights(model)
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return one line of what went wrong at the bottom; the exporter wraps it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def embeddings_graph(attentions: TracedGraph) -> TracedGraph:

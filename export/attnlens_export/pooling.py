@@ -83,11 +83,15 @@ def _published_pooling(directory: Path | None, modules: dict[str, str]) -> str:
         )
     if directory is None or "Pooling" not in modules:
         return "mean"
-    settings = read_object(directory / modules["Pooling"] / "config.json")
+    path = directory / modules["Pooling"] / "config.json"
+    if not path.is_file():
+        raise SourceError(f"{path} is absent although modules.json names it: fetch it, or {_HOW_TO_GO_ON}")
+    settings = read_object(path)
     modes = settings.get("pooling_mode", [mode for flag, mode in _FLAGS.items() if settings.get(flag)])
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
+    modes = modes or ["mean"]
+    names = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
+    if len(names) != 1 or names[0] not in POOLINGS:
         raise SourceError(
-            f"the checkpoint pools by {' + '.join(modes)}, which a bundle can't: {_HOW_TO_GO_ON}"
+            f"the checkpoint pools by {' + '.join(names)}, which a bundle can't: {_HOW_TO_GO_ON}"
         )
-    return str(modes[0])
+    return names[0]

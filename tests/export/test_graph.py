@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens_export import GraphError
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.lint import check_graph
 from attnlens_export.weights import write_embedded
@@ -62,6 +63,37 @@ def test_a_graph_computes_what_the_encoder_computes_at_shapes_that_were_not_trac
         assert len(attentions) == config.num_layers
         for found, wanted in zip(attentions, expected.attentions, strict=True):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 5])
+def test_an_encoder_of_few_positions_is_traced(
+    max_length: int, tiny_config: EncoderConfig, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(
+        tiny_config, max_position_embeddings=max_length, num_layers=1, is_causal=max_length == 2
+    )
+    encoder = new_encoder(config, seed=1)
+    graph = trace(encoder, config)
+    for batch_size, length in ((1, 1), (3, max_length)):
+        feed = random_feed(config, batch_size, length)
+        feed["attention_mask"][:] = 1
+        with torch.inference_mode():
+            expected = encoder(**feed).last_hidden_state.numpy()
+        np.testing.assert_allclose(run(tmp_path, graph, feed)[0], expected, rtol=0, atol=1e-5)
+
+
+def test_what_can_not_be_traced_is_told_in_one_line(
+    tiny_config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def depend_on_data(encoder: Encoder, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        hidden: torch.Tensor = encoder.embeddings(input_ids, None)
+        return hidden if hidden.sum() > 0 else -hidden
+
+    monkeypatch.setattr(Encoder, "forward", depend_on_data)
+    with pytest.raises(GraphError, match=r"can't trace the bert encoder: \w+: ") as caught:
+        trace(new_encoder(tiny_config, seed=0), tiny_config)
+    assert "\n" not in str(caught.value)
+    assert "step 1/3" not in str(caught.value)
 
 
 def test_the_embeddings_graph_is_the_attention_graph_without_its_maps(

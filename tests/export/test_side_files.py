@@ -93,6 +93,9 @@ def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
         ({"pooling_mode_mean_sqrt_len_tokens": True}, [], "mean_sqrt_len_tokens"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, [], "max + mean"),
         ({"pooling_mode": "mean"}, ["Dense"], "Dense"),
+        ({"pooling_mode": 5}, [], "pools by 5"),
+        ({"pooling_mode": [{"a": 1}]}, [], "pools by {'a': 1}"),
+        ({"pooling_mode": {"mean": True}}, [], "pools by {'mean': True}"),
     ],
 )
 def test_what_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
@@ -104,6 +107,16 @@ def test_what_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
     assert named in str(caught.value)
     assert "--pooling mean|cls|max" in str(caught.value)
     assert read_pooling(source, "cls", None).pooling == CLS
+
+
+def test_a_pooling_file_that_is_promised_and_absent_is_no_mean(source: Path) -> None:
+    write_modules(source, {})
+    (source / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(
+        SourceError, match=r"1_Pooling/config\.json is absent although modules\.json names it"
+    ):
+        read_pooling(source, None, None)
+    assert read_pooling(source, "max", None).pooling == MAX
 
 
 def test_a_broken_modules_file_is_named(source: Path) -> None:
