@@ -20,6 +20,8 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import (
     BundleSummary,
     ExportOptions,
+    GraphError,
+    LintError,
     OutputError,
     ParityError,
     SourceError,
@@ -27,7 +29,8 @@ from attnlens_export import (
     export_bundle,
 )
 from attnlens_export.graph import TracedGraph
-from attnlens_export.grid import small_grid
+from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_export.weights import Place
 from attnlens_model import EncoderConfig
 
 QUICK = ExportOptions(grid=small_grid(40))
@@ -314,6 +317,59 @@ def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, out
     with pytest.raises(OutputError, match="is no bundle"):
         export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
     assert (output / "thesis.tex").exists()
+
+
+def test_a_graph_that_is_not_portable_ends_the_export(
+    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(tiny_trace.proto)
+    last = proto.graph.node[-1]
+    dropout = onnx.helper.make_node("Dropout", ["before"], list(last.output), name="dropout_0")
+    last.output[:] = ["before"]
+    proto.graph.node.append(dropout)
+    traced = TracedGraph(proto, tiny_trace.weights)
+    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: traced)
+    with pytest.raises(LintError, match="Dropout is not allowed"):
+        export_tiny(tiny_config, output)
+    assert list(output.parent.iterdir()) == []
+
+
+def test_a_graph_that_is_not_onnx_ends_the_export(
+    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node in the wrong place, which the lint does not look at."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(tiny_trace.proto)
+    first = onnx.NodeProto()
+    first.CopyFrom(proto.graph.node[0])
+    del proto.graph.node[0]
+    proto.graph.node.append(first)
+    traced = TracedGraph(proto, tiny_trace.weights)
+    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: traced)
+    with pytest.raises(GraphError, match="is not valid ONNX"):
+        export_tiny(tiny_config, output)
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_weights_are_read_back_after_writing(
+    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a row of the token table that no input of the grid reads."""
+    write = bundle.write_embedded
+
+    def write_wrongly(path: Path, proto: onnx.ModelProto, weights: dict[str, np.ndarray]) -> dict[str, Place]:
+        places = write(path, proto, weights)
+        place = places["embeddings.token.weight"]
+        content = bytearray(path.read_bytes())
+        content[place.offset + place.length - 1] ^= 1
+        path.write_bytes(content)
+        return places
+
+    monkeypatch.setattr(bundle, "write_embedded", write_wrongly)
+    options = dataclasses.replace(QUICK, grid=[Case(1, 1, Padding.NONE)])
+    with pytest.raises(GraphError, match=r"the bytes of embeddings\.token\.weight are not those"):
+        export_tiny(tiny_config, output, options)
 
 
 @pytest.mark.parametrize("manifest", ['{"name": "My web app", "icons": []}', "[]", "", "{"])

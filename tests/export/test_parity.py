@@ -1,5 +1,6 @@
 """Parity: the grid, the measures, and that each gate can fail."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,13 +9,13 @@ import pytest
 
 from attnlens_export import parity
 from attnlens_export.compare import difference
-from attnlens_export.graph import TracedGraph, embeddings_graph
+from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Case, Inputs, Padding, full_grid, make_inputs, small_grid
 from attnlens_export.parity import Graph, Outputs, measure_parity
 from attnlens_export.report import write_report
 from attnlens_export.result import Measurement, ParityResult, allowed_error
 from attnlens_export.weights import write_embedded
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig, new_encoder
 
 Change = Callable[[Outputs, Inputs], None]
 
@@ -94,6 +95,35 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
             assert mask[:, 0].all()
 
 
+def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
+    inputs = [make_inputs(case, tiny_config) for case in full_grid(40)]
+    live = np.concatenate([each.input_ids[each.attention_mask == 1] for each in inputs])
+    assert set(live.tolist()) == set(range(tiny_config.vocab_size))
+    for each in inputs:
+        assert each.token_type_ids is not None
+        if each.input_ids.size >= 33:
+            assert len(set(each.input_ids[0].tolist())) > 2
+            assert set(each.token_type_ids.ravel().tolist()) == {0, 1}
+
+
+def test_the_shortest_text_is_the_one_that_runs_alone(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the empty one, which has nothing to compare."""
+    seen: list[int] = []
+
+    def note(_outputs: Outputs, inputs: Inputs) -> None:
+        if len(inputs.attention_mask) == 1:
+            seen.append(int(inputs.attention_mask.sum()))
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(note), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    cases = [Case(8, 33, Padding.RIGHT), Case(8, 33, Padding.LEFT), Case(3, 33, Padding.EMPTY_ROW)]
+    assert measure(tiny_encoder, tiny_config, graph_dir, cases).passed
+    counts = [make_inputs(case, tiny_config).attention_mask.sum(axis=1) for case in cases]
+    assert seen == [int(each[each > 0].min()) for each in counts]
+
+
 def test_a_difference_is_found_where_it_is_and_padding_is_left_out() -> None:
     generator = np.random.default_rng(0)
     live = np.array([[True, False, True], [False, True, True]])
@@ -147,15 +177,20 @@ def break_padding(outputs: Outputs, inputs: Inputs) -> None:
 
 
 def leak_to_padding(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.attentions[0].transpose(0, 3, 1, 2)[inputs.attention_mask == 0] = 1e-12
+    outputs.attentions[-1].transpose(0, 3, 1, 2)[inputs.attention_mask == 0] = 1e-12
 
 
 def fill_empty_rows(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.attentions[0][~inputs.attention_mask.any(axis=1)] = 1 / inputs.attention_mask.shape[1]
+    outputs.attentions[-1][~inputs.attention_mask.any(axis=1)] = 1 / inputs.attention_mask.shape[1]
 
 
 def stretch_rows(outputs: Outputs, _inputs: Inputs) -> None:
-    outputs.attentions[0][...] *= 1.001
+    outputs.attentions[-1][...] *= 1.001
+
+
+def lose_a_weight(outputs: Outputs, inputs: Inputs) -> None:
+    """Of a padded query, which no comparison looks at."""
+    outputs.attentions[-1].transpose(0, 2, 1, 3)[inputs.attention_mask == 0] = np.nan
 
 
 def depend_on_the_batch(outputs: Outputs, inputs: Inputs) -> None:
@@ -166,6 +201,7 @@ TAMPERINGS = {
     "attention": (raise_one_weight, "attentions.1[0, 2, 4, 3] is "),
     "NaN": (lose_a_number, "last_hidden_state[0, 0, 0] is nan, PyTorch has "),
     "infinite padding": (break_padding, "an output has a NaN or an infinity"),
+    "infinite attention": (lose_a_weight, "an output has a NaN or an infinity"),
     "leak": (leak_to_padding, "a masked token has the attention weight 1.00e-12 instead of 0"),
     "empty row": (fill_empty_rows, "a text of padding has attention weight"),
     "row sums": (stretch_rows, "an attention row sums to 1 only within"),
@@ -189,6 +225,27 @@ def test_every_gate_can_fail(
     assert not result.to_message().passed
     assert any(message in line for line in result.failures()), result.failures()
     assert all(line.startswith("model.onnx at ") for line in result.failures())
+
+
+def test_a_causal_encoder_must_not_look_ahead(
+    tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(tiny_config, is_causal=True)
+    encoder = new_encoder(config, seed=0)
+    graph = trace(encoder, config)
+    write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
+    assert measure(encoder, config, tmp_path, small_grid(40)).passed
+
+    def look_ahead(outputs: Outputs, inputs: Inputs) -> None:
+        if inputs.attention_mask.all() and inputs.attention_mask.shape[1] > 1:
+            outputs.attentions[-1][0, 0, 0, 1] = 1e-12
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(look_ahead), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    failures = measure(encoder, config, tmp_path, small_grid(40)).failures()
+    assert failures == [
+        "model.onnx at 1x7 none: a masked token has the attention weight 1.00e-12 instead of 0"
+    ]
 
 
 def test_the_worst_failure_comes_first(

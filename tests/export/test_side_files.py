@@ -1,5 +1,6 @@
 """Configuration, tokenizer, pooling and licence: read from a checkpoint, written to a bundle."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,16 @@ def test_published_configuration_keys_are_kept(source: Path, bundle: Path) -> No
     assert read(bundle / "config.json") == published | {"pad_token_id": 0}
     write_config(bundle, source, config, external_data=True)
     assert read(bundle / "config.json")["transformers.js_config"] == {"use_external_data_format": True}
+
+
+def test_a_configuration_that_reads_back_as_another_is_refused(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    """The checkpoint's own keys win, so an encoder that is not the checkpoint's can't be described."""
+    write_config(source, None, tiny_config, external_data=False)
+    other = dataclasses.replace(tiny_config, intermediate_size=57)
+    with pytest.raises(SourceError, match="can't be written as a Hugging Face"):
+        write_config(bundle, source, other, external_data=False)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
