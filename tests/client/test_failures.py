@@ -113,12 +113,12 @@ def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) ->
         parts = holder.stream_parts(["word " * 200])
         next(parts)  # the rest waits to be fetched, and the text keeps its place in the queue
         with pytest.raises(OverloadedError, match="try again") as caught:
-            impatient.embed(["a"])
+            impatient.encode(["a"])
         assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises((OverloadedError, DeadlineExceededError)):
-            patient.embed(["a"])
+            patient.encode(["a"])
         list(parts)
-        assert patient.embed(["a"]).shape == (1, 384)
+        assert len(patient.encode(["a"])) == 1
 
 
 def test_failures_can_be_pickled(client: Client) -> None:
