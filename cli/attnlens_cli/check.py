@@ -32,7 +32,7 @@ def check(directory: Path, source: str | None, revision: str | None, as_json: bo
     """Check a bundle: the hash of every file, the graphs, then parity with PyTorch.
 
     Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
-    also proves that they are the same.
+    must also be equal to those inside, bit for bit.
     """
     from rich.console import Console  # noqa: PLC0415 - heavy
 
@@ -77,12 +77,13 @@ def raise_failures(parity: "ParityResult") -> None:
 def parity_table(parity: "ParityResult", title: str) -> "Table":
     """Show the worst errors of each output of each graph."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
+    from rich.markup import escape  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
 
     table = Table(
-        title=f"{title}, {len(parity.cases)} input shapes",
+        title=f"{escape(title)}, {len(parity.cases)} input shapes",
         title_justify="left",
         box=SIMPLE,
         pad_edge=False,
@@ -106,6 +107,12 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
             f"{1 - figure.min_cosine:.0e}",
             "[green]passed[/]" if all(each.passed for each in group) else "[red]FAILED[/]",
         )
+    left_out = parity.left_out()
+    if left_out:
+        table.caption = (
+            f"not compared, too large: {', '.join(f'{graph} at {case}' for graph, case in left_out)}"
+        )
+        table.caption_justify = "left"
     return table
 
 

@@ -1,6 +1,10 @@
 """`attnlens export SOURCE --output DIR`."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -14,6 +18,8 @@ Example:
   attnlens export sentence-transformers/all-MiniLM-L6-v2 --output bundles/minilm
   attnlens export --config my.json --seed 0 --output bundles/fresh"""
 
+MAX_SEED = 2**64 - 1
+
 
 @click.command(epilog=EPILOG)
 @click.argument("source", required=False)
@@ -25,7 +31,9 @@ Example:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Instead of SOURCE: a configuration in JSON, for a fresh encoder.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="For the weights of a fresh encoder.  [default: 0]")
+@click.option(
+    "--seed", type=click.IntRange(0, MAX_SEED), help="For the weights of a fresh encoder.  [default: 0]"
+)
 @click.option("--revision", help="Branch, tag or commit of SOURCE on the hub.")
 @click.option("--name", help="Name of the model.  [default: the last part of SOURCE]")
 @click.option(
@@ -71,7 +79,7 @@ def export(
         name = name or config.stem
     choices = ExportOptions(seed=seed or 0, revision=revision, name=name, **options)
     try:
-        with progress_bar() as progress:
+        with _stopped_by_signals(), progress_bar() as progress:
             chosen = cast("str", source) if config is None else _read_config(config)
             summary = export_bundle(chosen, output, choices, progress)
     except OutputError as error:
@@ -81,6 +89,36 @@ def export(
     Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
     click.echo(_describe(summary))
     raise_failures(summary.parity)
+
+
+class _Stopped(BaseException):
+    """A signal came; no Exception, so that nothing takes it for a failure of its own."""
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Clean up on SIGTERM and SIGHUP as on Ctrl-C, then exit with the code of the signal."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        # A second one must not interrupt the cleaning up.
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    # What is ignored stays so: that is how nohup works.
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    previous = {each: signal.getsignal(each) for each in numbers}
+    try:
+        for each in numbers:
+            signal.signal(each, stop)
+        yield
+    except _Stopped as stopped:
+        number = signal.Signals(stopped.args[0])
+        click.echo(f"{click.get_current_context().command_path}: stopped by {number.name}", err=True)
+        raise click.exceptions.Exit(128 + number) from None
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 def _check_combination(

@@ -14,7 +14,7 @@ import onnx
 
 from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
-from attnlens_export.errors import GraphError, ParityError
+from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.graph import embeddings_graph, trace
 from attnlens_export.grid import Case, full_grid
 from attnlens_export.lint import check_graph
@@ -120,7 +120,7 @@ def export_bundle(
 
     Raises:
         ModelError: the checkpoint can't be loaded.
-        SourceError: its tokenizer or pooling can't become a bundle.
+        SourceError: its tokenizer, pooling or name can't become a bundle, or a fresh encoder is too large.
         OutputError: `output` exists, or can't be written.
         GraphError: the encoder can't be brought into a portable graph.
         LintError: a graph is not portable.
@@ -153,18 +153,30 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
     if isinstance(source, EncoderConfig):
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
-        encoder = new_encoder(source, options.seed)
-        return _Model(encoder, source, None, f"config+seed:{options.seed}", name)
-    checkpoint = load_checkpoint(source, options.revision)
-    name = options.name or checkpoint.source.rpartition("/")[2]
-    return _Model(
-        checkpoint.encoder,
-        checkpoint.config,
-        checkpoint.directory,
-        checkpoint.source,
-        name,
-        checkpoint.unused_tensors,
-    )
+        model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
+    else:
+        checkpoint = load_checkpoint(source, options.revision)
+        name = options.name or checkpoint.source.rpartition("/")[2]
+        model = _Model(
+            checkpoint.encoder,
+            checkpoint.config,
+            checkpoint.directory,
+            checkpoint.source,
+            name,
+            checkpoint.unused_tensors,
+        )
+    # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
+    for text in (model.name, model.source):
+        if not text.isprintable():
+            raise SourceError(f"{text!r} can't be printed: choose another --name and directory of the SOURCE")
+    return model
+
+
+def _fresh(config: EncoderConfig, seed: int) -> Encoder:
+    try:
+        return new_encoder(config, seed)
+    except (RuntimeError, MemoryError) as error:
+        raise SourceError(f"no memory for an encoder of this size: {config}") from error
 
 
 def _build(

@@ -151,7 +151,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:  # noq
         yield name, value
         return
     for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _flatten(each, f"{name}.{key}" if name else key)
+        yield from _flatten(each, f"{name}.{key}" if name else str(key))
 
 
 def _compare_weights(path: Path, config: EncoderConfig, encoder: Encoder, name: str) -> None:

@@ -15,7 +15,7 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} can't be read as JSON: {error}") from error
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
+from attnlens_export.grid import Case
 from attnlens_export.json_files import write_json
 from attnlens_export.manifest import tool_versions
 from attnlens_export.result import (
@@ -37,6 +38,7 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "reference_error_ratio": REFERENCE_ERROR_RATIO,
         "reference": result.reference_name,
         "failures": result.failures(),
+        "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
         "measurements": [_as_json(each) for each in result.measurements],
         "invariants": [_as_json(each) for each in result.invariants],
     }
@@ -44,10 +46,12 @@ def report_content(result: ParityResult) -> dict[str, Any]:
 
 def _as_json(found: Measurement | Invariants) -> dict[str, Any]:
     values = dataclasses.asdict(found)
-    case = values.pop("case")
-    return {"batch_size": case["batch_size"], "length": case["length"], "padding": case["padding"].value} | {
-        key: _finite(value) for key, value in values.items()
-    }
+    del values["case"]
+    return _case(found.case) | {key: _finite(value) for key, value in values.items()}
+
+
+def _case(case: Case) -> dict[str, Any]:
+    return {"batch_size": case.batch_size, "length": case.length, "padding": case.padding.value}
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - a field of a measurement

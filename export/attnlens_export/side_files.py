@@ -12,6 +12,7 @@ from attnlens_model import EncoderConfig, read_config
 
 _HIDDEN_ACT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
+_TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
 _COPIED_FILES = ("vocab.txt", "config_sentence_transformers.json", "sentence_bert_config.json")
 
 
@@ -46,14 +47,16 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
 def write_tokenizer(
     directory: Path, source: Path | None, tokenizer: Path | None, config: EncoderConfig, max_tokens: int
 ) -> None:
-    """Copy the tokenizer and the files that describe it; without a tokenizer, none of them.
+    """Write the tokenizer, cutting at `max_tokens` and not padding, and the files that describe it.
+
+    Without a tokenizer none of them is written.
 
     Args:
         directory: the bundle.
         source: the checkpoint's directory, if any.
         tokenizer: a `tokenizer.json` to use instead of the checkpoint's.
         config: the encoder, whose vocabulary must hold every id.
-        max_tokens: what to call the longest input where the checkpoint does not say it.
+        max_tokens: the longest input.
 
     Raises:
         SourceError: the tokenizer can't be read or has ids that the encoder does not know.
@@ -62,7 +65,9 @@ def write_tokenizer(
     if path is None or (tokenizer is None and not path.exists()):
         return
     loaded = load_tokenizer(path, config)
-    shutil.copyfile(path, directory / "tokenizer.json")
+    # Checkpoints carry the settings of their last use; these make every reader do what the server does.
+    limits = {"truncation": _TRUNCATION | {"max_length": max_tokens}, "padding": None}
+    write_json(directory / "tokenizer.json", read_object(path) | limits)
     # A tokenizer from elsewhere is not described by the checkpoint's files.
     described_by = source if tokenizer is None else None
     settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
@@ -81,13 +86,16 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
     """Load a `tokenizer.json` and check its ids against the encoder's vocabulary.
 
     Raises:
-        SourceError: unreadable, or an id is too large for the encoder.
+        SourceError: unreadable or empty, or an id is too large for the encoder.
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise SourceError(f"{path} is not a tokenizer: {error}") from error
-    token, largest = max(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise SourceError(f"{path} has an empty vocabulary: give another with --tokenizer")
+    token, largest = max(vocabulary.items(), key=lambda item: item[1])
     if largest >= config.vocab_size:
         raise SourceError(
             f"{path} has the id {largest} ({token!r}), the encoder only ids below "

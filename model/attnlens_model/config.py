@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,8 @@ class EncoderConfig:
         """
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        # A ValueError also for a number of thousands of digits.
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"the configuration is not JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"the configuration is a JSON {type(values).__name__}: it must be an object")
@@ -126,7 +127,8 @@ class EncoderConfig:
             0 <= self.pad_token_id <= limit,
             f"must be from 0 to vocab_size - 1 = {limit}",
         )
-        usable_eps = self.layer_norm_eps > 0 and math.isfinite(self.layer_norm_eps)
+        # An int may be larger than any float.
+        usable_eps = 0 < self.layer_norm_eps <= sys.float_info.max
         _require(self, "layer_norm_eps", usable_eps, "must be greater than 0, for example 1e-12")
         for name in ("hidden_dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")

@@ -19,10 +19,12 @@ def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path
     """Return the directory of a checkpoint and the name by which to call it in public.
 
     Raises:
-        CheckpointError: neither a directory nor something that the Hub has.
+        CheckpointError: neither a directory nor something that the Hub has, or a revision of a directory.
     """
     path = Path(source)
     if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{source} is a directory here: a revision is for a hub id, leave it out")
         return path, path.resolve().name
     if path.exists():
         raise CheckpointError(f"{source} is a file: give the directory that holds it")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,8 +31,9 @@ from attnlens_export import (
 )
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import Case, Padding, small_grid
-from attnlens_export.weights import Place
+from attnlens_export.weights import Place, write_embedded
 from attnlens_model import EncoderConfig
+from attnlens_server.text import TextEncoder
 
 QUICK = ExportOptions(grid=small_grid(40))
 
@@ -152,6 +154,22 @@ def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path) -
     assert hidden.shape == (1, len(encoding.ids), 384)
     assert len(attentions) == (6 if "attentions" in name else 0)
     onnx.checker.check_model(minilm_bundle / "onnx" / name)
+
+
+def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bundle: Path) -> None:
+    """With a text over the limit, which they must cut where the server does."""
+    page = (Path(__file__).parents[2] / "docs" / "bundle.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    texts = ["word " * 300, "A short one."]
+    code = code.replace("bundles/minilm", str(minilm_bundle))
+    code = code.replace('["A bundle is a directory.", "It opens anywhere."]', repr(texts))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    taken = TextEncoder(minilm_bundle / "tokenizer.json", read_manifest(minilm_bundle).max_tokens)
+    for row, encoded in enumerate(taken.encode(texts, with_offsets=False)):
+        live = names["feed"]["attention_mask"][row] == 1
+        assert names["feed"]["input_ids"][row][live].tolist() == encoded.input_ids.tolist()
+    assert names["hidden"].shape == (2, 256, 384)
 
 
 @pytest.mark.usefixtures("traced_once")
@@ -356,10 +374,9 @@ def test_weights_are_read_back_after_writing(
     tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a row of the token table that no input of the grid reads."""
-    write = bundle.write_embedded
 
     def write_wrongly(path: Path, proto: onnx.ModelProto, weights: dict[str, np.ndarray]) -> dict[str, Place]:
-        places = write(path, proto, weights)
+        places = write_embedded(path, proto, weights)
         place = places["embeddings.token.weight"]
         content = bytearray(path.read_bytes())
         content[place.offset + place.length - 1] ^= 1

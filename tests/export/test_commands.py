@@ -1,17 +1,21 @@
 """`attnlens export` and `attnlens check`: exit codes, messages, output."""
 
+import dataclasses
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_cli.check import check
 from attnlens_cli.export import export
 from attnlens_export import bundle
 from attnlens_export.grid import small_grid
-from attnlens_model import EncoderConfig
+from attnlens_export.manifest import describe_bundle
+from attnlens_model import Encoder, EncoderConfig
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +110,7 @@ def test_an_existing_directory_exits_2_without_force(config_file: Path, output: 
         (["--config", "missing.json"], "does not exist"),
         (["--config", "CONFIG", "--pooling", "last"], "'last' is not one of"),
         (["--config", "CONFIG", "--seed", "-1"], "-1 is not in the range"),
+        (["--config", "CONFIG", "--seed", str(2**64)], f"{2**64} is not in the range"),
     ],
 )
 def test_a_mistake_exits_2(arguments: list[str], message: str, config_file: Path, output: Path) -> None:
@@ -159,6 +164,109 @@ def test_check_names_the_failure(
     assert "against the checkpoint model" in result.stdout
     assert "FAILED" in result.stdout
     assert result.stderr.splitlines()[-1].startswith("Error: parity failed: onnx/model")
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_name_is_shown_as_it_was_given(config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output, "--name", "my[/v2]")
+    assert result.exit_code == 0, result.output
+    assert "my[/v2] against PyTorch" in result.stdout
+    result = run_check(output)
+    assert result.exit_code == 0, result.output
+    assert "my[/v2] against the weights" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "a\nb", "\udcff"])
+def test_a_name_that_can_not_be_printed_is_refused(name: str, config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output, "--name", name)
+    assert result.exit_code == 1
+    assert "can't be printed" in result.stderr
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_the_largest_seed_is_a_seed(config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnlens_model import new_encoder  # noqa: PLC0415 - beside its replacement
+
+    # The trace that exists has the weights of seed 0.
+    seeds: list[int] = []
+
+    def note(config: EncoderConfig, seed: int) -> Encoder:
+        seeds.append(seed)
+        new_encoder(config, seed)
+        return new_encoder(config, 0)
+
+    monkeypatch.setattr(bundle, "new_encoder", note)
+    assert run_export("--config", config_file, "--output", output, "--seed", 2**64 - 1).exit_code == 0
+    assert seeds == [2**64 - 1]
+
+
+def test_an_encoder_that_no_memory_holds_is_refused(
+    tiny_config: EncoderConfig, tmp_path: Path, output: Path
+) -> None:
+    path = tmp_path / "large.json"
+    path.write_text(dataclasses.replace(tiny_config, vocab_size=10**12).to_json(), encoding="utf-8")
+    result = run_export("--config", path, "--output", output)
+    assert result.exit_code == 1
+    assert "no memory for an encoder of this size" in result.stderr
+
+
+def test_a_revision_of_a_directory_is_refused(minilm_dir: Path, output: Path) -> None:
+    result = run_export(minilm_dir, "--output", output, "--revision", "v1")
+    assert result.exit_code == 1
+    assert "a revision is for a hub id" in result.stderr
+
+
+@pytest.mark.usefixtures("traced_once")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing_behind(
+    number: signal.Signals, code: int, config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+        assert [path.suffix for path in output.parent.iterdir()] == [".partial"]
+        signal.raise_signal(number)
+        return describe_bundle(directory, config)
+
+    monkeypatch.setattr(bundle, "describe_bundle", interrupted)
+    before = signal.getsignal(number)
+    result = run_export("--config", config_file, "--output", output)
+    assert result.exit_code == code
+    assert result.stderr.splitlines()[-1] == f"export: stopped by {number.name}"
+    assert list(output.parent.iterdir()) == []
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_an_ignored_hangup_stays_ignored(
+    config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under nohup."""
+
+    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+        signal.raise_signal(signal.SIGHUP)
+        return describe_bundle(directory, config)
+
+    monkeypatch.setattr(bundle, "describe_bundle", interrupted)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_export("--config", config_file, "--output", output).exit_code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_what_was_not_compared_is_said(
+    config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.parity.MAX_MAP_BYTES", 4 * 2 * 4 * 2 * 33**2 - 1)
+    result = run_export("--config", config_file, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert "not compared, too large: onnx/model_attentions.onnx at 2x33 right" in result.stdout
+    report = json.loads((output / "parity" / "report.json").read_text(encoding="utf-8"))
+    assert report["left_out"] == [
+        {"graph": "onnx/model_attentions.onnx", "batch_size": 2, "length": 33, "padding": "right"}
+    ]
 
 
 def test_help_has_an_example() -> None:

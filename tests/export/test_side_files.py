@@ -120,6 +120,12 @@ def test_a_pooling_file_that_is_promised_and_absent_is_no_mean(source: Path) -> 
     assert read_pooling(source, "max", None).pooling == MAX
 
 
+def test_a_file_of_endless_brackets_is_named(source: Path) -> None:
+    (source / "modules.json").write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(SourceError, match=r"modules\.json can't be read as JSON"):
+        read_pooling(source, None, None)
+
+
 def test_a_broken_modules_file_is_named(source: Path) -> None:
     write(source / "modules.json", {"0": "Transformer"})
     with pytest.raises(SourceError, match=r"modules\.json is not a list of modules"):
@@ -228,16 +234,43 @@ def test_a_fresh_encoder_gets_a_configuration_that_others_read(
     assert read_by_others.pad_token_id == 3
 
 
-def write_word_level(path: Path, size: int) -> None:
+def write_word_level(path: Path, size: int, last: str | None = None) -> None:
     words = {"[PAD]": 0, "[UNK]": 1} | {f"w{index}": index for index in range(2, size)}
+    if last is not None:
+        del words[f"w{size - 1}"]
+        words[last] = size - 1
     Tokenizer(WordLevel(words, unk_token="[UNK]")).save(str(path))
 
 
-def test_a_tokenizer_is_copied_and_described(source: Path, bundle: Path, tiny_config: EncoderConfig) -> None:
-    write_word_level(source / "tokenizer.json", 101)
+def test_a_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    """The rest of it stays, in its own spelling: w\N{LATIN SMALL LETTER U WITH DIAERESIS} is not escaped."""
+    write_word_level(source / "tokenizer.json", 101, last="w\N{LATIN SMALL LETTER U WITH DIAERESIS}")
+    published = Tokenizer.from_file(str(source / "tokenizer.json"))
+    published.enable_truncation(7, direction="left")
+    published.enable_padding(length=16)
+    published.save(str(source / "tokenizer.json"))
     write(source / "tokenizer_config.json", {"unk_token": "[UNK]", "model_max_length": 1e30})
     write_tokenizer(bundle, source, None, tiny_config, 24)
-    assert (bundle / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    expected = read(source / "tokenizer.json")
+    expected["padding"] = None
+    expected["truncation"] = {
+        "direction": "Right",
+        "max_length": 24,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    assert read(bundle / "tokenizer.json") == expected
+    assert "w\N{LATIN SMALL LETTER U WITH DIAERESIS}" in (bundle / "tokenizer.json").read_text("utf-8")
+    written = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    assert written.truncation == {
+        "direction": "right",
+        "max_length": 24,
+        "strategy": "longest_first",
+        "stride": 0,
+    }
+    assert written.padding is None
     settings = read(bundle / "tokenizer_config.json")
     assert settings == {"unk_token": "[UNK]", "model_max_length": 24, "pad_token": "[PAD]"}
     assert read(bundle / "special_tokens_map.json") == {"unk_token": "[UNK]", "pad_token": "[PAD]"}
@@ -250,8 +283,16 @@ def test_a_tokenizer_from_elsewhere_replaces_the_description_too(
     write(source / "tokenizer_config.json", {"mask_token": "[MASK]"})
     write_word_level(tmp_path / "mine.json", 50)
     write_tokenizer(bundle, source, tmp_path / "mine.json", tiny_config, 24)
-    assert (bundle / "tokenizer.json").read_bytes() == (tmp_path / "mine.json").read_bytes()
+    assert Tokenizer.from_file(str(bundle / "tokenizer.json")).get_vocab_size() == 50
     assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
+
+
+def test_a_tokenizer_without_tokens_is_refused(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    Tokenizer(WordLevel({}, unk_token="[UNK]")).save(str(source / "tokenizer.json"))
+    with pytest.raises(SourceError, match="has an empty vocabulary"):
+        write_tokenizer(bundle, source, None, tiny_config, 24)
 
 
 def test_a_tokenizer_of_another_model_is_refused(

@@ -162,3 +162,16 @@ def test_a_config_error_is_a_value_error_and_a_model_error() -> None:
 def test_every_family_is_listed_under_its_own_name() -> None:
     assert {name: family.name for name, family in FAMILIES.items()} == {name: name for name in FAMILIES}
     assert "bert" in FAMILIES
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"hidden_size": ' + "1" * 5000 + "}"])
+def test_json_that_no_parser_takes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the configuration is not JSON"):
+        EncoderConfig.from_json(text)
+
+
+def test_a_number_larger_than_any_float_is_refused() -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_layers": 1, "num_heads": 2}
+    sizes |= {"intermediate_size": 8, "max_position_embeddings": 8}
+    with pytest.raises(ConfigError, match=r"layer_norm_eps=1000.*must be greater than 0"):
+        EncoderConfig.from_dict(sizes | {"layer_norm_eps": 10**400})
