@@ -37,6 +37,7 @@ def main() -> None:
     for repetition in range(REPETITIONS + 1):  # the first warms up
         for shape in SHAPES:
             for name, session in sessions.items():
+                time.sleep(0.02)  # until the threads of the session before have stopped spinning
                 elapsed = run(session, shape, outputs_of(session, name))
                 if repetition:
                     seconds.setdefault((name, shape), []).append(elapsed)
