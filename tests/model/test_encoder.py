@@ -146,7 +146,7 @@ def test_an_encoder_without_token_types_has_no_table_and_refuses_them() -> None:
 def test_inputs_that_do_not_fit_are_refused_with_both_numbers() -> None:
     encoder = new_encoder(SMALL, seed=0)
     ids = random_ids(2, 33)
-    with pytest.raises(ValueError, match="33 tokens are more than max_position_embeddings=32"):
+    with pytest.raises(ValueError, match="33 tokens are more than max_tokens=32"):
         encoder(ids, torch.ones_like(ids))
     with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 8\) but input_ids \(2, 9\)"):
         encoder(ids[:, :9], torch.ones_like(ids[:, :8]))
