@@ -20,11 +20,40 @@ ROBERTA = [
     OddModel("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 1, "num_hidden_layers": 5}, 33),
     OddModel("Camembert", {"num_attention_heads": 1, "num_hidden_layers": 2, "type_vocab_size": 1}, 1),
 ]
-ODD_MODELS = [*ROBERTA]
-ONE_OF_EACH = [ROBERTA[0]]
+DISTIL_SIZES = {"dim": 96, "n_layers": 3, "n_heads": 3, "hidden_dim": 160}
+DISTILBERT = [
+    OddModel("DistilBert", DISTIL_SIZES),
+    OddModel("DistilBert", DISTIL_SIZES | {"activation": "relu", "pad_token_id": 5, "n_layers": 4}, 17),
+    OddModel("DistilBert", DISTIL_SIZES | {"n_heads": 4, "max_position_embeddings": 33}, 33),
+]
+# Buckets begin at the distances 8, 12, 16, 23, 32, 46, 64 and 91; the last has no end.
+MPNET = [
+    OddModel("MPNet", {"layer_norm_eps": 1e-5}, 62),
+    OddModel("MPNet", {"hidden_act": "relu", "num_attention_heads": 1}, 2),
+    *(OddModel("MPNet", {"num_hidden_layers": 2}, num_tokens) for num_tokens in (1, 15, 16, 17)),
+    *(OddModel("MPNet", {"max_position_embeddings": 140}, num_tokens) for num_tokens in (127, 130, 138)),
+]
+ELECTRA = [
+    OddModel("Electra", {"embedding_size": 40}),
+    OddModel("Electra", {"embedding_size": 96, "layer_norm_eps": 1e-5, "type_vocab_size": 3}),
+    OddModel("Electra", {"embedding_size": 120, "hidden_act": "gelu_new", "is_decoder": True}, 64),
+]
+ALBERT = [
+    OddModel("Albert", {"embedding_size": 40, "num_hidden_layers": 5}),
+    OddModel("Albert", {"embedding_size": 96, "num_hidden_layers": 6, "num_hidden_groups": 3}, 64),
+    OddModel("Albert", {"embedding_size": 20, "hidden_act": "gelu", "layer_norm_eps": 1e-5}, 1),
+]
+ODD_MODELS = [*ROBERTA, *DISTILBERT, *MPNET, *ELECTRA, *ALBERT]
+ONE_OF_EACH = [ROBERTA[0], DISTILBERT[0], MPNET[0], ELECTRA[0], ALBERT[1]]
 HEADS = [
     (ROBERTA[0], "ForMaskedLM", {"lm_head.bias"}),
     (ROBERTA[3], "ForSequenceClassification", {"classifier.dense.weight"}),
+    (DISTILBERT[0], "ForMaskedLM", {"vocab_transform.weight"}),
+    (DISTILBERT[1], "ForQuestionAnswering", {"qa_outputs.weight"}),
+    (MPNET[0], "ForMaskedLM", {"lm_head.dense.weight"}),
+    (ELECTRA[0], "ForPreTraining", {"discriminator_predictions.dense.weight"}),
+    (ELECTRA[2], "ForMaskedLM", {"generator_predictions.dense.weight"}),
+    (ALBERT[1], "ForMaskedLM", {"predictions.dense.weight"}),
 ]
 
 
