@@ -62,10 +62,16 @@ def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:
 
 
 def random_inputs(config: Any, mask: Tensor) -> dict[str, Tensor]:
-    """Draw ids for a mask, padding ids exactly where it is 0: `transformers` goes by the ids."""
+    """Draw ids for a mask, padding ids exactly where it is 0: `transformers` goes by the ids.
+
+    The same mask and sizes give the same ids.
+    """
+    generator = torch.Generator().manual_seed(7)
     vocabulary = torch.arange(config.vocab_size)
     vocabulary = vocabulary[vocabulary != config.pad_token_id]
-    ids = vocabulary[torch.randint(0, len(vocabulary), mask.shape)]
+    ids = vocabulary[torch.randint(0, len(vocabulary), mask.shape, generator=generator)]
     inputs = {"input_ids": torch.where(mask == 1, ids, config.pad_token_id), "attention_mask": mask}
     types = getattr(config, "type_vocab_size", 0)
-    return inputs | ({"token_type_ids": torch.randint(0, types, mask.shape)} if types > 1 else {})
+    return inputs | (
+        {"token_type_ids": torch.randint(0, types, mask.shape, generator=generator)} if types > 1 else {}
+    )
