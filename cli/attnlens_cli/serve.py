@@ -1,6 +1,5 @@
 """`attnlens serve DIR`."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +80,6 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerCo
 
     Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, told in one line
     from attnlens_server.config import ConfigError, ServerConfig  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy

@@ -197,7 +197,7 @@ def _build(
         config,
         directory,
         list(GRAPH_KINDS),
-        options.grid or full_grid(config.max_position_embeddings),
+        options.grid or full_grid(config.max_tokens),
         reference_name=model.source,
         progress=lambda done, total, case: progress(f"Parity {case}", done, total),
     )

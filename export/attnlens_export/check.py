@@ -99,7 +99,7 @@ def check_bundle(
         config,
         directory,
         list(GRAPH_KINDS),
-        grid or full_grid(config.max_position_embeddings),
+        grid or full_grid(config.max_tokens),
         reference_name=name,
         progress=lambda done, total, case: progress(f"Parity {case}", done, total),
     )

@@ -60,9 +60,9 @@ class TracedGraph:
 
 
 def input_names(config: EncoderConfig) -> list[str]:
-    """Return the graph's inputs in order; `token_type_ids` only where the encoder has types."""
+    """Return the graph's inputs in order; `token_type_ids` only where there is more than one type."""
     names = ["input_ids", "attention_mask"]
-    return [*names, "token_type_ids"] if config.type_vocab_size > 0 else names
+    return [*names, "token_type_ids"] if config.type_vocab_size > 1 else names
 
 
 def output_names(config: EncoderConfig) -> list[str]:

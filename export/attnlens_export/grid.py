@@ -20,6 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_export.graph import input_names
 from attnlens_model import EncoderConfig
 
 SEED = 20_260_101
@@ -55,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a case: each (B, T) int64, `token_type_ids` None for an encoder without types."""
+    """The tensors of a case: each (B, T) int64, `token_type_ids` None for a graph that takes none."""
 
     input_ids: IntArray
     attention_mask: IntArray
@@ -98,7 +99,8 @@ def make_inputs(case: Case, config: EncoderConfig, seed: int = SEED) -> Inputs:
     shape = (case.batch_size, case.length)
     mask = np.stack([_row_mask(case, row, generator) for row in range(case.batch_size)])
     ids = generator.integers(0, config.vocab_size, shape, dtype=np.int64)
-    types = generator.integers(0, config.type_vocab_size, shape) if config.type_vocab_size else None
+    has_types = "token_type_ids" in input_names(config)
+    types = generator.integers(0, config.type_vocab_size, shape) if has_types else None
     return Inputs(np.where(mask == 1, ids, config.pad_token_id), mask, types)
 
 

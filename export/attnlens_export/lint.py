@@ -23,6 +23,8 @@ ENCODER_OPERATORS = frozenset(
 )
 # What a causal mask needs beside them.
 CAUSAL_OPERATORS = frozenset({"Clip"})
+# What counting the tokens that are no padding needs beside them.
+PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
 _REASONS = {
@@ -73,8 +75,18 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
     return findings
 
 
+def allowed_operators(config: EncoderConfig) -> frozenset[str]:
+    """Return the operators that the graphs of this encoder may hold."""
+    allowed = ENCODER_OPERATORS
+    if config.is_causal:
+        allowed |= CAUSAL_OPERATORS
+    if config.position_scheme == "padding_offset":
+        allowed |= PADDING_OFFSET_OPERATORS
+    return allowed
+
+
 def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[str]:
-    allowed = ENCODER_OPERATORS | (CAUSAL_OPERATORS if config.is_causal else frozenset())
+    allowed = allowed_operators(config)
     findings = []
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):

@@ -68,7 +68,7 @@ def describe_architecture(config: EncoderConfig) -> Architecture:
         num_heads=config.num_heads,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=config.max_tokens,
         pad_token_id=config.pad_token_id,
         is_causal=config.is_causal,
     )

@@ -1,5 +1,6 @@
 """The files beside the graphs: configuration, tokenizer, licence."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 from attnlens_model import EncoderConfig, read_config
 
-_HIDDEN_ACT = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 _TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
 _COPIED_FILES = ("vocab.txt", "config_sentence_transformers.json", "sentence_bert_config.json")
@@ -29,19 +29,27 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         SourceError: the file would be read back as another encoder.
     """
     published = read_object(source / "config.json") if source else {}
-    content = _hugging_face_config(config) if "model_type" not in published else published
+    content = config.to_hugging_face() if "model_type" not in published else published
     content |= {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_position_embeddings,
         "pad_token_id": config.pad_token_id,
     }
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)
-    if read_config(directory / "config.json") != config:
-        raise SourceError(f"the {config.family} configuration can't be written as a Hugging Face config.json")
+    read_back = dataclasses.asdict(read_config(directory / "config.json"))
+    lost = [
+        f"{name}={value!r}" for name, value in dataclasses.asdict(config).items() if read_back[name] != value
+    ]
+    if lost:
+        raise SourceError(
+            f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
+            "choose the family that is built so"
+        )
 
 
 def write_tokenizer(
@@ -76,7 +84,7 @@ def write_tokenizer(
     special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
     settings.setdefault("pad_token", special["pad_token"])
     limit = settings.get("model_max_length")
-    if not isinstance(limit, int) or limit > config.max_position_embeddings:
+    if not isinstance(limit, int) or limit > config.max_tokens:
         settings["model_max_length"] = max_tokens
     write_json(directory / "tokenizer_config.json", settings)
     write_json(directory / "special_tokens_map.json", special)
@@ -113,7 +121,7 @@ def copy_described(directory: Path, source: Path | None) -> None:
 
 def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
     """Return the publisher's limit in tokens, special ones included; at most what the encoder takes."""
-    limits: list[Any] = [config.max_position_embeddings]
+    limits: list[Any] = [config.max_tokens]
     if source:
         limits.append(read_object(source / "sentence_bert_config.json").get("max_seq_length"))
         limits.append(read_object(source / "tokenizer_config.json").get("model_max_length"))
@@ -133,19 +141,3 @@ def read_license(source: Path | None) -> str:
     stated = {key: value.strip(" '\"") for key, _, value in (line.partition(":") for line in header)}
     name = stated.get("license", "")
     return stated.get("license_name", name) if name == "other" else name
-
-
-def _hugging_face_config(config: EncoderConfig) -> dict[str, Any]:
-    return {
-        "architectures": ["BertModel"],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "intermediate_size": config.intermediate_size,
-        "type_vocab_size": config.type_vocab_size,
-        "hidden_act": _HIDDEN_ACT[config.activation],
-        "layer_norm_eps": config.layer_norm_eps,
-        "hidden_dropout_prob": config.hidden_dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "position_embedding_type": "absolute",
-        "is_decoder": config.is_causal,
-    }

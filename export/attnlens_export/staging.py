@@ -70,7 +70,7 @@ def _check_name(output: Path) -> None:
     try:
         str(output).encode()
     except UnicodeEncodeError as error:
-        raise OutputError(f"{output!r} is not UTF-8: ONNX can't open files there") from error
+        raise OutputError(f"{str(output)!r} is not UTF-8: ONNX can't open files there") from error
 
 
 def _was_writing(staging: Path, error: OSError) -> bool:

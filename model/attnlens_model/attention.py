@@ -47,9 +47,13 @@ def causal_keep_mask(positions: Tensor) -> Tensor:
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, keep_mask: Tensor | AttentionMask | None, scale: float
+    query: Tensor,
+    key: Tensor,
+    keep_mask: Tensor | AttentionMask | None,
+    scale: float,
+    position_bias: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(query key^T * scale) over the keys that the mask keeps.
+    """Return softmax(query key^T * scale + position_bias) over the keys that the mask keeps.
 
     Args:
         query: (B, H, T, K), floating point.
@@ -57,12 +61,15 @@ def attention_weights(
         keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to
             (B, H, T, T). An `AttentionMask` is one that was prepared before. None keeps all.
         scale: what the dot products are multiplied by: 1 / sqrt(K) in the paper.
+        position_bias: same dtype, broadcastable to (B, H, T, T); None adds nothing.
 
     Returns:
         (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is
         masked.
     """
     scores = (query * scale) @ key.transpose(-2, -1)  # (B, H, T, T)
+    if position_bias is not None:
+        scores = scores + position_bias
     if keep_mask is None:
         return scores.softmax(dim=-1)
     mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)
@@ -101,13 +108,17 @@ class MultiHeadSelfAttention(nn.Module):
             nn.init.zeros_(projection.bias)
 
     def forward(
-        self, hidden_states: Tensor, keep_mask: Tensor | AttentionMask | None = None
+        self,
+        hidden_states: Tensor,
+        keep_mask: Tensor | AttentionMask | None = None,
+        position_bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend.
 
         Args:
             hidden_states: (B, T, D), floating point.
             keep_mask: as for `attention_weights`.
+            position_bias: as for `attention_weights`.
 
         Returns:
             The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
@@ -115,7 +126,7 @@ class MultiHeadSelfAttention(nn.Module):
         query = self._split_heads(self.query(hidden_states))
         key = self._split_heads(self.key(hidden_states))
         value = self._split_heads(self.value(hidden_states))
-        weights = attention_weights(query, key, keep_mask, self.scale)  # (B, H, T, T)
+        weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         context = self.dropout(weights) @ value  # (B, H, T, K)
         merged = context.transpose(1, 2).flatten(-2)  # (B, T, D)
         output: Tensor = self.output(merged)

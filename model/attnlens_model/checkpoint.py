@@ -55,6 +55,6 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     with torch.device("meta"):
         encoder = Encoder(config)
     family = family_named(config.family)
-    fitted = fit_tensors(read_tensors(directory), encoder.state_dict(), family, config.num_layers)
+    fitted = fit_tensors(read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers)
     encoder.load_state_dict(fitted.parameters, assign=True)
     return Checkpoint(encoder.eval(), config, directory, name, fitted.unused)

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 from attnlens_model.errors import ConfigError, nearest
 from attnlens_model.families import family_named, family_of_model_type
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+POSITION_SCHEMES = ("absolute", "padding_offset")
+
+_FEWEST_BUCKETS = 4
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,22 @@ class EncoderConfig:
         num_layers: L.
         num_heads: H.
         intermediate_size: width of the feed-forward layer's middle.
-        max_position_embeddings: the longest input in tokens.
+        max_position_embeddings: the number of position embeddings; `max_tokens` says how many are usable.
         family: whose tensor names its checkpoints use; one of `attnlens_model.families.FAMILIES`.
         type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
-            `token_type_ids`.
+            `token_type_ids`, 1 that every token has the same and that none need to be given.
         activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation) or "relu".
         layer_norm_eps: added to the variance in every LayerNorm.
         pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
+        position_scheme: which position embedding a token gets. "absolute": that of its place in the row,
+            padding included. "padding_offset": of the n-th token that is no padding, row pad_token_id + n.
+        embedding_size: E, the width of the embeddings, which a projection brings to `hidden_size`; None means
+            that they are `hidden_size` wide and are not projected.
+        num_hidden_groups: how many layers have weights of their own; each is applied
+            num_layers / num_hidden_groups times in a row. None means all.
+        relative_attention_num_buckets: how many learned biases each head adds to its scores, chosen by the
+            distance of key and query and shared by all layers; 0 means none.
+        relative_attention_max_distance: from this distance on all share the last bucket.
         is_causal: whether a token sees only itself and those before it.
         hidden_dropout: probability of dropping an element of a layer's output, in training.
         attention_dropout: probability of dropping an attention weight, in training.
@@ -53,17 +65,34 @@ class EncoderConfig:
     is_causal: bool = False
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
+    position_scheme: str = "absolute"
+    embedding_size: int | None = None
+    num_hidden_groups: int | None = None
+    relative_attention_num_buckets: int = 0
+    relative_attention_max_distance: int = 128
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_sizes()
         self._check_ranges()
+        self._check_parts()
         family_named(self.family)
 
     @property
     def head_dim(self) -> int:
         """K, the width of one head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest input in tokens, special tokens included."""
+        is_offset = self.position_scheme == "padding_offset"
+        return self.max_position_embeddings - (self.pad_token_id + 1 if is_offset else 0)
+
+    @property
+    def num_distinct_layers(self) -> int:
+        """The number of layers with weights of their own: L unless layers share them."""
+        return self.num_hidden_groups or self.num_layers
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
@@ -76,7 +105,7 @@ class EncoderConfig:
         """
         if "model_type" in values:
             family = family_of_model_type(str(values["model_type"]))
-            values = family.config_fields(values) | {"family": family.name}
+            values = family.read_config(values) | {"family": family.name}
         return cls(**_checked_keys(cls, values))
 
     @classmethod
@@ -99,12 +128,23 @@ class EncoderConfig:
         """Return the configuration as JSON text with our own keys."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return the content of the family's Hugging Face `config.json`.
+
+        Fields that the family does not know are lost; `from_dict` of the result shows it.
+        """
+        family = family_named(self.family)
+        names = {"architectures": [family.architecture], "model_type": family.model_types[0]}
+        return names | family.write_config(dataclasses.asdict(self))
+
     def _check_types(self) -> None:
         for name, wanted in get_type_hints(type(self)).items():
             value = getattr(self, name)
+            accepted = get_args(wanted) or (wanted,)
             # `isinstance` would take True for an int; an int is welcome where a float is meant.
-            if type(value) not in ((float, int) if wanted is float else (wanted,)):
-                raise ConfigError(f"{name}={value!r} is {type(value).__name__}: it must be {wanted.__name__}")
+            if type(value) not in ((float, int) if wanted is float else accepted):
+                kind = getattr(wanted, "__name__", str(wanted))
+                raise ConfigError(f"{name}={value!r} is {type(value).__name__}: it must be {kind}")
 
     def _check_sizes(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
@@ -132,11 +172,43 @@ class EncoderConfig:
         _require(self, "layer_norm_eps", usable_eps, "must be greater than 0, for example 1e-12")
         for name in ("hidden_dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"activation={self.activation!r} is not supported: choose one of {', '.join(ACTIVATIONS)} "
-                f"(nearest: {nearest(self.activation, ACTIVATIONS)!r})"
-            )
+        for name, known in (("activation", ACTIVATIONS), ("position_scheme", POSITION_SCHEMES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"{name}={value!r} is not supported: choose one of {', '.join(known)} "
+                    f"(nearest: {nearest(value, known)!r})"
+                )
+
+    def _check_parts(self) -> None:
+        _require(
+            self,
+            "max_position_embeddings",
+            self.max_tokens >= 1,
+            f"must be at least pad_token_id + 2 = {self.pad_token_id + 2}, since positions are counted from "
+            "pad_token_id + 1",
+        )
+        size, groups = self.embedding_size, self.num_hidden_groups
+        _require(self, "embedding_size", size is None or size >= 1, "must be at least 1, or null")
+        _require(
+            self,
+            "num_hidden_groups",
+            groups is None or (groups >= 1 and self.num_layers % groups == 0),
+            f"must divide num_layers={self.num_layers}, or be null",
+        )
+        buckets = self.relative_attention_num_buckets
+        _require(
+            self,
+            "relative_attention_num_buckets",
+            buckets == 0 or (buckets >= _FEWEST_BUCKETS and buckets % 2 == 0),
+            f"must be even and at least {_FEWEST_BUCKETS}, or 0 (no relative bias)",
+        )
+        _require(
+            self,
+            "relative_attention_max_distance",
+            self.relative_attention_max_distance > buckets // 4,
+            f"must be greater than relative_attention_num_buckets / 4 = {buckets // 4}",
+        )
 
 
 def read_config(path: str | Path) -> EncoderConfig:

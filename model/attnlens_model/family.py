@@ -1,6 +1,7 @@
 """What the package must know about a family of published encoders: how it names things.
 
-A family is data: one `FAMILY = Family(...)` in one module of `families`. All share one encoder.
+A family is data: one `FAMILY = Family(...)` in one module of `families`. All share one encoder, whose parts
+`EncoderConfig` chooses.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,9 @@ class Family:
     Attributes:
         name: our name of the family, the value of `EncoderConfig.family`.
         model_types: the `model_type` values of a Hugging Face `config.json` that mean this family.
-        config_fields: turns such a file's content into keyword arguments of `EncoderConfig`.
+        architecture: the class that such a file names for the encoder alone.
+        read_config: turns such a file's content into keyword arguments of `EncoderConfig`.
+        write_config: turns the fields of an `EncoderConfig` into such a file's content.
         weights: our parameter name -> the checkpoint's tensor name. `{layer}` stands for the layer number.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         anchor: a tensor (as named in `weights`) that every checkpoint has and that tells the prefix.
@@ -26,7 +29,9 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]
-    config_fields: Callable[[Mapping[str, object]], dict[str, object]]
+    architecture: str
+    read_config: Callable[[Mapping[str, object]], dict[str, object]]
+    write_config: Callable[[Mapping[str, object]], dict[str, object]]
     weights: Mapping[str, str]
     prefixes: tuple[str, ...]
     anchor: str
@@ -35,7 +40,10 @@ class Family:
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
 
     def weight_names(self, num_layers: int) -> Iterator[tuple[str, str]]:
-        """Yield (our parameter name, the checkpoint's tensor name without prefix) for `num_layers` layers."""
+        """Yield (our parameter name, the checkpoint's tensor name without prefix) for `num_layers` layers.
+
+        Layers that share their weights count once.
+        """
         for ours, theirs in self.weights.items():
             if "{layer}" not in ours:
                 yield ours, theirs
@@ -49,3 +57,12 @@ class Family:
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
+
+
+def linear_and_norm_names(modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of the weight and the bias of modules, by our names and theirs."""
+    return {
+        f"{ours}.{kind}": f"{theirs}.{kind}"
+        for ours, theirs in modules.items()
+        for kind in ("weight", "bias")
+    }

@@ -34,7 +34,7 @@ def fit_tensors(
         tensors: the checkpoint's, by its own names.
         parameters: the encoder's, by our names; only their shapes are looked at.
         family: how the checkpoint names things.
-        num_layers: L.
+        num_layers: how many layers have weights of their own.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that is no weight, or hold a

@@ -30,7 +30,8 @@ class ServerConfig:
             embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts.
         max_text_bytes: bytes of UTF-8 in one text.
-        max_request_text_bytes: bytes of UTF-8 in all texts of one request.
+        max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_message_bytes` is
+            less, that counts.
         max_message_bytes: size of one message, in either direction.
         max_reply_bytes: size of all replies that are being made or sent; where `max_message_bytes` is
             more, that counts.
@@ -77,7 +78,7 @@ class ServerConfig:
         self._check_range("max_queue", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)
         self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
-        self._check_range("max_request_text_bytes", 1, self.max_message_bytes)
+        self._check_range("max_request_text_bytes", 1, (1 << 31) - 1)
         self._check_range("max_text_bytes", 1, self.max_request_text_bytes)
         self._check_range("max_reply_bytes", 1, 1 << 40)
         self._check_range("worker_threads", 1, 256)
@@ -94,6 +95,11 @@ class ServerConfig:
     def inputs_limit(self) -> int:
         """The most texts that one request may have."""
         return min(self.max_inputs_per_request, self.max_queue)
+
+    @property
+    def request_text_limit(self) -> int:
+        """The most bytes of text that one request may have."""
+        return min(self.max_request_text_bytes, self.max_message_bytes)
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

@@ -27,7 +27,7 @@ def describe_model(manifest: Manifest, config: ServerConfig, execution_providers
             max_queue=config.max_queue,
             max_batch_tokens=config.max_batch_tokens,
             max_message_bytes=config.max_message_bytes,
-            max_request_text_bytes=config.max_request_text_bytes,
+            max_request_text_bytes=config.request_text_limit,
         ),
         execution_providers=execution_providers,
         parity=manifest.parity,

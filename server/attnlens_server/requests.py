@@ -179,7 +179,7 @@ class RequestChecker:
             )
 
     def _check_total(self, field: str, texts: Sequence[str]) -> Iterator[FieldViolation]:
-        limit = self._config.max_request_text_bytes
+        limit = self._config.request_text_limit
         size = sum(len(text.encode()) for text in texts)
         if size > limit:
             text = f"has {size} bytes of text, a request may have {limit}: send several requests"

@@ -145,7 +145,6 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", -1),  # replies are measured before they are computed
         ("grpc.so_reuseport", 0),  # an address in use is an error, not a lottery
-        ("grpc.max_concurrent_streams", config.max_queue),  # of one connection
         ("grpc.keepalive_time_ms", 30_000),  # a peer that is gone is noticed, and what it held is freed
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -234,6 +234,14 @@ def test_a_fresh_encoder_gets_a_configuration_that_others_read(
     assert read_by_others.pad_token_id == 3
 
 
+def test_an_encoder_that_its_family_can_not_describe_is_refused(
+    bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    config = dataclasses.replace(tiny_config, position_scheme="padding_offset", embedding_size=8)
+    with pytest.raises(SourceError, match=r"bert family can't say position_scheme=.*, embedding_size=8: "):
+        write_config(bundle, None, config, external_data=False)
+
+
 def write_word_level(path: Path, size: int, last: str | None = None) -> None:
     words = {"[PAD]": 0, "[UNK]": 1} | {f"w{index}": index for index in range(2, size)}
     if last is not None:

@@ -38,6 +38,12 @@ def test_json_round_trip_keeps_everything() -> None:
     assert set(json.loads(config.to_json())) == {field.name for field in dataclasses.fields(EncoderConfig)}
 
 
+def test_the_longest_input_is_what_the_position_scheme_leaves() -> None:
+    config = EncoderConfig.from_dict(OWN | {"pad_token_id": 1, "max_position_embeddings": 514})
+    assert config.max_tokens == 514
+    assert dataclasses.replace(config, position_scheme="padding_offset").max_tokens == 512
+
+
 def test_the_defaults_are_those_of_bert() -> None:
     assert EncoderConfig.from_dict(OWN) == EncoderConfig.from_dict(HUGGING_FACE)
     assert EncoderConfig.from_dict(OWN).head_dim == 16
@@ -85,6 +91,24 @@ def test_a_hugging_face_config_is_translated() -> None:
         ({"pad_token_id": 1000}, "pad_token_id=1000: must be from 0 to vocab_size - 1 = 999"),
         ({"activation": "gelu_tanch"}, "activation='gelu_tanch' is not supported.*nearest: 'gelu_tanh'"),
         ({"family": "brt"}, "family='brt' is not supported: choose one of .*bert.*nearest: 'bert'"),
+        ({"position_scheme": "padding"}, "position_scheme='padding' is not.*nearest: 'padding_offset'"),
+        (
+            {"position_scheme": "padding_offset", "pad_token_id": 1, "max_position_embeddings": 2},
+            r"max_position_embeddings=2: must be at least pad_token_id \+ 2 = 3",
+        ),
+        ({"embedding_size": 0}, "embedding_size=0: must be at least 1, or null"),
+        ({"embedding_size": 1.5}, r"embedding_size=1.5 is float: it must be int \| None"),
+        ({"num_hidden_groups": 0}, "num_hidden_groups=0: must divide num_layers=2, or be null"),
+        ({"num_layers": 4, "num_hidden_groups": 3}, "num_hidden_groups=3: must divide num_layers=4"),
+        (
+            {"relative_attention_num_buckets": 2},
+            "relative_attention_num_buckets=2: must be even and at least",
+        ),
+        ({"relative_attention_num_buckets": 33}, "relative_attention_num_buckets=33: must be even"),
+        (
+            {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 8},
+            "relative_attention_max_distance=8: must be greater than .* = 8",
+        ),
         ({"num_head": 4}, "unknown key 'num_head': did you mean 'num_heads'?"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -104,6 +128,13 @@ def test_a_bad_value_is_refused_by_name_with_the_limit(changes: dict[str, object
         ({"add_cross_attention": True}, "add_cross_attention=True is not supported: only False is"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads=.* is not supported"),
         ({"num_attention_heads": 5}, "num_heads=5 does not divide hidden_size=64"),
+        ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id=0 is not supported: only 1 is"),
+        (
+            {"model_type": "mpnet", "relative_attention_num_buckets": 64},
+            "buckets=64 is not supported: only 32",
+        ),
+        ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2 is not supported: only 1 is"),
+        ({"model_type": "distilbert"}, "does not say dim, n_layers, n_heads, hidden_dim"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

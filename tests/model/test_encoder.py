@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlens_model import Encoder, EncoderConfig, EncoderOutput, new_encoder
+from attnlens_model.embeddings import padding_offset_positions
 
 SMALL = EncoderConfig(
     vocab_size=101,
@@ -143,10 +144,37 @@ def test_an_encoder_without_token_types_has_no_table_and_refuses_them() -> None:
         encoder(ids, torch.ones_like(ids), torch.zeros_like(ids))
 
 
+def test_positions_with_an_offset_count_live_tokens_wherever_the_padding_is() -> None:
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [0, 1, 0, 0, 1], [0, 0, 0, 0, 0]])
+    expected = [[4, 5, 6, 3, 3], [3, 3, 4, 5, 6], [3, 4, 3, 3, 5], [3, 3, 3, 3, 3]]
+    assert padding_offset_positions(mask, pad_token_id=3).tolist() == expected
+
+
+def test_the_only_token_type_need_not_be_given() -> None:
+    encoder, ids = lively(dataclasses.replace(SMALL, type_vocab_size=1)), random_ids(2, 6)
+    assert largest_difference(run(encoder, ids), run(encoder, ids, types=torch.zeros_like(ids))) == 0
+    before = run(encoder, ids)
+    with torch.no_grad():
+        encoder.get_parameter("embeddings.token_type.weight").add_(torch.randn(24))
+    assert largest_difference(before, run(encoder, ids)) > 1e-2
+
+
+def test_layers_that_share_weights_are_applied_in_groups() -> None:
+    shared = lively(dataclasses.replace(SMALL, num_layers=4, num_hidden_groups=2))
+    unrolled = Encoder(dataclasses.replace(SMALL, num_layers=4)).eval()
+    weights = shared.state_dict()
+    for layer in (3, 2, 1, 0):
+        own = {name: each for name, each in weights.items() if name.startswith(f"layers.{layer // 2}.")}
+        weights |= {name.replace(f".{layer // 2}.", f".{layer}.", 1): each for name, each in own.items()}
+    unrolled.load_state_dict(weights)
+    ids = random_ids(2, 6)
+    assert largest_difference(run(shared, ids), run(unrolled, ids)) == 0
+
+
 def test_inputs_that_do_not_fit_are_refused_with_both_numbers() -> None:
     encoder = new_encoder(SMALL, seed=0)
     ids = random_ids(2, 33)
-    with pytest.raises(ValueError, match="33 tokens are more than max_position_embeddings=32"):
+    with pytest.raises(ValueError, match="33 tokens are more than max_tokens=32"):
         encoder(ids, torch.ones_like(ids))
     with pytest.raises(ValueError, match=r"attention_mask has shape \(2, 8\) but input_ids \(2, 9\)"):
         encoder(ids[:, :9], torch.ones_like(ids[:, :8]))

@@ -1,6 +1,5 @@
 """Our encoder against `transformers.BertModel`, which we did not write: hidden states, attention maps."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from attnlens_model import load_checkpoint
+from odd_models import padded_masks
 
 SENTENCES = [
     "The animal didn't cross the street because it was too tired.",
@@ -58,14 +58,6 @@ def largest_differences(
         for a, b in zip(ours.attentions, theirs.attentions, strict=True)
     ]
     return float(hidden), float(max(maps))
-
-
-def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:
-    right = (torch.arange(tokens)[None] < torch.linspace(1, tokens, batch).long()[:, None]).long()
-    yield torch.ones(batch, tokens, dtype=torch.int64)
-    yield right
-    yield right.flip(-1)
-    yield torch.cat([right[:, ::2], right.flip(-1)[:, 1::2]], dim=-1)
 
 
 @pytest.mark.parametrize(

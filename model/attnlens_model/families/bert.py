@@ -1,25 +1,16 @@
 """BERT and what shares its checkpoint layout: MiniLM, E5, BGE, GTE (v1), Snowflake Arctic.
 
-Names as in `transformers` (`BertConfig`, `BertModel.state_dict()`) and, for the legacy ones, in checkpoints
-converted from the original TensorFlow release.
+Devlin et al. 2018, https://arxiv.org/abs/1810.04805. Names as in `transformers` (`BertConfig`,
+`BertModel.state_dict()`) and, for the legacy ones, in checkpoints converted from the original TensorFlow
+release. Later families that kept BERT's layout import these tables.
 """
 
 from collections.abc import Mapping
 
-from attnlens_model.errors import ConfigError, nearest
-from attnlens_model.family import Family
+from attnlens_model.config_table import ConfigTable
+from attnlens_model.family import Family, linear_and_norm_names
 
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-
-# Our field -> (their key, what `BertConfig` takes when the key is absent; None: the file must say it).
-_FIELDS: dict[str, tuple[str, object]] = {
+KEYS: Mapping[str, tuple[str, object]] = {
     "vocab_size": ("vocab_size", None),
     "hidden_size": ("hidden_size", None),
     "num_layers": ("num_hidden_layers", None),
@@ -33,75 +24,56 @@ _FIELDS: dict[str, tuple[str, object]] = {
     "attention_dropout": ("attention_probs_dropout_prob", 0.1),
 }
 
-# Their key -> the only values that mean the encoder built here.
-_REQUIRED_VALUES: dict[str, tuple[object, ...]] = {
+REQUIRED_VALUES: Mapping[str, tuple[object, ...]] = {
     "position_embedding_type": ("absolute", None),
     "add_cross_attention": (False, None),
     "pruned_heads": ({}, None),
 }
 
+TABLE_WEIGHTS: Mapping[str, str] = {
+    "embeddings.token.weight": "embeddings.word_embeddings.weight",
+    "embeddings.position.weight": "embeddings.position_embeddings.weight",
+    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
+}
 
-def _activation(config: Mapping[str, object]) -> str:
-    name = str(config.get("hidden_act", "gelu"))
-    if name not in _ACTIVATIONS:
-        supported = ", ".join(_ACTIVATIONS)
-        raise ConfigError(
-            f"hidden_act={name!r} is not supported: this version knows {supported} "
-            f"(nearest: {nearest(name, _ACTIVATIONS)!r})"
-        )
-    return _ACTIVATIONS[name]
-
-
-def _config_fields(config: Mapping[str, object]) -> dict[str, object]:
-    for key, accepted in _REQUIRED_VALUES.items():
-        if config.get(key) not in accepted:
-            raise ConfigError(f"{key}={config[key]!r} is not supported: only {accepted[0]!r} is")
-    missing = [key for key, default in _FIELDS.values() if default is None and key not in config]
-    if missing:
-        raise ConfigError(
-            f"config.json does not say {', '.join(missing)}: add what the model was trained with"
-        )
-    fields = {ours: config.get(theirs, default) for ours, (theirs, default) in _FIELDS.items()}
-    pad_token_id = config.get("pad_token_id")
-    return fields | {
-        "activation": _activation(config),
-        "pad_token_id": 0 if pad_token_id is None else pad_token_id,
+LAYER_WEIGHTS: Mapping[str, str] = linear_and_norm_names(
+    {
+        "layers.{layer}.attention.query": "encoder.layer.{layer}.attention.self.query",
+        "layers.{layer}.attention.key": "encoder.layer.{layer}.attention.self.key",
+        "layers.{layer}.attention.value": "encoder.layer.{layer}.attention.self.value",
+        "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
+        "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
+        "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
+        "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
+        "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
     }
+)
 
+WEIGHTS: Mapping[str, str] = {
+    **TABLE_WEIGHTS,
+    **linear_and_norm_names({"embeddings.norm": "embeddings.LayerNorm"}),
+    **LAYER_WEIGHTS,
+}
 
-def _linear_and_norm_names(modules: Mapping[str, str]) -> dict[str, str]:
-    return {
-        f"{ours}.{kind}": f"{theirs}.{kind}"
-        for ours, theirs in modules.items()
-        for kind in ("weight", "bias")
-    }
+ANCHOR = "embeddings.word_embeddings.weight"
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+LEGACY_SUFFIXES: Mapping[str, str] = {
+    "LayerNorm.gamma": "LayerNorm.weight",
+    "LayerNorm.beta": "LayerNorm.bias",
+}
 
+_CONFIG = ConfigTable(keys=KEYS, required_values=REQUIRED_VALUES)
 
 FAMILY = Family(
     name="bert",
     model_types=("bert",),
-    config_fields=_config_fields,
-    weights={
-        "embeddings.token.weight": "embeddings.word_embeddings.weight",
-        "embeddings.position.weight": "embeddings.position_embeddings.weight",
-        "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    }
-    | _linear_and_norm_names(
-        {
-            "embeddings.norm": "embeddings.LayerNorm",
-            "layers.{layer}.attention.query": "encoder.layer.{layer}.attention.self.query",
-            "layers.{layer}.attention.key": "encoder.layer.{layer}.attention.self.key",
-            "layers.{layer}.attention.value": "encoder.layer.{layer}.attention.self.value",
-            "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
-            "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
-            "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
-            "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
-            "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
-        }
-    ),
+    architecture="BertModel",
+    read_config=_CONFIG.read,
+    write_config=_CONFIG.write,
+    weights=WEIGHTS,
     prefixes=("", "bert.", "model.", "0.auto_model."),
-    anchor="embeddings.word_embeddings.weight",
+    anchor=ANCHOR,
     roots=("embeddings.", "encoder."),
-    buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
-    legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
+    buffers=BUFFERS,
+    legacy_suffixes=LEGACY_SUFFIXES,
 )

@@ -196,7 +196,9 @@ class Architecture(_message.Message):
     vocab_size: _builtins.int
     """The number of token ids; valid ids are 0 to vocab_size - 1."""
     max_position_embeddings: _builtins.int
-    """The number of position embeddings."""
+    """The longest input that the encoder has positions for, in tokens. A table of 514 position embeddings
+    whose first two are for padding gives 512.
+    """
     pad_token_id: _builtins.int
     """The id that fills a batch up to its longest text."""
     is_causal: _builtins.bool

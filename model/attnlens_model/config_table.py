@@ -1,0 +1,81 @@
+"""How a family's `config.json` says what `EncoderConfig` says: a table that is read in both directions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attnlens_model.errors import ConfigError, nearest
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+
+
+@dataclass(frozen=True)
+class ConfigTable:
+    """The keys of one family's Hugging Face `config.json`.
+
+    Attributes:
+        keys: our field -> (their key, what their class takes when the key is absent; None: it must be there).
+        pad_token_id: what an absent or null `pad_token_id` means.
+        activation: their key of the activation, and what an absent one means.
+        implied: our fields that this family does not write down, since they are always the same.
+        required_values: their key -> the only values that mean the encoder built here. None: may be absent.
+    """
+
+    keys: Mapping[str, tuple[str, object]]
+    pad_token_id: int = 0
+    activation: tuple[str, str] = ("hidden_act", "gelu")
+    implied: Mapping[str, object] = field(default_factory=dict)
+    required_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+    def read(self, content: Mapping[str, object]) -> dict[str, object]:
+        """Turn the content of a `config.json` into keyword arguments of `EncoderConfig`.
+
+        Raises:
+            ConfigError: a key is missing, or has a value that this encoder does not implement.
+        """
+        for key, accepted in self.required_values.items():
+            if content.get(key) not in accepted:
+                raise ConfigError(f"{key}={content[key]!r} is not supported: only {accepted[0]!r} is")
+        missing = [key for key, default in self.keys.values() if default is None and key not in content]
+        if missing:
+            raise ConfigError(
+                f"config.json does not say {', '.join(missing)}: add what the model was trained with"
+            )
+        fields = {ours: content.get(theirs, default) for ours, (theirs, default) in self.keys.items()}
+        pad_token_id = content.get("pad_token_id")
+        return {
+            **fields,
+            **self.implied,
+            "activation": self._read_activation(content),
+            "pad_token_id": self.pad_token_id if pad_token_id is None else pad_token_id,
+        }
+
+    def write(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Return the content of a `config.json` for the fields of an `EncoderConfig`; the inverse of `read`.
+
+        What `implied` says can't be written: the caller finds a difference by reading the result.
+        """
+        return {
+            **{theirs: fields[ours] for ours, (theirs, _) in self.keys.items()},
+            **{key: accepted[0] for key, accepted in self.required_values.items()},
+            self.activation[0]: _WRITTEN_ACTIVATIONS[str(fields["activation"])],
+            "pad_token_id": fields["pad_token_id"],
+        }
+
+    def _read_activation(self, content: Mapping[str, object]) -> str:
+        key, default = self.activation
+        name = str(content.get(key, default))
+        if name not in _ACTIVATIONS:
+            supported = ", ".join(_ACTIVATIONS)
+            raise ConfigError(
+                f"{key}={name!r} is not supported: this version knows {supported} "
+                f"(nearest: {nearest(name, _ACTIVATIONS)!r})"
+            )
+        return _ACTIVATIONS[name]

@@ -1,0 +1,79 @@
+"""From token ids to the vectors that the first layer reads.
+
+Letters in shapes: B batch, T tokens, E embedding width, D encoder width (E = D where nothing is projected).
+"""
+
+from torch import Tensor, nn
+
+from attnlens_model.config import EncoderConfig
+
+# The standard deviation of fresh embeddings (Devlin et al. 2018, the published implementation).
+EMBEDDING_STD = 0.02
+
+
+def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tensor:
+    """Return which position embedding each token gets when positions are counted over tokens alone.
+
+    The n-th token that is no padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
+    gets `pad_token_id` (Liu et al. 2019, in fairseq's implementation). The publishers take for padding what
+    has the padding id; here it is what the attention mask leaves out. The two differ only for a text that
+    itself contains the padding token.
+
+    Args:
+        attention_mask: (B, T) int64, 1 or 0.
+        pad_token_id: the row before the first one in use.
+
+    Returns:
+        (B, T) int64.
+    """
+    return attention_mask.cumsum(dim=1) * attention_mask + pad_token_id
+
+
+class Embeddings(nn.Module):
+    """The sum of token, token type and position embeddings, then LayerNorm, then a projection if E is not D.
+
+    The projection is ELECTRA's (Clark et al. 2020, section 3.3) and ALBERT's (Lan et al. 2019, section 3.1).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.embedding_size or config.hidden_size
+        self.token = nn.Embedding(config.vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
+        self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.projection = nn.Linear(width, config.hidden_size) if config.embedding_size else None
+        self.position_scheme = config.position_scheme
+        self.pad_token_id = config.pad_token_id
+        for table in (self.token, self.position, self.token_type):
+            if table is not None:
+                nn.init.normal_(table.weight, std=EMBEDDING_STD)
+        if self.projection is not None:
+            nn.init.xavier_uniform_(self.projection.weight)
+            nn.init.zeros_(self.projection.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """Embed (B, T) ids -> (B, T, D). No `token_type_ids` means type 0 everywhere."""
+        embedded: Tensor = self.token(input_ids)  # (B, T, E)
+        if self.token_type is not None:
+            embedded = embedded + self._type_embeddings(self.token_type, token_type_ids)
+        embedded = self.dropout(self.norm(embedded + self._position_embeddings(attention_mask)))
+        return embedded if self.projection is None else self.projection(embedded)  # (B, T, D)
+
+    def _type_embeddings(self, table: nn.Embedding, token_type_ids: Tensor | None) -> Tensor:
+        if table.num_embeddings == 1:
+            # The whole table, (1, E): whatever the input, a lookup could only give its one row.
+            return table.weight
+        if token_type_ids is None:
+            return table.weight[0]  # (E,)
+        types: Tensor = table(token_type_ids)  # (B, T, E)
+        return types
+
+    def _position_embeddings(self, attention_mask: Tensor) -> Tensor:
+        if self.position_scheme == "padding_offset":
+            rows = padding_offset_positions(attention_mask, self.pad_token_id)
+            looked_up: Tensor = self.position(rows)  # (B, T, E)
+            return looked_up
+        # A slice of the table: positions are 0 .. T-1 whatever the padding, and no Range enters the graph.
+        return self.position.weight[: attention_mask.shape[1]]  # (T, E)

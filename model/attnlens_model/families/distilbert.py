@@ -1,0 +1,53 @@
+"""DistilBERT, distilled from BERT: no token types, half the layers, names of its own.
+
+Sanh et al. 2019, https://arxiv.org/abs/1910.01108. Its LayerNorm epsilon is fixed at 1e-12.
+"""
+
+from attnlens_model.config_table import ConfigTable
+from attnlens_model.families import bert
+from attnlens_model.family import Family, linear_and_norm_names
+
+_CONFIG = ConfigTable(
+    keys={
+        "vocab_size": ("vocab_size", None),
+        "hidden_size": ("dim", None),
+        "num_layers": ("n_layers", None),
+        "num_heads": ("n_heads", None),
+        "intermediate_size": ("hidden_dim", None),
+        "max_position_embeddings": ("max_position_embeddings", 512),
+        "hidden_dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+    },
+    activation=("activation", "gelu"),
+    implied={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+    required_values={"pruned_heads": ({}, None)},
+)
+
+FAMILY = Family(
+    name="distilbert",
+    model_types=("distilbert",),
+    architecture="DistilBertModel",
+    read_config=_CONFIG.read,
+    write_config=_CONFIG.write,
+    weights={
+        "embeddings.token.weight": "embeddings.word_embeddings.weight",
+        "embeddings.position.weight": "embeddings.position_embeddings.weight",
+        **linear_and_norm_names(
+            {
+                "embeddings.norm": "embeddings.LayerNorm",
+                "layers.{layer}.attention.query": "transformer.layer.{layer}.attention.q_lin",
+                "layers.{layer}.attention.key": "transformer.layer.{layer}.attention.k_lin",
+                "layers.{layer}.attention.value": "transformer.layer.{layer}.attention.v_lin",
+                "layers.{layer}.attention.output": "transformer.layer.{layer}.attention.out_lin",
+                "layers.{layer}.attention_norm": "transformer.layer.{layer}.sa_layer_norm",
+                "layers.{layer}.feed_forward.up": "transformer.layer.{layer}.ffn.lin1",
+                "layers.{layer}.feed_forward.down": "transformer.layer.{layer}.ffn.lin2",
+                "layers.{layer}.output_norm": "transformer.layer.{layer}.output_layer_norm",
+            }
+        ),
+    },
+    prefixes=("", "distilbert.", "model.", "0.auto_model."),
+    anchor=bert.ANCHOR,
+    roots=("embeddings.", "transformer."),
+    buffers=bert.BUFFERS,
+)

@@ -1,0 +1,31 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT; among embedders BGE-M3 and multilingual E5.
+
+Liu et al. 2019, https://arxiv.org/abs/1907.11692; Conneau et al. 2019, https://arxiv.org/abs/1911.02116;
+Martin et al. 2019, https://arxiv.org/abs/1911.03894. BERT's layout, but positions are counted from
+`pad_token_id + 1` over the tokens that are no padding: 514 position embeddings take 512 tokens.
+"""
+
+from attnlens_model.config_table import ConfigTable
+from attnlens_model.families import bert
+from attnlens_model.family import Family
+
+_CONFIG = ConfigTable(
+    keys=bert.KEYS,
+    pad_token_id=1,
+    implied={"position_scheme": "padding_offset"},
+    required_values=bert.REQUIRED_VALUES,
+)
+
+FAMILY = Family(
+    name="roberta",
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    architecture="RobertaModel",
+    read_config=_CONFIG.read,
+    write_config=_CONFIG.write,
+    weights=bert.WEIGHTS,
+    prefixes=("", "roberta.", "model.", "0.auto_model."),
+    anchor=bert.ANCHOR,
+    roots=("embeddings.", "encoder."),
+    buffers=bert.BUFFERS,
+    legacy_suffixes=bert.LEGACY_SUFFIXES,
+)

@@ -1,0 +1,71 @@
+"""A learned bias on attention scores that depends on how far apart two tokens are.
+
+Raffel et al. 2019, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
+section 2.1, in the bidirectional form; MPNet (Song et al. 2020) adds the same bias in every layer.
+
+Letters in shapes: T tokens, H heads, R buckets, M the longest input.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from attnlens_model.config import EncoderConfig
+from attnlens_model.embeddings import EMBEDDING_STD
+
+
+def relative_position_bucket(relative_position: int, num_buckets: int, max_distance: int) -> int:
+    """Return the bucket, 0 to num_buckets - 1, of a key that is `relative_position` places after its query.
+
+    The lower half of the buckets is for keys up to the query, the upper half for those after it. In each, the
+    shorter half of the distances have a bucket each; from there buckets grow geometrically to `max_distance`:
+    exact + floor(log(distance / exact) / log(max_distance / exact) * logarithmic).
+
+    The floor is taken in integers, by comparing powers, since a logarithm that comes out at 1.9999999 would
+    move a distance to another bucket. For 32 buckets and 128, the published values, fp32 gives the same.
+    """
+    half = num_buckets // 2
+    first = half if relative_position > 0 else 0
+    distance = abs(relative_position)
+    exact = half // 2
+    if distance < exact:
+        return first + distance
+    logarithmic = half - exact
+    # step <= log(distance / exact) / log(max_distance / exact) * logarithmic, raised to what has no fractions
+    reached = [
+        step
+        for step in range(1, logarithmic)
+        if distance**logarithmic * exact**step >= max_distance**step * exact**logarithmic
+    ]
+    return first + exact + len(reached)
+
+
+class RelativePositionBias(nn.Module):
+    """One learned number for each bucket and head."""
+
+    positions: Tensor
+    buckets: Tensor
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        num_buckets, limit = config.relative_attention_num_buckets, config.max_tokens
+        self.bias = nn.Embedding(num_buckets, config.num_heads)
+        nn.init.normal_(self.bias.weight, std=EMBEDDING_STD)
+        # The devices are named so that the values exist even when the rest is built without storage.
+        self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
+        # By key - query + M - 1: a list of 2M - 1 instead of a table of M x M.
+        distances = range(1 - limit, limit)
+        buckets = [
+            [relative_position_bucket(distance, num_buckets, config.relative_attention_max_distance)]
+            for distance in distances
+        ]
+        self.register_buffer("buckets", torch.tensor(buckets, device="cpu"), persistent=False)
+        self.max_tokens = limit
+
+    def forward(self, num_tokens: int) -> Tensor:
+        """Return the bias (1, H, T, T), query by key, for T = `num_tokens`."""
+        positions = self.positions[:num_tokens]
+        distances = positions[None, :] - positions[:, None] + (self.max_tokens - 1)  # (T, T), query by key
+        # The bucket before its bias: a constant lookup in the parameter would be folded, and its name lost.
+        buckets = nn.functional.embedding(distances, self.buckets)  # (T, T, 1)
+        biases: Tensor = self.bias(buckets)  # (T, T, 1, H)
+        return biases.permute(2, 3, 0, 1)  # (1, H, T, T)

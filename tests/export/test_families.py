@@ -1,0 +1,132 @@
+"""One bundle of each family: its graphs against `transformers`, and what its files say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+
+from attnlens.bundle import read_manifest
+from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.check import check_bundle
+from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_model import EncoderConfig, read_config
+from odd_models import OddModel, padded_masks, random_inputs
+
+MODELS = {
+    "roberta": OddModel(
+        "Roberta",
+        {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 66, "num_hidden_layers": 2},
+        64,
+    ),
+    "distilbert": OddModel("DistilBert", {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 160}),
+    "mpnet": OddModel("MPNet", {"max_position_embeddings": 132, "num_hidden_layers": 2}, 130),
+    "electra": OddModel("Electra", {"embedding_size": 40, "num_hidden_layers": 2}),
+    "albert": OddModel("Albert", {"embedding_size": 40, "num_hidden_groups": 2, "num_hidden_layers": 4}),
+}
+# The BERT graph's operators (docs/bundle.md), and what a family adds.
+EXTRA_OPERATORS = {"roberta": {"CumSum"}, "mpnet": {"CumSum"}}
+OPERATORS = {
+    *("Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Reshape", "Shape"),
+    *("Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"),
+}
+
+
+class Exported:
+    """A bundle and the model that it was made from."""
+
+    def __init__(self, family: str, directory: Path) -> None:
+        self.family, self.odd = family, MODELS[family]
+        self.model: Any = self.odd.make()
+        self.model.save_pretrained(directory / "source")
+        self.bundle = directory / "bundle"
+        self.config = read_config(directory / "source" / "config.json")
+        longest = Case(2, self.config.max_tokens, Padding.LEFT)
+        grid = [*small_grid(self.config.max_tokens), longest]
+        self.summary = export_bundle(directory / "source", self.bundle, ExportOptions(grid=grid))
+
+    def expected(self, inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
+        with torch.no_grad():
+            output = self.model(**inputs, output_attentions=True)
+        return [each.numpy() for each in (output.last_hidden_state, *output.attentions)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def live_differences(found: list[np.ndarray], expected: list[np.ndarray], mask: np.ndarray) -> list[float]:
+    live = mask == 1
+    maps = [
+        np.abs(a - b).transpose(0, 2, 1, 3)[live].max() for a, b in zip(found[1:], expected[1:], strict=True)
+    ]
+    return [float(np.abs(found[0] - expected[0])[live].max()), float(max(maps))]
+
+
+def test_a_graph_gives_what_transformers_gives(exported: Exported) -> None:
+    path = exported.bundle / "onnx" / "model_attentions.onnx"
+    session = onnxruntime.InferenceSession(
+        path, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+    worst = [0.0, 0.0]
+    for mask in padded_masks(4, exported.odd.num_tokens):
+        inputs = random_inputs(exported.model.config, mask)
+        found = session.run(None, {name: each.numpy() for name, each in inputs.items()})
+        errors = live_differences(found, exported.expected(inputs), mask.numpy())
+        worst = [max(pair) for pair in zip(worst, errors, strict=True)]
+    print(f"{exported.family}: hidden {worst[0]:.2e}, attention {worst[1]:.2e}")  # noqa: T201 - shown by `pytest -rP`
+    assert max(worst) < 1e-5
+
+
+def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported) -> None:
+    evaluator = ReferenceEvaluator(onnx.load(exported.bundle / "onnx" / "model_attentions.onnx"))
+    for mask in list(padded_masks(2, 9))[:3]:
+        inputs = random_inputs(exported.model.config, mask)
+        found: Any = evaluator.run(None, {name: each.numpy() for name, each in inputs.items()})
+        assert max(live_differences(found, exported.expected(inputs), mask.numpy())) < 1e-5
+
+
+def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> None:
+    graph = onnx.load(exported.bundle / "onnx" / "model.onnx").graph
+    extra = {node.op_type for node in graph.node} - OPERATORS
+    assert extra == EXTRA_OPERATORS.get(exported.family, set())
+    types = getattr(exported.model.config, "type_vocab_size", 0)
+    names = [value.name for value in graph.input]
+    assert names == ["input_ids", "attention_mask", *(["token_type_ids"] if types > 1 else [])]
+
+
+def test_a_bundle_states_the_usable_length_and_passes_a_check(exported: Exported) -> None:
+    manifest = read_manifest(exported.bundle)
+    assert manifest.parity.passed
+    assert manifest.architecture.family == exported.family
+    assert manifest.architecture.max_position_embeddings == exported.config.max_tokens
+    assert manifest.max_tokens == exported.config.max_tokens
+    # Rebuilt from the weights inside the graph: every parameter is there under its name.
+    grid = [Case(2, exported.config.max_tokens, Padding.RIGHT)]
+    assert check_bundle(exported.bundle, grid=grid).parity.passed
+
+
+def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported: Exported) -> None:
+    content = json.loads((exported.bundle / "config.json").read_text())
+    config = exported.config
+    assert content["hidden_size"] == config.hidden_size
+    assert content["num_hidden_layers"] == config.num_layers
+    assert content["num_attention_heads"] == config.num_heads
+    assert content["intermediate_size"] == config.intermediate_size
+    assert content["max_position_embeddings"] == config.max_position_embeddings
+    assert read_config(exported.bundle / "config.json") == config
+    published = type(exported.model.config).from_pretrained(exported.bundle)
+    assert EncoderConfig.from_dict(published.to_dict()) == config
+
+
+def test_a_fresh_encoder_of_each_family_has_a_config_that_others_read(exported: Exported) -> None:
+    content = exported.config.to_hugging_face()
+    theirs = type(exported.model.config)(**content)
+    assert content["architectures"] == [f"{exported.odd.name}Model"]
+    assert EncoderConfig.from_dict(theirs.to_dict()) == exported.config

@@ -1,0 +1,188 @@
+"""Every family against the model of `transformers` that publishes it: hidden states and attention maps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
+from attnlens_model.families import FAMILIES
+from odd_models import OddModel, padded_masks, random_inputs
+
+ROBERTA = [
+    OddModel("Roberta", {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 66}, 64),
+    OddModel("Roberta", {"pad_token_id": 7, "hidden_act": "gelu_new", "type_vocab_size": 2}),
+    OddModel("Roberta", {"is_decoder": True, "pad_token_id": 0, "layer_norm_eps": 1e-3}),
+    OddModel("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 1, "num_hidden_layers": 5}, 33),
+    OddModel("Camembert", {"num_attention_heads": 1, "num_hidden_layers": 2, "type_vocab_size": 1}, 1),
+]
+DISTIL_SIZES = {"dim": 96, "n_layers": 3, "n_heads": 3, "hidden_dim": 160}
+DISTILBERT = [
+    OddModel("DistilBert", DISTIL_SIZES),
+    OddModel("DistilBert", DISTIL_SIZES | {"activation": "relu", "pad_token_id": 5, "n_layers": 4}, 17),
+    OddModel("DistilBert", DISTIL_SIZES | {"n_heads": 4, "max_position_embeddings": 33}, 33),
+]
+# Buckets begin at the distances 8, 12, 16, 23, 32, 46, 64 and 91; the last has no end.
+MPNET = [
+    OddModel("MPNet", {"layer_norm_eps": 1e-5}, 62),
+    OddModel("MPNet", {"hidden_act": "relu", "num_attention_heads": 1}, 2),
+    *(OddModel("MPNet", {"num_hidden_layers": 2}, num_tokens) for num_tokens in (1, 15, 16, 17)),
+    *(
+        OddModel("MPNet", {"max_position_embeddings": 140, "num_hidden_layers": 2}, num_tokens)
+        for num_tokens in (127, 130, 138)
+    ),
+]
+ELECTRA = [
+    OddModel("Electra", {"embedding_size": 40}),
+    OddModel("Electra", {"embedding_size": 96, "layer_norm_eps": 1e-5, "type_vocab_size": 3}),
+    OddModel("Electra", {"embedding_size": 120, "hidden_act": "gelu_new", "is_decoder": True}, 64),
+]
+ALBERT = [
+    OddModel("Albert", {"embedding_size": 40, "num_hidden_layers": 5}),
+    OddModel("Albert", {"embedding_size": 96, "num_hidden_layers": 6, "num_hidden_groups": 3}, 64),
+    OddModel("Albert", {"embedding_size": 20, "hidden_act": "gelu", "layer_norm_eps": 1e-5}, 1),
+]
+ODD_MODELS = [*ROBERTA, *DISTILBERT, *MPNET, *ELECTRA, *ALBERT]
+ONE_OF_EACH = [ROBERTA[0], DISTILBERT[0], MPNET[0], ELECTRA[0], ALBERT[1]]
+HEADS = [
+    (ROBERTA[0], "ForMaskedLM", {"lm_head.bias"}),
+    (ROBERTA[3], "ForSequenceClassification", {"classifier.dense.weight"}),
+    (DISTILBERT[0], "ForMaskedLM", {"vocab_transform.weight"}),
+    (DISTILBERT[1], "ForQuestionAnswering", {"qa_outputs.weight"}),
+    (MPNET[0], "ForMaskedLM", {"lm_head.dense.weight"}),
+    (ELECTRA[0], "ForPreTraining", {"discriminator_predictions.dense.weight"}),
+    (ELECTRA[2], "ForMaskedLM", {"generator_predictions.dense.weight"}),
+    (ALBERT[1], "ForMaskedLM", {"predictions.dense.weight"}),
+]
+
+
+def run(encoder: Encoder, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        output = encoder(**inputs, output_attentions=True)
+    return (output.last_hidden_state, *output.attentions)
+
+
+def largest_differences(encoder: Encoder, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
+    """Of the hidden states and of the attention maps, over live tokens."""
+    with torch.no_grad():
+        theirs = model(**inputs, output_attentions=True)
+    hidden, *maps = run(encoder, inputs)
+    live = inputs["attention_mask"].bool()
+    assert len(maps) == len(theirs.attentions) == encoder.config.num_layers
+    pairs = zip(maps, theirs.attentions, strict=True)
+    return (
+        float((hidden - theirs.last_hidden_state)[live].abs().max()),
+        max(float((a - b).transpose(1, 2)[live].abs().max()) for a, b in pairs),
+    )
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
+def test_a_random_model_gives_what_transformers_gives(odd: OddModel, tmp_path: Path) -> None:
+    model = odd.make()
+    model.save_pretrained(tmp_path)
+    encoder = load_checkpoint(tmp_path).encoder
+    batches = [random_inputs(model.config, mask) for mask in padded_masks(4, odd.num_tokens)]
+    worst = [
+        max(each) for each in zip(*(largest_differences(encoder, model, b) for b in batches), strict=True)
+    ]
+    print(f"{odd}: hidden {worst[0]:.2e}, attention {worst[1]:.2e}")  # noqa: T201 - shown by `pytest -rP`
+    assert max(worst) < 1e-5
+    # Where rounding no longer hides anything.
+    encoder.double()
+    model.double()
+    assert max(max(largest_differences(encoder, model, inputs)) for inputs in batches) < 1e-12
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
+def test_a_text_gets_the_same_result_alone_and_padded_on_either_side(odd: OddModel, tmp_path: Path) -> None:
+    model = odd.make()
+    model.save_pretrained(tmp_path)
+    encoder = load_checkpoint(tmp_path).encoder
+    length = max(1, odd.num_tokens // 2)
+    inputs = random_inputs(model.config, torch.ones(1, length, dtype=torch.int64))
+    alone = run(encoder, inputs)
+    # Absolute positions move with the padding, in the published models too; all others do not.
+    sides = [False, True] if encoder.config.position_scheme != "absolute" else [False]
+    for is_left in sides:
+        room = (odd.num_tokens - length, 0) if is_left else (0, odd.num_tokens - length)
+        padded = run(encoder, {name: nn.functional.pad(each, room) for name, each in inputs.items()})
+        place = slice(room[0], room[0] + length)
+        assert (padded[0][:, place] - alone[0]).abs().max() < 1e-5
+        for wide, narrow in zip(padded[1:], alone[1:], strict=True):
+            assert (wide[:, :, place, place] - narrow).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("odd", "head", "unused"), HEADS, ids=str)
+def test_a_task_model_gives_its_encoder_and_its_head_is_reported(
+    odd: OddModel, head: str, unused: set[str], tmp_path: Path
+) -> None:
+    model = odd.make(head)
+    model.save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert unused <= set(checkpoint.unused_tensors)
+    assert not any("encoder" in name or "transformer" in name for name in checkpoint.unused_tensors)
+    inputs = random_inputs(model.config, torch.ones(2, 9, dtype=torch.int64))
+    assert max(largest_differences(checkpoint.encoder, model.base_model, inputs)) < 1e-5
+
+
+@pytest.mark.parametrize("odd", ONE_OF_EACH, ids=str)
+def test_the_table_of_a_family_names_every_parameter_once_and_every_prefix_is_found(
+    odd: OddModel, tmp_path: Path
+) -> None:
+    model = odd.make()
+    model.save_pretrained(tmp_path)
+    config = read_config(tmp_path / "config.json")
+    family = FAMILIES[config.family]
+    expected = load_checkpoint(tmp_path).encoder.state_dict()
+    ours, theirs = zip(*family.weight_names(config.num_distinct_layers), strict=True)
+    assert len(set(ours)) == len(ours)
+    assert len(set(theirs)) == len(theirs)
+    assert set(expected) <= set(ours)
+    (tmp_path / "model.safetensors").unlink()
+    for prefix in family.prefixes:
+        tensors = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+        # As older versions saved them.
+        tensors[f"{prefix}embeddings.position_ids"] = torch.arange(64)[None]
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+        found = load_checkpoint(tmp_path).encoder.state_dict()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
+def test_what_a_config_file_leaves_out_is_what_transformers_takes(odd: OddModel, tmp_path: Path) -> None:
+    """`save_pretrained` writes everything; files of older versions only what is not the default."""
+    full = json.loads(odd.config().to_json_string(use_diff=False))
+    required = [key for key in full if key == "model_type" or key in SIZE_KEYS]
+    sparse = {key: full[key] for key in required}
+    (tmp_path / "config.json").write_text(json.dumps(sparse))
+    theirs: Any = AutoConfig.from_pretrained(tmp_path)
+    assert read_config(tmp_path / "config.json") == EncoderConfig.from_dict(theirs.to_dict())
+
+
+SIZE_KEYS = {
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "dim", "n_layers", "n_heads", "hidden_dim"),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS, ids=str)
+def test_a_configuration_survives_both_kinds_of_file(odd: OddModel) -> None:
+    config = EncoderConfig.from_dict(odd.config().to_dict())
+    assert EncoderConfig.from_json(config.to_json()) == config
+    assert EncoderConfig.from_dict(config.to_hugging_face()) == config
+
+
+@pytest.mark.parametrize("odd", ONE_OF_EACH, ids=str)
+def test_half_precision_stays_finite_whatever_is_masked(odd: OddModel, tmp_path: Path) -> None:
+    model = odd.make()
+    model.save_pretrained(tmp_path)
+    encoder = load_checkpoint(tmp_path).encoder.half()
+    for mask in padded_masks(3, odd.num_tokens):
+        mask[1] = 0
+        outputs = run(encoder, random_inputs(model.config, mask))
+        assert all(each.isfinite().all() and each.dtype == torch.float16 for each in outputs)
+        assert all((weights[1] == 0).all() for weights in outputs[1:])

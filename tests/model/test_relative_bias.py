@@ -1,0 +1,62 @@
+"""The relative position bias: its buckets against hand-made ones and against the formula in float64."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from attnlens_model import EncoderConfig
+from attnlens_model.relative_bias import RelativePositionBias, relative_position_bucket
+
+CONFIG = EncoderConfig(
+    vocab_size=20,
+    hidden_size=12,
+    num_layers=1,
+    num_heads=3,
+    intermediate_size=8,
+    max_position_embeddings=150,
+    relative_attention_num_buckets=32,
+)
+
+
+def test_the_buckets_of_the_published_sizes() -> None:
+    # 8 * (128 / 8) ** (step / 8) = 8 * 2 ** (step / 2): 8, 11.3, 16, 22.6, 32, 45.3, 64, 90.5
+    first_of_bucket = [*range(8), 8, 12, 16, 23, 32, 46, 64, 91]
+    for bucket, first in enumerate(first_of_bucket):
+        assert relative_position_bucket(-first, 32, 128) == bucket
+        if first:
+            assert relative_position_bucket(1 - first, 32, 128) == bucket - 1
+            assert relative_position_bucket(first, 32, 128) == bucket + 16
+    assert relative_position_bucket(-10_000, 32, 128) == 15
+    assert relative_position_bucket(10_000, 32, 128) == 31
+
+
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (4, 2), (6, 20), (64, 100), (256, 512)])
+def test_other_sizes_follow_the_formula(num_buckets: int, max_distance: int) -> None:
+    half = num_buckets // 2
+    exact = half // 2
+    for distance in range(exact, 700):
+        place = math.log(distance / exact) / math.log(max_distance / exact) * (half - exact)
+        # Where the logarithm is a whole number, rounding may take either side: that is what integers avoid.
+        if abs(place - round(place)) > 1e-9:
+            expected = min(exact + math.floor(place), half - 1)
+            assert relative_position_bucket(-distance, num_buckets, max_distance) == expected
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 150])
+def test_a_bias_is_the_one_of_the_bucket_of_key_minus_query(num_tokens: int) -> None:
+    part = RelativePositionBias(CONFIG)
+    bias = part(num_tokens)
+    assert bias.shape == (1, 3, num_tokens, num_tokens)
+    for query in range(0, num_tokens, 7):
+        for key in range(num_tokens):
+            bucket = relative_position_bucket(key - query, 32, 128)
+            assert torch.equal(bias[0, :, query, key], part.bias.weight[bucket])
+
+
+def test_an_encoder_built_without_storage_has_its_buckets() -> None:
+    with torch.device("meta"):
+        part = RelativePositionBias(dataclasses.replace(CONFIG, max_position_embeddings=3))
+    assert part.buckets.flatten().tolist() == [2, 1, 0, 17, 18]
+    assert list(part.state_dict()) == ["bias.weight"]

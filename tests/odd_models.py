@@ -1,0 +1,77 @@
+"""Models of `transformers` with odd sizes and every parameter random: the oracle for each family.
+
+A default value or a square matrix would hide a wrong mapping; here none of the sizes is usual, no LayerNorm
+is the identity and no bias is zero.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "intermediate_size": 160,
+    "max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True)
+class OddModel:
+    """A model to draw: the name of its class without "Model", and what differs from `SIZES`."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    num_tokens: int = 40
+
+    def __str__(self) -> str:
+        changes = [f"{key}={value}" for key, value in self.changes.items()]
+        return " ".join([self.name, *changes, f"tokens={self.num_tokens}"])
+
+    def config(self) -> Any:
+        return getattr(transformers, f"{self.name}Config")(**SIZES | self.changes)
+
+    def make(self, kind: str = "Model", seed: int = 5) -> Any:
+        """The random model in eval mode; `kind` "ForMaskedLM" and the like have a head on top."""
+        config = self.config()
+        config._attn_implementation = "eager"  # the only one that returns attention maps
+        model: Any = getattr(transformers, self.name + kind)(config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                is_scale = name.lower().endswith(("norm.weight", "norm.gamma"))
+                parameter.copy_(1 + 0.3 * noise if is_scale else 0.15 * noise)
+        return model.eval()
+
+
+def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:
+    """All live; padded right; padded left; with holes."""
+    lengths = torch.linspace(1, tokens, batch).long()[:, None]
+    right = (torch.arange(tokens)[None] < lengths).long()
+    yield torch.ones(batch, tokens, dtype=torch.int64)
+    yield right
+    yield right.flip(-1)
+    yield torch.cat([right[:, ::2], right.flip(-1)[:, 1::2]], dim=-1)
+
+
+def random_inputs(config: Any, mask: Tensor) -> dict[str, Tensor]:
+    """Draw ids for a mask, padding ids exactly where it is 0: `transformers` goes by the ids.
+
+    The same mask and sizes give the same ids.
+    """
+    generator = torch.Generator().manual_seed(7)
+    vocabulary = torch.arange(config.vocab_size)
+    vocabulary = vocabulary[vocabulary != config.pad_token_id]
+    ids = vocabulary[torch.randint(0, len(vocabulary), mask.shape, generator=generator)]
+    inputs = {"input_ids": torch.where(mask == 1, ids, config.pad_token_id), "attention_mask": mask}
+    types = getattr(config, "type_vocab_size", 0)
+    return inputs | (
+        {"token_type_ids": torch.randint(0, types, mask.shape, generator=generator)} if types > 1 else {}
+    )
