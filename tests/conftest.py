@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from references import Reference, open_reference
 from served import ServerProcess
 
 # all-MiniLM-L6-v2 as its authors published it.
@@ -34,6 +35,12 @@ def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     bundle = tmp_path_factory.mktemp("bundles") / "minilm"
     export_bundle(minilm_dir, bundle, ExportOptions(name="all-MiniLM-L6-v2"))
     return bundle
+
+
+@pytest.fixture(scope="session")
+def reference(minilm_bundle: Path) -> Reference:
+    """A text alone through the bundle's own files: what a server's answers are compared with."""
+    return open_reference(minilm_bundle)
 
 
 @pytest.fixture(scope="session")

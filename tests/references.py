@@ -1,9 +1,12 @@
 """What the server's answers are compared with: a text alone, through plain ONNX Runtime."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
+import tokenizers
 
 # From no word to hundreds, so that a batch of them is never of one length.
 TEXTS = [
@@ -16,3 +19,21 @@ TEXTS = [
 ]
 
 Reference = Callable[[str], dict[str, npt.NDArray[np.float32]]]
+
+
+def open_reference(bundle: Path) -> Reference:
+    """Return what runs a text alone, through plain tokenizers and ONNX Runtime: every output by name."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    session = onnxruntime.InferenceSession(
+        bundle / "onnx" / "model_attentions.onnx", providers=["CPUExecutionProvider"]
+    )
+    names = [each.name for each in session.get_outputs()]
+
+    def run(text: str) -> dict[str, npt.NDArray[np.float32]]:
+        ids = np.array([tokenizer.encode(text).ids], dtype=np.int64)
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        return {name: array[0] for name, array in zip(names, session.run(names, inputs), strict=True)}
+
+    return run

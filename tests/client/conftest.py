@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 import pytest
-import tokenizers
 
 from attnlens_client import Client
+from references import Reference
 from served import ServerProcess
 
 Array = npt.NDArray[np.float32]
@@ -31,19 +30,11 @@ def passages() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def outputs(minilm_bundle: Path) -> Outputs:
+def outputs(reference: Reference) -> Outputs:
     """A text alone through plain ONNX Runtime: hidden states (T, D) and attention weights (L, H, T, T)."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    session = onnxruntime.InferenceSession(
-        minilm_bundle / "onnx" / "model_attentions.onnx", providers=["CPUExecutionProvider"]
-    )
 
     def run(text: str) -> tuple[Array, Array]:
-        ids = np.array([tokenizer.encode(text).ids], dtype=np.int64)
-        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        hidden_states, *attentions = session.run(None, feed)
-        return hidden_states[0], np.stack(attentions)[:, 0]
+        hidden_states, *attentions = reference(text).values()
+        return hidden_states, np.stack(attentions)
 
     return run

@@ -1,12 +1,12 @@
 """TLS, also with certificates on both sides, from the client and from the command line."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 
 from attnlens_client import Client, UnavailableError
 from served import ServerProcess
@@ -14,28 +14,25 @@ from served import ServerProcess
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for the name `encoder.test` that vouches for itself, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make a certificate")
+    """A certificate for the name `encoder.test`, its key, and who vouches for it."""
     directory = tmp_path_factory.mktemp("certificates")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=encoder.test", "-addext", "subjectAltName=DNS:encoder.test",
-         "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=directory, check=True, capture_output=True,
-    )  # fmt: skip
+    authority = trustme.CA()
+    identity = authority.issue_cert("encoder.test")
+    identity.private_key_pem.write_to_path(directory / "key.pem")
+    identity.cert_chain_pems[0].write_to_path(directory / "cert.pem")
+    authority.cert_pem.write_to_path(directory / "ca.pem")
     return directory
 
 
 def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: Path) -> None:
-    cert, key = certificates / "cert.pem", certificates / "key.pem"
-    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert))
+    cert, key, ca = (certificates / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(ca))
     name = [("grpc.ssl_target_name_override", "encoder.test")]
     with ServerProcess(minilm_bundle, *options) as server:
-        both = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
+        both = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
         with Client(server.address, credentials=both, channel_options=name) as client:
             assert client.embed(["It rained."]).shape == (1, 384)
-        anonymous = grpc.ssl_channel_credentials(cert.read_bytes())
+        anonymous = grpc.ssl_channel_credentials(ca.read_bytes())
         for credentials in (anonymous, None):
             with (
                 Client(
@@ -45,7 +42,7 @@ def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: P
             ):
                 client.embed(["It rained."])
         command = [sys.executable, "-m", "attnlens_cli.main", "info", "--json", "--address", server.address]
-        files = ["--tls-ca", str(cert), "--tls-cert", str(cert), "--tls-key", str(key)]
+        files = ["--tls-ca", str(ca), "--tls-cert", str(cert), "--tls-key", str(key)]
         result = subprocess.run(
             [*command, *files, "--tls-server-name", "encoder.test"],
             capture_output=True,
