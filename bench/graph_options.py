@@ -14,16 +14,13 @@ import numpy as np
 import onnxruntime
 
 SHAPES = [(1, 8), (1, 32), (1, 128), (1, 256), (16, 32), (4, 128)]
-VARIANTS = {
-    "embeddings, as served": ("model.onnx", ["SkipLayerNormFusion"], {}),
-    "embeddings, all optimizers": ("model.onnx", [], {}),
-    "embeddings, no spinning": (
-        "model.onnx",
-        ["SkipLayerNormFusion"],
-        {"session.intra_op.allow_spinning": "0"},
-    ),
-    "attentions, one layer fetched": ("model_attentions.onnx", ["SkipLayerNormFusion"], {}),
-    "attentions, all layers fetched": ("model_attentions.onnx", ["SkipLayerNormFusion"], {}),
+NO_FUSION, STILL = ["SkipLayerNormFusion"], {"session.intra_op.allow_spinning": "0"}
+VARIANTS: dict[str, tuple[str, list[str], dict[str, str]]] = {
+    "embeddings, as served": ("model.onnx", NO_FUSION, STILL),
+    "embeddings, all optimizers": ("model.onnx", [], STILL),
+    "embeddings, spinning": ("model.onnx", NO_FUSION, {}),
+    "attentions, one layer fetched": ("model_attentions.onnx", NO_FUSION, STILL),
+    "attentions, all layers fetched": ("model_attentions.onnx", NO_FUSION, STILL),
 }
 REPETITIONS = 15
 
