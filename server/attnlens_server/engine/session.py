@@ -75,7 +75,8 @@ def _open(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors come as exceptions; its warnings are about its own choices
-    # Threads that spin between two batches would take the cores from tokenizing and from the event loop.
+    # Threads that spin between two batches take the cores from tokenizing and from the event loop: less
+    # processor time and shorter tails without, a slower single text. See docs/performance.md.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     disabled_optimizers = []
     providers: list[Any] = [CPU]
@@ -84,8 +85,8 @@ def _open(
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         providers = [(CUDA, {"device_id": device_id}), CPU]
     else:
-        # Its CPU kernel is slower and less exact than what it replaces. It finds nothing to fuse in our
-        # graphs today (docs/performance.md); this keeps it so.
+        # Its CPU kernel is reported slower and less exact than what it replaces. It finds nothing to fuse in
+        # our graphs today (docs/performance.md); this keeps it so.
         disabled_optimizers = ["SkipLayerNormFusion"]
     try:
         return ort.InferenceSession(
