@@ -10,7 +10,9 @@ from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.config import ServerConfig
 
 
-def describe_model(manifest: Manifest, config: ServerConfig, execution_providers: Sequence[str]) -> Model:
+def describe_model(
+    manifest: Manifest, config: ServerConfig, execution_providers: Sequence[str], *, max_tokens: int
+) -> Model:
     """Put together everything that a client needs to know."""
     versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
     versions |= {"attnlens": version("attnlens"), "onnxruntime": onnxruntime.__version__}
@@ -20,7 +22,7 @@ def describe_model(manifest: Manifest, config: ServerConfig, execution_providers
         weights_license=manifest.weights_license,
         architecture=manifest.architecture,
         pooling=manifest.pooling,
-        max_tokens=config.max_tokens or manifest.max_tokens,
+        max_tokens=max_tokens,
         limits=Limits(
             max_inputs_per_request=config.inputs_limit,
             max_text_bytes=config.max_text_bytes,

@@ -52,7 +52,7 @@ class Server:
         """
         self._config = config
         self._bundle = open_bundle(config.bundle)
-        max_tokens = _max_tokens(self._bundle, config)
+        self._max_tokens = _max_tokens(self._bundle, config)
         self._engine = Engine(self._bundle, config)
         self._workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
         path = self._bundle.tokenizer_path
@@ -60,8 +60,9 @@ class Server:
             self._bundle,
             config,
             self._engine,
-            TextEncoder(path, max_tokens) if path else None,
+            TextEncoder(path, self._max_tokens) if path else None,
             self._workers,
+            max_tokens=self._max_tokens,
         )
         self._health = HealthService([SERVICE_NAME])
 
@@ -93,8 +94,8 @@ class Server:
         return grpc_server, address
 
     async def _warm_up(self) -> float:
-        max_tokens = _max_tokens(self._bundle, self._config)
-        return await asyncio.get_running_loop().run_in_executor(None, self._engine.start, max_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._engine.start, self._max_tokens)
 
     async def _set_serving(self) -> None:
         self._service.state = State.SERVING

@@ -111,6 +111,8 @@ class EncoderService(EncoderServiceServicer):
         engine: Engine,
         text_encoder: TextEncoder | None,
         workers: Executor,
+        *,
+        max_tokens: int,
     ) -> None:
         self.state = State.STARTING
         self.calls = RunningCalls()
@@ -121,9 +123,9 @@ class EncoderService(EncoderServiceServicer):
         self._text_encoder = text_encoder
         self._workers = workers
         self._name = manifest.model_name
-        self._max_tokens = config.max_tokens or manifest.max_tokens
+        self._max_tokens = max_tokens
         self._checker = RequestChecker(manifest, config, has_tokenizer=text_encoder is not None)
-        self._input_encoder = InputEncoder(text_encoder, self._max_tokens, workers)
+        self._input_encoder = InputEncoder(text_encoder, max_tokens, workers)
         self._sizes = ReplySizes(manifest.architecture.hidden_size, config.max_message_bytes)
         self._admission = Admission(config.max_queue, max(config.max_reply_bytes, config.max_message_bytes))
 
@@ -291,7 +293,12 @@ class EncoderService(EncoderServiceServicer):
             ) from error
 
     def _describe_model(self) -> pb.Model:
-        return describe_model(self._manifest, self._config, self._engine.embeddings.providers)
+        return describe_model(
+            self._manifest,
+            self._config,
+            self._engine.embeddings.providers,
+            max_tokens=self._max_tokens,
+        )
 
 
 async def _run(worker: SessionWorker, items: Sequence[Item]) -> list[ItemResult]:

@@ -31,9 +31,7 @@ class SessionWorker:
         self, name: str, open_session: Callable[[], Session], limits: BatchLimits, pad_token_id: int
     ) -> None:
         self.queue = ItemQueue(lambda lengths: pack(lengths, limits))
-        self.num_batches = 0
         self.num_live_tokens = 0
-        self.num_padding_tokens = 0
         self._tokens_per_s = 0.0  # of the last batches, for estimates
         self._open_session = open_session
         self._pad_token_id = pad_token_id
@@ -99,7 +97,7 @@ class SessionWorker:
         started = time.monotonic()
         arrays = session.run(input_ids, attention_mask, names)
         compute_s = time.monotonic() - started
-        self._count(batch, input_ids.size, compute_s)
+        self._count(batch, compute_s)
         results = [
             ItemResult(
                 outputs=slice_item(arrays, row, item.num_tokens, item.output_names),
@@ -111,11 +109,9 @@ class SessionWorker:
         for item, result in zip(batch, results, strict=True):
             item.future.set_result(result)
 
-    def _count(self, batch: list[Item], num_tokens: int, compute_s: float) -> None:
+    def _count(self, batch: list[Item], compute_s: float) -> None:
         live_tokens = sum(item.num_tokens for item in batch)
-        self.num_batches += 1
         self.num_live_tokens += live_tokens
-        self.num_padding_tokens += num_tokens - live_tokens
         rate = live_tokens / max(compute_s, 1e-6)
         self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
 
