@@ -19,6 +19,7 @@ from attnlens_cli import config_file, failures, logs
 COMMANDS = {
     "export": "Turn a checkpoint into a verified ONNX bundle.",
     "check": "Check a bundle: hashes, then parity with PyTorch.",
+    "layout": "Lay a bundle out for Triton or OpenVINO Model Server.",
     "serve": "Serve a bundle over gRPC.",
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",

@@ -1,13 +1,12 @@
 """`attnlens export SOURCE --output DIR`."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+
+from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
+from attnlens_cli.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from attnlens_export.bundle import BundleSummary
@@ -45,7 +44,14 @@ MAX_SEED = 2**64 - 1
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A tokenizer.json to use instead of the checkpoint's.",
 )
-@click.option("--force", is_flag=True, help="Replace a bundle that is in the way.")
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    type=click.Choice(LAYOUT_NAMES),
+    help="Make DIR-triton or DIR-ovms too: the bundle as that server's model repository.",
+)
+@click.option("--force", is_flag=True, help="Replace a bundle, or a --layout of one, that is in the way.")
 @click.option(
     "--keep-failed", is_flag=True, help="Write a bundle that fails parity all the same, marked as failed."
 )
@@ -56,6 +62,7 @@ def export(
     seed: int | None,
     revision: str | None,
     name: str | None,
+    layouts: tuple[str, ...],
     **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
 ) -> None:
     """Turn a checkpoint into a verified ONNX bundle.
@@ -72,14 +79,18 @@ def export(
         OutputError,
         export_bundle,
     )
+    from attnlens_export.layouts import check_output, write_layout  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
     _check_combination(source, config, seed, revision)
     if config is not None:
         name = name or config.stem
     choices = ExportOptions(seed=seed or 0, revision=revision, name=name, **options)
+    repositories = {layout: output.with_name(f"{output.name}-{layout}") for layout in layouts}
     try:
-        with _stopped_by_signals(), progress_bar() as progress:
+        with stopped_by_signals(), progress_bar() as progress:
+            for repository in repositories.values():
+                check_output(output, repository, force=choices.force)
             chosen = cast("str", source) if config is None else _read_config(config)
             summary = export_bundle(chosen, output, choices, progress)
     except OutputError as error:
@@ -89,36 +100,9 @@ def export(
     Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
     click.echo(_describe(summary))
     raise_failures(summary.parity)
-
-
-class _Stopped(BaseException):
-    """A signal came; no Exception, so that nothing takes it for a failure of its own."""
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Clean up on SIGTERM and SIGHUP as on Ctrl-C, then exit with the code of the signal."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        # A second one must not interrupt the cleaning up.
-        for each in previous:
-            signal.signal(each, signal.SIG_IGN)
-        raise _Stopped(number)
-
-    # What is ignored stays so: that is how nohup works.
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.getsignal(each) for each in numbers}
-    try:
-        for each in numbers:
-            signal.signal(each, stop)
-        yield
-    except _Stopped as stopped:
-        number = signal.Signals(stopped.args[0])
-        click.echo(f"{click.get_current_context().command_path}: stopped by {number.name}", err=True)
-        raise click.exceptions.Exit(128 + number) from None
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+    with stopped_by_signals():
+        for layout, repository in repositories.items():
+            click.echo(describe_layout(write_layout(output, layout, repository, force=choices.force)))
 
 
 def _check_combination(

@@ -25,7 +25,12 @@ _EXTRAS = {
     "safetensors": "export",
     "torch": "export",
 }
-_EXTRAS_BY_COMMAND = {"attnlens check": "export", "attnlens export": "export", "attnlens serve": "server"}
+_EXTRAS_BY_COMMAND = {
+    "attnlens check": "export",
+    "attnlens export": "export",
+    "attnlens layout": "export",
+    "attnlens serve": "server",
+}
 
 
 def debug_in_environment() -> bool:

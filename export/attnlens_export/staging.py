@@ -3,35 +3,52 @@
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens_export.errors import OutputError
 
 
-def check_target(output: Path, *, force: bool) -> None:
+@dataclass(frozen=True)
+class TargetKind:
+    """What a directory is to become, and so what it may replace.
+
+    Attributes:
+        noun: what to call it.
+        recognize: raises BundleError for a directory that is none.
+    """
+
+    noun: str
+    recognize: Callable[[Path], object]
+
+
+# A file of that name is not enough: web applications have one too.
+BUNDLE = TargetKind("bundle", read_manifest)
+
+
+def check_target(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> None:
     """Refuse a target that must not be replaced.
 
     Raises:
-        OutputError: it exists and is not empty, unless it is a bundle and `force` is set.
+        OutputError: it exists and is not empty, unless it is of the same kind and `force` is set.
     """
     if not os.path.lexists(output) or (output.is_dir() and not any(output.iterdir())):
         return
     try:
-        # A file of that name is not enough: web applications have one too.
-        read_manifest(output)
+        kind.recognize(output)
     except BundleError as error:
         raise OutputError(
-            f"{output} exists and is no bundle: choose another directory, or remove it yourself"
+            f"{output} exists and is no {kind.noun}: choose another directory, or remove it yourself"
         ) from error
     if not force:
         raise OutputError(f"{output} exists: choose another directory, or replace it with --force")
 
 
 @contextmanager
-def staged(output: Path, *, force: bool) -> Iterator[Path]:
+def staged(output: Path, *, force: bool, kind: TargetKind = BUNDLE) -> Iterator[Path]:
     """Yield an empty directory beside `output` that replaces it on a normal exit and vanishes on any other.
 
     Raises:
@@ -41,7 +58,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
     # Where a link leads; the link itself stays. Unlike Path.resolve, a loop of links is no error here.
     output = Path(os.path.realpath(output))
     _check_name(output)
-    check_target(output, force=force)
+    check_target(output, force=force, kind=kind)
     # Hidden, and on the same file system, so that the move is one rename.
     staging = _sibling(output, "partial")
     missing_parents = [parent for parent in output.parents if not os.path.lexists(parent)]
@@ -57,7 +74,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
             if not _was_writing(staging, error):
                 raise
             raise OutputError(f"{output} can't be written: {error.strerror or error}") from error
-        _replace(staging, output, force=force)
+        _replace(staging, output, force=force, kind=kind)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         with suppress(OSError):
@@ -74,22 +91,23 @@ def _check_name(output: Path) -> None:
 
 
 def _was_writing(staging: Path, error: OSError) -> bool:
-    """Tell whether a failure is one of the output; a full disk names no file."""
-    return error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(staging)
+    """Tell whether a failure is one of the output; a full disk names no file, a failed copy two."""
+    written = error.filename if error.filename2 is None else error.filename2
+    return written is None or Path(os.fsdecode(written)).is_relative_to(staging)
 
 
-def _replace(staging: Path, output: Path, *, force: bool) -> None:
-    # Again: the export took a while.
-    check_target(output, force=force)
+def _replace(staging: Path, output: Path, *, force: bool, kind: TargetKind) -> None:
+    # Again: the work took a while.
+    check_target(output, force=force, kind=kind)
     aside = _sibling(output, "replaced")
     try:
         if output.is_dir() and any(output.iterdir()):
             output.rename(aside)
         staging.rename(output)
     except OSError as error:
-        raise OutputError(f"the bundle can't be moved to {output}: {error.strerror}") from error
+        raise OutputError(f"the {kind.noun} can't be moved to {output}: {error.strerror}") from error
     finally:
-        # However the second move failed, Ctrl-C included: the old bundle comes back, unless another export
+        # However the second move failed, Ctrl-C included: the old one comes back, unless another process
         # has put a new one there.
         if aside.exists() and not output.exists():
             aside.rename(output)

@@ -19,19 +19,17 @@ class BundleError(Exception):
     """A bundle is missing, incomplete, altered or of another format. The message names the file."""
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Parse `directory/manifest.json`.
+def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
+    """Parse `directory/manifest.json`, or the manifest that has another name there.
 
     Raises:
         BundleError: the file is missing, is not a manifest, or has another format version.
     """
-    path = directory / MANIFEST_NAME
+    path = directory / name
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise BundleError(
-            f"{directory} is not a bundle: {MANIFEST_NAME} can't be read ({error.strerror})"
-        ) from error
+        raise BundleError(f"{directory} is not a bundle: {name} can't be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise BundleError(f"{path} is not UTF-8: {error}") from error
     try:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 
-_NUMPY_DTYPES = {
+_NUMPY_DTYPES: dict[DataType.ValueType, np.dtype[Any]] = {
     DataType.DATA_TYPE_UNSPECIFIED: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),

@@ -1,0 +1,61 @@
+"""`attnlens layout DIR KIND --output REPO`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnlens_cli.stopping import stopped_by_signals
+
+if TYPE_CHECKING:
+    from attnlens_export.layouts import LayoutSummary
+
+LAYOUT_NAMES = ("triton", "ovms")
+
+EPILOG = """\b
+Example:
+  attnlens layout bundles/minilm triton --output models
+  tritonserver --model-repository=$PWD/models"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("kind", metavar="triton|ovms", type=click.Choice(LAYOUT_NAMES))
+@click.option(
+    "--output", required=True, metavar="REPO", type=click.Path(path_type=Path), help="Directory to make."
+)
+@click.option("--force", is_flag=True, help="Replace a model repository made by attnlens.")
+def layout(directory: Path, kind: str, output: Path, force: bool) -> None:
+    r"""Lay a bundle out as the model repository of another server.
+
+    \b
+    triton  NVIDIA Triton Inference Server, its ONNX Runtime backend
+    ovms    OpenVINO Model Server
+
+    REPO gets the graphs and weights of the bundle DIR, as hard links where that is possible, and the server's
+    configuration. Hashes are checked first. The server tokenizes nothing: clients send token ids.
+    """
+    from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
+    from attnlens_export import ExportError, OutputError  # noqa: PLC0415 - heavy
+    from attnlens_export.layouts import write_layout  # noqa: PLC0415 - heavy
+
+    try:
+        with stopped_by_signals():
+            summary = write_layout(directory, kind, output, force=force)
+    except OutputError as error:
+        raise click.UsageError(str(error)) from error
+    except (BundleError, ExportError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(describe_layout(summary))
+
+
+def describe_layout(summary: "LayoutSummary") -> str:
+    """Say what was made, and how to start the server."""
+    placed = [f"{summary.num_linked} files linked"] if summary.num_linked else []
+    if summary.num_copied:
+        placed.append(f"{summary.num_copied} copied (hard links are not possible there)")
+    placed.append(f"{summary.num_written} written")
+    return (
+        f"{summary.directory}: {', '.join(summary.models)} for {summary.title}, {', '.join(placed)}\n"
+        f"start it with: {summary.start}"
+    )

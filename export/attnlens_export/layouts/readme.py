@@ -1,0 +1,53 @@
+"""The page in a model repository that says what a server can't: how text becomes ids, and tokens a vector."""
+
+from collections.abc import Sequence
+
+from attnlens.v1.manifest_pb2 import Manifest, Pooling
+from attnlens_export.layouts.served_model import ServedModel
+
+
+def readme(manifest: Manifest, models: Sequence[ServedModel], start: str, tokenizer: str | None) -> str:
+    """Return a page of Markdown.
+
+    Args:
+        manifest: the bundle's.
+        models: what the server offers.
+        start: the command that starts the server.
+        tokenizer: the file beside the page that turns texts into ids; None where the bundle has none.
+    """
+    sizes = manifest.architecture
+    pooling = Pooling.Name(manifest.pooling.pooling).removeprefix("POOLING_").lower()
+    padding = sizes.pad_token_id
+    scaled = ", then scaled to length 1" if manifest.pooling.normalize else ""
+    described = "\n".join(_describe(model) for model in models)
+    return f"""\
+# {manifest.model_name}
+
+Started in this directory:
+
+    {start}
+
+{described}
+
+Clients send token ids. {_describe_tokenizer(tokenizer, manifest.max_tokens)}
+Pad the shorter texts of a batch with id {padding}; `attention_mask` is 1 for a token, 0 for padding.
+More than {sizes.max_position_embeddings} tokens fail inside the server.
+
+The vector of a text is `last_hidden_state` after {pooling} pooling over its tokens{scaled}.
+
+`bundle.json` is the manifest of the bundle that this was made from. Files may be hard links to the bundle's:
+replace them, never change them in place.
+"""
+
+
+def _describe(model: ServedModel) -> str:
+    outputs = [value.name for value in model.graph.outputs]
+    names = outputs if len(outputs) < 3 else [outputs[0], f"{outputs[1]} ... {outputs[-1]}"]  # noqa: PLR2004
+    inputs = ", ".join(f"`{value.name}`" for value in model.graph.inputs)
+    return f"- `{model.name}`: {inputs} to {', '.join(f'`{name}`' for name in names)}"
+
+
+def _describe_tokenizer(tokenizer: str | None, max_tokens: int) -> str:
+    if tokenizer is None:
+        return "The bundle has no tokenizer."
+    return f"`{tokenizer}` (Hugging Face tokenizers) makes them and cuts at {max_tokens}."

@@ -1,0 +1,66 @@
+"""The tree that NVIDIA's Triton Inference Server reads.
+
+Sources, in the repository triton-inference-server/server: docs/user_guide/model_repository.md (the tree; an
+ONNX model of several files is a directory `model.onnx` with a `model.onnx` in it), model_configuration.md
+(config.pbtxt), ragged_batching.md (what the dynamic batcher combines).
+"""
+
+from collections.abc import Sequence
+
+from attnlens.v1.manifest_pb2 import ValueInfo
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.layouts.served_model import GRAPH_NAME, ServedModel, Tree
+
+_DATA_TYPES = {
+    DataType.DATA_TYPE_FLOAT32: "TYPE_FP32",
+    DataType.DATA_TYPE_FLOAT16: "TYPE_FP16",
+    DataType.DATA_TYPE_INT64: "TYPE_INT64",
+}
+
+_BATCHING = """\
+# -1 is an axis of any length; its name stands behind it. max_batch_size is 0: the dims are whole shapes, and
+# a client's batch, padded to one length, runs as it came. Triton itself joins requests only where their
+# shapes are equal. To let it, for clients that pad to few lengths: set max_batch_size, delete the first of
+# the dims everywhere, and add `dynamic_batching { }`.
+"""
+_HALF_PRECISION = """\
+# The arithmetic is fp16, which is for GPUs. Triton takes a GPU if it finds one; with
+# `instance_group [ { kind: KIND_GPU } ]` it would take nothing else, and not start where there is none.
+"""
+
+
+def triton_tree(models: Sequence[ServedModel]) -> Tree:
+    """Return `NAME/config.pbtxt` and `NAME/1/model.onnx` of each model."""
+    tree: Tree = {}
+    for model in models:
+        tree[f"{model.name}/config.pbtxt"] = _config(model).encode()
+        version = f"{model.name}/1"
+        folder = version if len(model.files) == 1 else f"{version}/{GRAPH_NAME}"
+        tree |= {f"{folder}/{name}": content for name, content in model.files.items()}
+    return tree
+
+
+def _config(model: ServedModel) -> str:
+    half_precision = model.graph.data_type == DataType.DATA_TYPE_FLOAT16
+    return (
+        f"{_BATCHING}{_HALF_PRECISION if half_precision else ''}"
+        f'name: "{model.name}"\n'
+        'backend: "onnxruntime"\n'
+        "max_batch_size: 0\n"
+        f"{_values('input', model.graph.inputs)}{_values('output', model.graph.outputs)}"
+    )
+
+
+def _values(field: str, values: Sequence[ValueInfo]) -> str:
+    return "".join(
+        f"{field} {{\n"
+        f'  name: "{value.name}"\n'
+        f"  data_type: {_DATA_TYPES[value.data_type]}\n"
+        f"  dims: [ {', '.join(_dim(axis) for axis in value.axes)} ]  # {', '.join(value.axes)}\n"
+        "}\n"
+        for value in values
+    )
+
+
+def _dim(axis: str) -> str:
+    return axis if axis.isdecimal() else "-1"
