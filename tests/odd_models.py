@@ -5,8 +5,10 @@ is the identity and no bias is zero.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -24,11 +26,22 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class OddModel:
-    """A model to draw: the name of its class without "Model", and what differs from `SIZES`."""
+    """A model to draw.
+
+    Attributes:
+        name: of its class, without `kind`.
+        changes: what differs from `SIZES`.
+        num_tokens: the longest input to compare on.
+        kind: what the class of the encoder alone ends with.
+        std: of the weights. Where scores are not scaled, or products multiplied as behind a gate, rounding
+            grows faster with the weights, in both implementations.
+    """
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
     num_tokens: int = 40
+    kind: str = "Model"
+    std: float = 0.15
 
     def __str__(self) -> str:
         changes = [f"{key}={value}" for key, value in self.changes.items()]
@@ -37,18 +50,35 @@ class OddModel:
     def config(self) -> Any:
         return getattr(transformers, f"{self.name}Config")(**SIZES | self.changes)
 
-    def make(self, kind: str = "Model", seed: int = 5) -> Any:
+    def make(self, kind: str | None = None, seed: int = 5) -> Any:
         """The random model in eval mode; `kind` "ForMaskedLM" and the like have a head on top."""
         config = self.config()
         config._attn_implementation = "eager"  # the only one that returns attention maps
-        model: Any = getattr(transformers, self.name + kind)(config)
+        model: Any = getattr(transformers, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
                 is_scale = name.lower().endswith(("norm.weight", "norm.gamma"))
-                parameter.copy_(1 + 0.3 * noise if is_scale else 0.15 * noise)
+                parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
         return model.eval()
+
+
+@contextmanager
+def float64_throughout(model: Any) -> Iterator[None]:
+    """Make `transformers` compute in float64 even where it asks for float32: rotations, norms and softmax.
+
+    `.double()` alone would leave those as they are, and the frequencies of the rotations rounded to fp32.
+    """
+    model.double()
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(Tensor, "float", Tensor.double),
+    ):
+        if hasattr(model, "rotary_emb"):
+            model.rotary_emb = type(model.rotary_emb)(config=model.config)
+        yield
 
 
 def padded_masks(batch: int, tokens: int) -> Iterator[Tensor]:

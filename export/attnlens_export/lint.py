@@ -26,6 +26,14 @@ CAUSAL_OPERATORS = frozenset({"Clip"})
 # What counting the tokens that are no padding needs beside them.
 PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
+# What turning the halves of queries and keys needs.
+ROTARY_OPERATORS = frozenset({"Concat"})
+# What the distance of two tokens, cut at the window, needs.
+LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
+# RMSNorm written out: its own operator came with opset 23.
+RMS_OPERATORS = frozenset({"ReduceMean", "Sqrt"})
+SILU_OPERATORS = frozenset({"Sigmoid"})
+
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
 _REASONS = {
     "Dropout": "the encoder was traced in training mode",
@@ -77,12 +85,15 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
 
 def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     """Return the operators that the graphs of this encoder may hold."""
-    allowed = ENCODER_OPERATORS
-    if config.is_causal:
-        allowed |= CAUSAL_OPERATORS
-    if config.position_scheme == "padding_offset":
-        allowed |= PADDING_OFFSET_OPERATORS
-    return allowed
+    needed = {
+        CAUSAL_OPERATORS: config.is_causal,
+        PADDING_OFFSET_OPERATORS: config.position_scheme == "padding_offset",
+        ROTARY_OPERATORS: config.rotary_theta is not None,
+        LOCAL_OPERATORS: config.local_window is not None,
+        RMS_OPERATORS: config.norm == "rms",
+        SILU_OPERATORS: config.activation == "silu",
+    }
+    return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
 
 
 def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[str]:

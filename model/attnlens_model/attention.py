@@ -1,4 +1,4 @@
-"""Multi-head self-attention, and nothing else: embeddings, residuals and LayerNorm are in encoder.py.
+"""Multi-head self-attention, and nothing else: embeddings, residuals and norms are in encoder.py.
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
@@ -6,7 +6,8 @@ Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out
 kernel because the weights are a result here, and in the arithmetic forms that every ONNX runtime understands:
 a mask is a number that is added, never -inf and never a boolean.
 
-Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K).
+Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K in most families), G heads of
+keys and values (G = H unless heads share them).
 """
 
 import math
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from attnlens_model.rotary import Rotation, rotate
 
 
 class AttentionMask(NamedTuple):
@@ -46,6 +49,16 @@ def causal_keep_mask(positions: Tensor) -> Tensor:
     return (distance + 1.0).clamp(0.0, 1.0)
 
 
+def window_keep_mask(positions: Tensor, window: int) -> Tensor:
+    """Return the (T, T) keep-mask in which a token attends to those at most `window` places away.
+
+    `positions` and the mask are as for `causal_keep_mask`.
+    """
+    exact = positions.to(torch.float32)
+    distance = (exact[:, None] - exact[None, :]).abs()  # (T, T)
+    return (window + 1.0 - distance).clamp(0.0, 1.0)
+
+
 def attention_weights(
     query: Tensor,
     key: Tensor,
@@ -67,7 +80,8 @@ def attention_weights(
         (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is
         masked.
     """
-    scores = (query * scale) @ key.transpose(-2, -1)  # (B, H, T, T)
+    scaled = query if scale == 1.0 else query * scale
+    scores = scaled @ key.transpose(-2, -1)  # (B, H, T, T)
     if position_bias is not None:
         scores = scores + position_bias
     if keep_mask is None:
@@ -80,38 +94,76 @@ def attention_weights(
 class MultiHeadSelfAttention(nn.Module):
     """Self-attention with H heads (Vaswani et al. 2017, section 3.2.2).
 
-    Query, key, value and output are separate D x D projections with bias. A fresh one is Xavier-uniform in
-    each of the four (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention.
+    Query, key, value and output are separate projections. A fresh one is Xavier-uniform in each of the four
+    (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention. Fewer heads of keys and values
+    than of queries are grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, dropout: float = 0.0) -> None:
-        """Make the four projections; `num_heads` must divide `hidden_size`, else ValueError."""
+    shared_by: Tensor
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        head_dim: int | None = None,
+        num_key_value_heads: int | None = None,
+        scale: float | None = None,
+        bias: bool = True,
+    ) -> None:
+        """Make the four projections.
+
+        Args:
+            hidden_size: D.
+            num_heads: H, a divisor of D where `head_dim` is None.
+            dropout: probability of dropping a weight, in training.
+            head_dim: K; None: D / H.
+            num_key_value_heads: G, a divisor of H; None: H.
+            scale: see `attention_weights`; None: 1 / sqrt(K).
+            bias: whether the projections have biases.
+
+        Raises:
+            ValueError: H does not divide D, or G not H.
+        """
         super().__init__()
-        if num_heads < 1 or hidden_size % num_heads:
+        if num_heads < 1 or (head_dim is None and hidden_size % num_heads):
             raise ValueError(
                 f"num_heads={num_heads} does not divide hidden_size={hidden_size}: choose a divisor"
             )
-        self.num_heads = num_heads
-        self.head_dim = hidden_size // num_heads
-        self.scale = 1.0 / math.sqrt(self.head_dim)
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        num_shared = num_key_value_heads or num_heads
+        if num_heads % num_shared:
+            raise ValueError(
+                f"num_key_value_heads={num_shared} does not divide num_heads={num_heads}: choose a divisor"
+            )
+        self.num_heads, self.num_key_value_heads = num_heads, num_shared
+        self.head_dim = head_dim or hidden_size // num_heads
+        self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
+        width, shared_width = num_heads * self.head_dim, num_shared * self.head_dim
+        self.query = nn.Linear(hidden_size, width, bias=bias)
+        self.key = nn.Linear(hidden_size, shared_width, bias=bias)
+        self.value = nn.Linear(hidden_size, shared_width, bias=bias)
+        self.output = nn.Linear(width, hidden_size, bias=bias)
         self.dropout = nn.Dropout(dropout)
+        if num_shared < num_heads:
+            # The device is named so that the values exist even when the rest is built without storage.
+            shared_by = torch.arange(num_heads, device="cpu") // (num_heads // num_shared)  # (H,)
+            self.register_buffer("shared_by", shared_by, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw fresh weights from the global random generator."""
         for projection in (self.query, self.key, self.value, self.output):
             nn.init.xavier_uniform_(projection.weight)
-            nn.init.zeros_(projection.bias)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
 
     def forward(
         self,
         hidden_states: Tensor,
         keep_mask: Tensor | AttentionMask | None = None,
         position_bias: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend.
 
@@ -119,19 +171,25 @@ class MultiHeadSelfAttention(nn.Module):
             hidden_states: (B, T, D), floating point.
             keep_mask: as for `attention_weights`.
             position_bias: as for `attention_weights`.
+            rotation: turns queries and keys; None leaves them as they are.
 
         Returns:
             The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
         """
-        query = self._split_heads(self.query(hidden_states))
-        key = self._split_heads(self.key(hidden_states))
-        value = self._split_heads(self.value(hidden_states))
+        query = self._split_heads(self.query(hidden_states), self.num_heads)
+        key = self._split_heads(self.key(hidden_states), self.num_key_value_heads)  # (B, G, T, K)
+        value = self._split_heads(self.value(hidden_states), self.num_key_value_heads)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        if self.num_key_value_heads < self.num_heads:
+            # One for each head of queries: a lookup, which every ONNX runtime has, unlike an Expand.
+            key, value = key.index_select(1, self.shared_by), value.index_select(1, self.shared_by)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         context = self.dropout(weights) @ value  # (B, H, T, K)
-        merged = context.transpose(1, 2).flatten(-2)  # (B, T, D)
+        merged = context.transpose(1, 2).flatten(-2)  # (B, T, H * K)
         output: Tensor = self.output(merged)
         return output, weights
 
-    def _split_heads(self, projected: Tensor) -> Tensor:
-        split = torch.unflatten(projected, -1, (self.num_heads, self.head_dim))  # (B, T, H, K)
+    def _split_heads(self, projected: Tensor, num_heads: int) -> Tensor:
+        split = torch.unflatten(projected, -1, (num_heads, self.head_dim))  # (B, T, H, K)
         return split.transpose(1, 2)  # (B, H, T, K)

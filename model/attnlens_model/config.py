@@ -11,8 +11,18 @@ from typing import Any, Self, get_args, get_type_hints
 from attnlens_model.errors import ConfigError, nearest
 from attnlens_model.families import family_named, family_of_model_type
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
-POSITION_SCHEMES = ("absolute", "padding_offset")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+POSITION_SCHEMES = ("absolute", "padding_offset", "none")
+NORMS = ("layer", "rms")
+NORM_PLACEMENTS = ("post", "pre")
+FEED_FORWARDS = ("plain", "gated")
+_CHOICES = {
+    "activation": ACTIVATIONS,
+    "position_scheme": POSITION_SCHEMES,
+    "norm": NORMS,
+    "norm_placement": NORM_PLACEMENTS,
+    "feed_forward": FEED_FORWARDS,
+}
 
 _FEWEST_BUCKETS = 4
 
@@ -23,19 +33,21 @@ class EncoderConfig:
 
     Attributes:
         vocab_size: number of token ids.
-        hidden_size: D, the width of a token vector; a multiple of `num_heads`.
+        hidden_size: D, the width of a token vector; a multiple of `num_heads` where `head_size` is null.
         num_layers: L.
         num_heads: H.
         intermediate_size: width of the feed-forward layer's middle.
-        max_position_embeddings: the number of position embeddings; `max_tokens` says how many are usable.
+        max_position_embeddings: the number of positions, learned or computed; `max_tokens` says how many are
+            usable.
         family: whose tensor names its checkpoints use; one of `attnlens_model.families.FAMILIES`.
         type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
             `token_type_ids`, 1 that every token has the same and that none need to be given.
-        activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation) or "relu".
-        layer_norm_eps: added to the variance in every LayerNorm.
+        activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu" or "silu".
+        layer_norm_eps: added to the variance (or mean square) in every norm.
         pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
         position_scheme: which position embedding a token gets. "absolute": that of its place in the row,
             padding included. "padding_offset": of the n-th token that is no padding, row pad_token_id + n.
+            "none": none is added; positions reach the encoder through its attention, if at all.
         embedding_size: E, the width of the embeddings, which a projection brings to `hidden_size`; None means
             that they are `hidden_size` wide and are not projected.
         num_hidden_groups: how many layers have weights of their own; each is applied
@@ -44,6 +56,28 @@ class EncoderConfig:
             distance of key and query and shared by all layers; 0 means none.
         relative_attention_max_distance: from this distance on all share the last bucket.
         is_causal: whether a token sees only itself and those before it.
+        norm: "layer" (LayerNorm) or "rms" (RMSNorm, which has a weight alone).
+        norm_bias: whether a LayerNorm has a bias; of no effect for "rms".
+        norm_placement: "post": a norm after each residual sum. "pre": a norm before attention and
+            feed-forward, and one after the last layer; attention of the first layer has none where the
+            embeddings were just normalised.
+        embedding_norm: whether the embeddings are normalised.
+        attention_bias: whether the projections to queries, keys, values and output have biases.
+        feed_forward: "plain": down(activation(up(x))). "gated": down(activation(gate(x)) * up(x)).
+        up_bias: whether the feed-forward's projections up (and gate) have biases.
+        down_bias: whether its projection down has one.
+        head_size: K, the width of one head; None means hidden_size / num_heads.
+        num_key_value_heads: how many heads keys and values have, each shared by equally many consecutive
+            heads of queries; None means `num_heads`.
+        attention_scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
+        rotary_theta: base of the wavelengths by which queries and keys are rotated; None means that they are
+            not.
+        rotary_divisor: what every rotation's frequency is divided by.
+        local_window: in a local layer a token sees the keys at most so many places away; None means that all
+            layers are global.
+        global_every_n_layers: layers 0, n, 2n ... are global, the others local.
+        local_rotary_theta: `rotary_theta` of the local layers, not divided; None means that all layers rotate
+            alike.
         hidden_dropout: probability of dropping an element of a layer's output, in training.
         attention_dropout: probability of dropping an attention weight, in training.
 
@@ -70,18 +104,36 @@ class EncoderConfig:
     num_hidden_groups: int | None = None
     relative_attention_num_buckets: int = 0
     relative_attention_max_distance: int = 128
+    norm: str = "layer"
+    norm_bias: bool = True
+    norm_placement: str = "post"
+    embedding_norm: bool = True
+    attention_bias: bool = True
+    feed_forward: str = "plain"
+    up_bias: bool = True
+    down_bias: bool = True
+    head_size: int | None = None
+    num_key_value_heads: int | None = None
+    attention_scale: float | None = None
+    rotary_theta: float | None = None
+    rotary_divisor: float = 1.0
+    local_window: int | None = None
+    global_every_n_layers: int = 1
+    local_rotary_theta: float | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
         self._check_sizes()
         self._check_ranges()
         self._check_parts()
+        self._check_attention()
+        self._check_rotation()
         family_named(self.family)
 
     @property
     def head_dim(self) -> int:
         """K, the width of one head."""
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
 
     @property
     def max_tokens(self) -> int:
@@ -93,6 +145,10 @@ class EncoderConfig:
     def num_distinct_layers(self) -> int:
         """The number of layers with weights of their own: L unless layers share them."""
         return self.num_hidden_groups or self.num_layers
+
+    def is_local(self, layer: int) -> bool:
+        """Whether a token sees only its neighbourhood in layer `layer`, counted from 0."""
+        return self.local_window is not None and layer % self.global_every_n_layers != 0
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
@@ -142,7 +198,7 @@ class EncoderConfig:
             value = getattr(self, name)
             accepted = get_args(wanted) or (wanted,)
             # `isinstance` would take True for an int; an int is welcome where a float is meant.
-            if type(value) not in ((float, int) if wanted is float else accepted):
+            if type(value) not in ((*accepted, int) if float in accepted else accepted):
                 kind = getattr(wanted, "__name__", str(wanted))
                 raise ConfigError(f"{name}={value!r} is {type(value).__name__}: it must be {kind}")
 
@@ -151,7 +207,7 @@ class EncoderConfig:
             _require(self, name, getattr(self, name) >= 1, "must be at least 1")
         _require(self, "max_position_embeddings", self.max_position_embeddings >= 1, "must be at least 1")
         _require(self, "type_vocab_size", self.type_vocab_size >= 0, "must be at least 0 (0: no token types)")
-        if self.hidden_size % self.num_heads:
+        if self.head_size is None and self.hidden_size % self.num_heads:
             divisors = [heads for heads in range(1, self.hidden_size + 1) if self.hidden_size % heads == 0]
             closest = min(divisors, key=lambda heads: abs(heads - self.num_heads))
             raise ConfigError(
@@ -167,12 +223,15 @@ class EncoderConfig:
             0 <= self.pad_token_id <= limit,
             f"must be from 0 to vocab_size - 1 = {limit}",
         )
-        # An int may be larger than any float.
-        usable_eps = 0 < self.layer_norm_eps <= sys.float_info.max
-        _require(self, "layer_norm_eps", usable_eps, "must be greater than 0, for example 1e-12")
+        _require(
+            self,
+            "layer_norm_eps",
+            _is_positive(self.layer_norm_eps),
+            "must be greater than 0, for example 1e-12",
+        )
         for name in ("hidden_dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
-        for name, known in (("activation", ACTIVATIONS), ("position_scheme", POSITION_SCHEMES)):
+        for name, known in _CHOICES.items():
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(
@@ -210,6 +269,37 @@ class EncoderConfig:
             f"must be greater than relative_attention_num_buckets / 4 = {buckets // 4}",
         )
 
+    def _check_attention(self) -> None:
+        for name in ("head_size", "local_window"):
+            value = getattr(self, name)
+            _require(self, name, value is None or value >= 1, "must be at least 1, or null")
+        _require(self, "global_every_n_layers", self.global_every_n_layers >= 1, "must be at least 1")
+        shared = self.num_key_value_heads
+        _require(
+            self,
+            "num_key_value_heads",
+            shared is None or (shared >= 1 and self.num_heads % shared == 0),
+            f"must divide num_heads={self.num_heads}, or be null",
+        )
+        _require(
+            self,
+            "num_hidden_groups",
+            self.num_hidden_groups is None or self.norm_placement == "post",
+            "must be null where norm_placement='pre', whose first layer is unlike the others",
+        )
+
+    def _check_rotation(self) -> None:
+        for name in ("attention_scale", "rotary_theta", "local_rotary_theta"):
+            value = getattr(self, name)
+            _require(self, name, value is None or _is_positive(value), "must be greater than 0, or null")
+        _require(self, "rotary_divisor", _is_positive(self.rotary_divisor), "must be greater than 0")
+        _require(
+            self,
+            "rotary_theta",
+            self.rotary_theta is None or self.head_dim % 2 == 0,
+            f"must be null for heads of the odd width {self.head_dim}: rotation pairs the components",
+        )
+
 
 def read_config(path: str | Path) -> EncoderConfig:
     """Read a configuration file: our own JSON or a Hugging Face `config.json`.
@@ -241,6 +331,11 @@ def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dic
     if missing:
         raise ConfigError(f"missing {', '.join(missing)}: a configuration must say {', '.join(required)}")
     return dict(values)
+
+
+def _is_positive(value: float) -> bool:
+    # An int may be larger than any float.
+    return 0 < value <= sys.float_info.max
 
 
 def _require(config: EncoderConfig, name: str, holds: bool, limit: str) -> None:

@@ -12,8 +12,10 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
-_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ConfigTable:
         """
         for key, accepted in self.required_values.items():
             if content.get(key) not in accepted:
-                raise ConfigError(f"{key}={content[key]!r} is not supported: only {accepted[0]!r} is")
+                raise ConfigError(f"{key}={content.get(key)!r} is not supported: only {accepted[0]!r} is")
         missing = [key for key, default in self.keys.values() if default is None and key not in content]
         if missing:
             raise ConfigError(
@@ -65,7 +67,7 @@ class ConfigTable:
         return {
             **{theirs: fields[ours] for ours, (theirs, _) in self.keys.items()},
             **{key: accepted[0] for key, accepted in self.required_values.items()},
-            self.activation[0]: _WRITTEN_ACTIVATIONS[str(fields["activation"])],
+            self.activation[0]: WRITTEN_ACTIVATIONS[str(fields["activation"])],
             "pad_token_id": fields["pad_token_id"],
         }
 
@@ -79,3 +81,12 @@ class ConfigTable:
                 f"(nearest: {nearest(name, _ACTIVATIONS)!r})"
             )
         return _ACTIVATIONS[name]
+
+
+def unusual_head_size(stated: object, fields: Mapping[str, object]) -> object:
+    """Return a stated width of a head, or None where it is what `EncoderConfig` takes by itself."""
+    num_heads = fields["num_heads"]
+    is_usual = (
+        isinstance(stated, int) and isinstance(num_heads, int) and stated * num_heads == fields["hidden_size"]
+    )
+    return None if is_usual else stated

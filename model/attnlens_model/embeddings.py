@@ -6,6 +6,7 @@ Letters in shapes: B batch, T tokens, E embedding width, D encoder width (E = D 
 from torch import Tensor, nn
 
 from attnlens_model.config import EncoderConfig
+from attnlens_model.norm import make_norm
 
 # The standard deviation of fresh embeddings (Devlin et al. 2018, the published implementation).
 EMBEDDING_STD = 0.02
@@ -30,7 +31,9 @@ def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tenso
 
 
 class Embeddings(nn.Module):
-    """The sum of token, token type and position embeddings, then LayerNorm, then a projection if E is not D.
+    """The sum of token, token type and position embeddings, then a norm, then a projection if E is not D.
+
+    Only the token embeddings are in every family.
 
     The projection is ELECTRA's (Clark et al. 2020, section 3.3) and ALBERT's (Lan et al. 2019, section 3.1).
     """
@@ -39,9 +42,10 @@ class Embeddings(nn.Module):
         super().__init__()
         width = config.embedding_size or config.hidden_size
         self.token = nn.Embedding(config.vocab_size, width)
-        self.position = nn.Embedding(config.max_position_embeddings, width)
+        has_positions = config.position_scheme != "none"
+        self.position = nn.Embedding(config.max_position_embeddings, width) if has_positions else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm = make_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.projection = nn.Linear(width, config.hidden_size) if config.embedding_size else None
         self.position_scheme = config.position_scheme
@@ -58,7 +62,9 @@ class Embeddings(nn.Module):
         embedded: Tensor = self.token(input_ids)  # (B, T, E)
         if self.token_type is not None:
             embedded = embedded + self._type_embeddings(self.token_type, token_type_ids)
-        embedded = self.dropout(self.norm(embedded + self._position_embeddings(attention_mask)))
+        if self.position is not None:
+            embedded = embedded + self._position_embeddings(self.position, attention_mask)
+        embedded = self.dropout(embedded if self.norm is None else self.norm(embedded))
         return embedded if self.projection is None else self.projection(embedded)  # (B, T, D)
 
     def _type_embeddings(self, table: nn.Embedding, token_type_ids: Tensor | None) -> Tensor:
@@ -70,10 +76,10 @@ class Embeddings(nn.Module):
         types: Tensor = table(token_type_ids)  # (B, T, E)
         return types
 
-    def _position_embeddings(self, attention_mask: Tensor) -> Tensor:
+    def _position_embeddings(self, table: nn.Embedding, attention_mask: Tensor) -> Tensor:
         if self.position_scheme == "padding_offset":
             rows = padding_offset_positions(attention_mask, self.pad_token_id)
-            looked_up: Tensor = self.position(rows)  # (B, T, E)
+            looked_up: Tensor = table(rows)  # (B, T, E)
             return looked_up
         # A slice of the table: positions are 0 .. T-1 whatever the padding, and no Range enters the graph.
-        return self.position.weight[: attention_mask.shape[1]]  # (T, E)
+        return table.weight[: attention_mask.shape[1]]  # (T, E)

@@ -1,8 +1,10 @@
-"""A post-LayerNorm transformer encoder of the BERT kind (Devlin et al. 2018), composed of parts.
+"""A transformer encoder of the BERT kind (Devlin et al. 2018) and its successors, composed of parts.
 
 `EncoderConfig` chooses among the parts: which position embedding a token gets and whether embeddings are
-projected (embeddings.py), a bias on scores by distance (relative_bias.py), layers that share their weights
-(here), the activation (layer.py). A family of published checkpoints is such a choice, not a class.
+projected (embeddings.py), a bias on scores by distance (relative_bias.py) or a rotation by position
+(rotary.py), which keys a layer sees and whether layers share their weights (here), the norm (norm.py) and its
+place, the feed-forward and its activation (layer.py), heads that share keys and values (attention.py). A
+family of published checkpoints is such a choice, not a class.
 
 It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
 ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
@@ -15,11 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention import AttentionMask, causal_keep_mask, prepare_mask
+from attnlens_model.attention import AttentionMask, causal_keep_mask, prepare_mask, window_keep_mask
 from attnlens_model.config import EncoderConfig
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
+from attnlens_model.norm import make_norm
 from attnlens_model.relative_bias import RelativePositionBias
+from attnlens_model.rotary import RotaryTables, Rotation
 
 
 class EncoderOutput(NamedTuple):
@@ -29,6 +33,13 @@ class EncoderOutput(NamedTuple):
     """(B, T, D), floating point."""
     attentions: tuple[Tensor, ...]
     """L tensors (B, H, T, T): every layer's weights after softmax. Empty when not asked for."""
+
+
+class _Pattern(NamedTuple):
+    """Which keys a layer's tokens see, and how queries and keys are turned."""
+
+    mask: AttentionMask
+    rotation: Rotation | None
 
 
 class Encoder(nn.Module):
@@ -45,8 +56,13 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.relative_bias = RelativePositionBias(config) if config.relative_attention_num_buckets else None
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_distinct_layers))
-        if config.is_causal:
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, index) for index in range(config.num_distinct_layers)
+        )
+        self.final_norm = make_norm(config, config.hidden_size) if config.norm_placement == "pre" else None
+        self.rotary = _make_rotary(config, config.rotary_theta, config.rotary_divisor)
+        self.local_rotary = _make_rotary(config, config.local_rotary_theta, 1.0)
+        if config.is_causal or config.local_window is not None:
             # The device is named so that the values exist even when the rest is built without storage.
             positions = torch.arange(config.max_tokens, device="cpu")
             self.register_buffer("positions", positions, persistent=False)
@@ -77,22 +93,33 @@ class Encoder(nn.Module):
         if not torch.compiler.is_exporting():
             self._check_inputs(input_ids, attention_mask, token_type_ids)
         hidden_states = self.embeddings(input_ids, attention_mask, token_type_ids)  # (B, T, D)
-        mask = self._attention_mask(attention_mask, hidden_states.dtype)
+        patterns = self._attention_patterns(attention_mask, hidden_states.dtype)
         bias = None if self.relative_bias is None else self.relative_bias(input_ids.shape[1])
         attentions: tuple[Tensor, ...] = ()
         times_in_a_row = self.config.num_layers // len(self.layers)
         for index in range(self.config.num_layers):
-            hidden_states, weights = self.layers[index // times_in_a_row](hidden_states, mask, bias)
+            mask, rotation = patterns[self.config.is_local(index)]
+            layer = self.layers[index // times_in_a_row]
+            hidden_states, weights = layer(hidden_states, mask, bias, rotation)
             if output_attentions:
                 attentions += (weights,)
+        if self.final_norm is not None:
+            hidden_states = self.final_norm(hidden_states)
         return EncoderOutput(hidden_states, attentions)
 
-    def _attention_mask(self, attention_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
+    def _attention_patterns(self, attention_mask: Tensor, dtype: torch.dtype) -> dict[bool, _Pattern]:
+        """Return what layers see, by whether they are local."""
+        num_tokens = attention_mask.shape[1]
         keep = attention_mask.to(dtype)[:, None, None, :]  # (B, 1, 1, T)
         if self.config.is_causal:
-            positions = self.positions[: attention_mask.shape[1]]
-            keep = keep * causal_keep_mask(positions).to(dtype)  # (B, 1, T, T)
-        return prepare_mask(keep, dtype)
+            keep = keep * causal_keep_mask(self.positions[:num_tokens]).to(dtype)  # (B, 1, T, T)
+        rotation = None if self.rotary is None else self.rotary(num_tokens)
+        patterns = {False: _Pattern(prepare_mask(keep, dtype), rotation)}
+        if self.config.local_window is not None:
+            window = window_keep_mask(self.positions[:num_tokens], self.config.local_window)
+            local_rotation = rotation if self.local_rotary is None else self.local_rotary(num_tokens)
+            patterns[True] = _Pattern(prepare_mask(keep * window.to(dtype), dtype), local_rotation)
+        return patterns
 
     def _check_inputs(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> None:
         if input_ids.ndim != 2:  # noqa: PLR2004 - (B, T)
@@ -107,6 +134,10 @@ class Encoder(nn.Module):
             raise ValueError(f"{input_ids.shape[1]} tokens are more than max_tokens={limit}: truncate")
         if token_type_ids is not None and not self.config.type_vocab_size:
             raise ValueError("token_type_ids were given but type_vocab_size=0: leave them out")
+
+
+def _make_rotary(config: EncoderConfig, theta: float | None, divisor: float) -> RotaryTables | None:
+    return None if theta is None else RotaryTables(config.head_dim, config.max_tokens, theta, divisor)
 
 
 def new_encoder(config: EncoderConfig, seed: int) -> Encoder:

@@ -7,6 +7,36 @@ A family is data: one `FAMILY = Family(...)` in one module of `families`. All sh
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+# A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
+Parameters = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a checkpoint names the tensors of an encoder.
+
+    Attributes:
+        weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
+            name. `{layer}` stands for the layer number.
+        anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
+        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
+            Anything else (pooler, task heads) is ignored and reported.
+    """
+
+    weights: Mapping[Parameters, str]
+    anchor: str
+    roots: tuple[str, ...]
+
+    def weight_names(self, num_layers: int) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield (our parameter names, the checkpoint's tensor name without prefix) for `num_layers` layers.
+
+        Layers that share their weights count once.
+        """
+        for parameters, theirs in self.weights.items():
+            ours = (parameters,) if isinstance(parameters, str) else parameters
+            for layer in range(num_layers if "{layer}" in ours[0] else 1):
+                yield tuple(name.format(layer=layer) for name in ours), theirs.format(layer=layer)
+
 
 @dataclass(frozen=True)
 class Family:
@@ -18,12 +48,10 @@ class Family:
         architecture: the class that such a file names for the encoder alone.
         read_config: turns such a file's content into keyword arguments of `EncoderConfig`.
         write_config: turns the fields of an `EncoderConfig` into such a file's content.
-        weights: our parameter name -> the checkpoint's tensor name. `{layer}` stands for the layer number.
+        weights: see `Layout`, as are `anchor` and `roots`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
-        anchor: a tensor (as named in `weights`) that every checkpoint has and that tells the prefix.
-        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
-            Anything else (pooler, task heads) is ignored and reported.
-        buffers: tensors under the roots that hold no weights, saved by older versions.
+        other_layouts: further ones, as of checkpoints that were published with code of their own.
+        buffers: tensors under the roots that hold no weights, or once more the same, in older files.
         legacy_suffixes: old name endings -> today's.
     """
 
@@ -32,24 +60,18 @@ class Family:
     architecture: str
     read_config: Callable[[Mapping[str, object]], dict[str, object]]
     write_config: Callable[[Mapping[str, object]], dict[str, object]]
-    weights: Mapping[str, str]
+    weights: Mapping[Parameters, str]
     prefixes: tuple[str, ...]
     anchor: str
     roots: tuple[str, ...]
+    other_layouts: tuple[Layout, ...] = ()
     buffers: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
 
-    def weight_names(self, num_layers: int) -> Iterator[tuple[str, str]]:
-        """Yield (our parameter name, the checkpoint's tensor name without prefix) for `num_layers` layers.
-
-        Layers that share their weights count once.
-        """
-        for ours, theirs in self.weights.items():
-            if "{layer}" not in ours:
-                yield ours, theirs
-                continue
-            for layer in range(num_layers):
-                yield ours.format(layer=layer), theirs.format(layer=layer)
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """All layouts, in the order in which they are tried."""
+        return (Layout(self.weights, self.anchor, self.roots), *self.other_layouts)
 
     def modern_name(self, name: str) -> str:
         """Return `name` with a legacy ending replaced by today's."""
@@ -59,10 +81,17 @@ class Family:
         return name
 
 
-def linear_and_norm_names(modules: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of the weight and the bias of modules, by our names and theirs."""
+def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:
+    """Return the names of the weight and the bias of modules, by our names and theirs.
+
+    Several modules of ours may be one of theirs.
+    """
     return {
-        f"{ours}.{kind}": f"{theirs}.{kind}"
+        _named(ours, kind): f"{theirs}.{kind}"
         for ours, theirs in modules.items()
         for kind in ("weight", "bias")
     }
+
+
+def _named(modules: Parameters, kind: str) -> Parameters:
+    return f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{each}.{kind}" for each in modules)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnlens_model.errors import CheckpointError
-from attnlens_model.family import Family
+from attnlens_model.family import Family, Layout
 
 # Of each kind of misfit so many are named; the rest is a count.
 _MAX_NAMED = 10
@@ -40,25 +40,30 @@ def fit_tensors(
         CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that is no weight, or hold a
             NaN or an infinity.
     """
-    prefix = _find_prefix(tensors, family)
+    layout, prefix = _find_layout(tensors, family)
     originals, duplicates = _modern_names(tensors, family)
-    wanted = {ours: prefix + theirs for ours, theirs in family.weight_names(num_layers) if ours in parameters}
-    known = {*wanted.values(), *(prefix + buffer for buffer in family.buffers)}
+    wanted = {
+        prefix + theirs: {name: parameters[name].shape for name in ours}
+        for ours, theirs in layout.weight_names(num_layers)
+        if all(name in parameters for name in ours)
+    }
+    known = {*wanted, *(prefix + buffer for buffer in family.buffers)}
     others = [name for name in originals if name not in known]
-    roots = tuple(prefix + root for root in family.roots)
-    places = {originals[theirs]: parameters[ours] for ours, theirs in wanted.items() if theirs in originals}
+    roots = tuple(prefix + root for root in layout.roots)
+    places = {originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals}
     _raise_misfits(
-        missing=[theirs for theirs in wanted.values() if theirs not in originals],
+        missing=[name for name in wanted if name not in originals],
         unexpected=duplicates + [originals[name] for name in others if name.startswith(roots)],
         misshapen=_misshapen(tensors, places),
     )
-    # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
-    fitted = {
-        ours: tensors[originals[theirs]].to(torch.float32, copy=True).contiguous()
-        for ours, theirs in wanted.items()
-    }
-    # After the cast, which makes an infinity of a large float64.
-    broken = [originals[wanted[ours]] for ours, each in fitted.items() if not each.isfinite().all()]
+    fitted: dict[str, Tensor] = {}
+    broken = []
+    for name, shapes in wanted.items():
+        parts = _split(tensors[originals[name]], shapes)
+        # After the cast, which makes an infinity of a large float64.
+        if not all(part.isfinite().all() for part in parts.values()):
+            broken.append(originals[name])
+        fitted |= parts
     if broken:
         raise CheckpointError(
             f"{_names(broken)}: a NaN or an infinity is among the weights; the checkpoint is damaged or was "
@@ -67,19 +72,35 @@ def fit_tensors(
     return FittedTensors(fitted, tuple(originals[name] for name in others))
 
 
-def _find_prefix(names: Iterable[str], family: Family) -> str:
+def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
+    """Return the shape of the one tensor that holds parameters of these shapes along its first axis."""
+    return (sum(shape[0] for shape in shapes.values()), *next(iter(shapes.values()))[1:])
+
+
+def _split(tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return the parameters of a tensor, in fp32."""
+    parts = torch.split(tensor, [shape[0] for shape in shapes.values()])
+    # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
+    return {
+        name: part.to(torch.float32, copy=True).contiguous() for name, part in zip(shapes, parts, strict=True)
+    }
+
+
+def _find_layout(names: Iterable[str], family: Family) -> tuple[Layout, str]:
+    """Return the first layout of which the checkpoint has the anchor, and the prefix."""
     names = set(names)
-    found = [prefix for prefix in family.prefixes if prefix + family.anchor in names]
-    if len(found) == 1:
-        return found[0]
-    anchors = ", ".join(prefix + family.anchor for prefix in family.prefixes)
-    if not found:
-        raise CheckpointError(
-            f"no weights of the {family.name} family: none of {anchors} is among the {len(names)} tensors; "
-            "check that config.json and the weights belong together"
-        )
+    for layout in family.layouts:
+        found = [prefix for prefix in family.prefixes if prefix + layout.anchor in names]
+        if len(found) > 1:
+            raise CheckpointError(
+                f"more than one encoder: tensors under each of {found}; keep one of them in the checkpoint"
+            )
+        if found:
+            return layout, found[0]
+    anchors = ", ".join(prefix + layout.anchor for layout in family.layouts for prefix in family.prefixes)
     raise CheckpointError(
-        f"more than one encoder: tensors under each of {found}; keep one of them in the checkpoint"
+        f"no weights of the {family.name} family: none of {anchors} is among the {len(names)} tensors; "
+        "check that config.json and the weights belong together"
     )
 
 
@@ -90,12 +111,12 @@ def _modern_names(names: Iterable[str], family: Family) -> tuple[dict[str, str],
     return originals, duplicates
 
 
-def _misshapen(tensors: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> list[str]:
+def _misshapen(tensors: Mapping[str, Tensor], places: Mapping[str, tuple[int, ...]]) -> list[str]:
     found = []
-    for name, parameter in places.items():
+    for name, shape in places.items():
         tensor = tensors[name]
-        if tensor.shape != parameter.shape:
-            found.append(f"{name} {tuple(tensor.shape)} instead of {tuple(parameter.shape)}")
+        if tensor.shape != shape:
+            found.append(f"{name} {tuple(tensor.shape)} instead of {shape}")
         elif tensor.dtype not in _WEIGHT_DTYPES:
             found.append(f"{name} {tensor.dtype} instead of floating point")
         elif tensor.layout != torch.strided or tensor.is_meta:

@@ -1,6 +1,7 @@
 """Every family against the model of `transformers` that publishes it: hidden states and attention maps."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoConfig
 
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 from attnlens_model.families import FAMILIES
-from odd_models import OddModel, padded_masks, random_inputs
+from odd_models import OddModel, float64_throughout, padded_masks, random_inputs
 
 ROBERTA = [
     OddModel("Roberta", {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 66}, 64),
@@ -46,8 +47,95 @@ ALBERT = [
     OddModel("Albert", {"embedding_size": 96, "num_hidden_layers": 6, "num_hidden_groups": 3}, 64),
     OddModel("Albert", {"embedding_size": 20, "hidden_act": "gelu", "layer_norm_eps": 1e-5}, 1),
 ]
-ODD_MODELS = [*ROBERTA, *DISTILBERT, *MPNET, *ELECTRA, *ALBERT]
-ONE_OF_EACH = [ROBERTA[0], DISTILBERT[0], MPNET[0], ELECTRA[0], ALBERT[1]]
+# Windows of local_attention // 2 places on each side, and lengths below, just above and far above them.
+MODERN_SIZES = {"pad_token_id": 0, "num_hidden_layers": 5}
+MODERNBERT = [
+    OddModel("ModernBert", MODERN_SIZES | {"local_attention": 16, "norm_eps": 1e-3}, std=0.1),
+    OddModel(
+        "ModernBert",
+        MODERN_SIZES
+        | {
+            "local_attention": 7,
+            "global_attn_every_n_layers": 2,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_activation": "silu",
+            "global_rope_theta": 500.0,
+            "local_rope_theta": 3000.0,
+        },
+        64,
+        std=0.1,
+    ),
+    OddModel("ModernBert", MODERN_SIZES | {"local_attention": 128, "pad_token_id": 299}, 9, std=0.1),
+    *(
+        OddModel(
+            "ModernBert", MODERN_SIZES | {"local_attention": 16, "num_hidden_layers": 2}, num_tokens, std=0.1
+        )
+        for num_tokens in (8, 9, 10)
+    ),
+    OddModel("ModernBert", MODERN_SIZES | {"local_attention": 2, "global_attn_every_n_layers": 1}, 1),
+]
+NOMIC = [
+    OddModel("NomicBert", {"num_attention_heads": 4}, std=0.1),
+    OddModel(
+        "NomicBert",
+        {"head_dim": 20, "type_vocab_size": 1, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        64,
+        std=0.1,
+    ),
+]
+GTE = [
+    OddModel("Gte", {"pad_token_id": 1, "type_vocab_size": 2}, std=0.1),
+    OddModel("Gte", {"type_vocab_size": 0, "num_attention_heads": 6, "pad_token_id": 0}, 64, std=0.1),
+    OddModel(
+        "Gte",
+        {"hidden_act": "relu", "layer_norm_eps": 1e-3}
+        | {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.5}},
+        33,
+        std=0.1,
+    ),
+]
+EURO_SIZES = {"pad_token_id": 2, "num_attention_heads": 6}
+EUROBERT = [
+    OddModel("EuroBert", EURO_SIZES, std=0.1),
+    OddModel("EuroBert", EURO_SIZES | {"num_key_value_heads": 2, "rms_norm_eps": 1e-2}, 64, std=0.1),
+    OddModel(
+        "EuroBert",
+        EURO_SIZES
+        | {
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu_new",
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 250000.0, "factor": 4.0},
+        },
+        17,
+        std=0.1,
+    ),
+]
+T5_SIZES = {"d_model": 96, "num_layers": 3, "num_heads": 3, "d_ff": 160, "n_positions": 140}
+T5_SHAPE: dict[str, Any] = {"kind": "EncoderModel", "std": 0.05}
+T5 = [
+    OddModel("T5", T5_SIZES | {"d_kv": 20}, **T5_SHAPE),
+    OddModel(
+        "T5",
+        T5_SIZES
+        | {"d_kv": 32, "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-2}
+        | {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 50},
+        138,
+        **T5_SHAPE,
+    ),
+    OddModel("T5", T5_SIZES | {"feed_forward_proj": "gated-silu", "num_heads": 1}, 1, **T5_SHAPE),
+    OddModel("MT5", T5_SIZES | {"d_kv": 40, "layer_norm_epsilon": 1e-3}, 17, **T5_SHAPE),
+]
+ODD_MODELS = [*ROBERTA, *DISTILBERT, *MPNET, *ELECTRA, *ALBERT, *MODERNBERT, *NOMIC, *GTE, *EUROBERT, *T5]
+ONE_OF_EACH = [
+    *(ROBERTA[0], DISTILBERT[0], MPNET[0], ELECTRA[0], ALBERT[1]),
+    *(MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], T5[0], T5[1]),
+]
 HEADS = [
     (ROBERTA[0], "ForMaskedLM", {"lm_head.bias"}),
     (ROBERTA[3], "ForSequenceClassification", {"classifier.dense.weight"}),
@@ -57,6 +145,14 @@ HEADS = [
     (ELECTRA[0], "ForPreTraining", {"discriminator_predictions.dense.weight"}),
     (ELECTRA[2], "ForMaskedLM", {"generator_predictions.dense.weight"}),
     (ALBERT[1], "ForMaskedLM", {"predictions.dense.weight"}),
+    (MODERNBERT[1], "ForMaskedLM", {"head.dense.weight", "decoder.bias"}),
+    (MODERNBERT[2], "ForSequenceClassification", {"head.dense.weight", "classifier.weight"}),
+    (NOMIC[0], "ForMaskedLM", {"cls.predictions.transform.dense.weight"}),
+    (GTE[0], "ForMaskedLM", {"lm_head.dense.weight"}),
+    (EUROBERT[1], "ForMaskedLM", {"lm_head.weight"}),
+    (EUROBERT[0], "ForSequenceClassification", {"classifier.weight"}),
+    (T5[0], "ForConditionalGeneration", {"decoder.final_layer_norm.weight"}),
+    (T5[1], "ForSequenceClassification", {"classification_head.dense.weight"}),
 ]
 
 
@@ -68,7 +164,8 @@ def run(encoder: Encoder, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
 
 def largest_differences(encoder: Encoder, model: nn.Module, inputs: dict[str, Tensor]) -> tuple[float, float]:
     """Of the hidden states and of the attention maps, over live tokens."""
-    with torch.no_grad():
+    is_float64 = next(model.parameters()).dtype == torch.float64
+    with torch.no_grad(), float64_throughout(model) if is_float64 else nullcontext():
         theirs = model(**inputs, output_attentions=True)
     hidden, *maps = run(encoder, inputs)
     live = inputs["attention_mask"].bool()
@@ -124,9 +221,11 @@ def test_a_task_model_gives_its_encoder_and_its_head_is_reported(
     model.save_pretrained(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert unused <= set(checkpoint.unused_tensors)
-    assert not any("encoder" in name or "transformer" in name for name in checkpoint.unused_tensors)
+    left_out = [name for name in checkpoint.unused_tensors if "decoder" not in name]
+    assert not any("encoder" in name or "transformer" in name or "layers" in name for name in left_out)
     inputs = random_inputs(model.config, torch.ones(2, 9, dtype=torch.int64))
-    assert max(largest_differences(checkpoint.encoder, model.base_model, inputs)) < 1e-5
+    body = model.get_encoder() if "T5" in odd.name else model.base_model
+    assert max(largest_differences(checkpoint.encoder, body, inputs)) < 1e-5
 
 
 @pytest.mark.parametrize("odd", ONE_OF_EACH, ids=str)
@@ -138,15 +237,21 @@ def test_the_table_of_a_family_names_every_parameter_once_and_every_prefix_is_fo
     config = read_config(tmp_path / "config.json")
     family = FAMILIES[config.family]
     expected = load_checkpoint(tmp_path).encoder.state_dict()
-    ours, theirs = zip(*family.weight_names(config.num_distinct_layers), strict=True)
-    assert len(set(ours)) == len(ours)
-    assert len(set(theirs)) == len(theirs)
-    assert set(expected) <= set(ours)
+    for layout in family.layouts:
+        tables, theirs = zip(*layout.weight_names(config.num_distinct_layers), strict=True)
+        ours = [name for table in tables for name in table]
+        assert len(set(ours)) == len(ours)
+        assert len(set(theirs)) == len(theirs)
+    assert any(
+        set(expected)
+        <= {name for names, _ in layout.weight_names(config.num_distinct_layers) for name in names}
+        for layout in family.layouts
+    )
     (tmp_path / "model.safetensors").unlink()
     for prefix in family.prefixes:
         tensors = {prefix + name: tensor for name, tensor in model.state_dict().items()}
         # As older versions saved them.
-        tensors[f"{prefix}embeddings.position_ids"] = torch.arange(64)[None]
+        tensors |= {prefix + name: torch.arange(64)[None] for name in family.buffers}
         torch.save(tensors, tmp_path / "pytorch_model.bin")
         found = load_checkpoint(tmp_path).encoder.state_dict()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -157,7 +262,8 @@ def test_what_a_config_file_leaves_out_is_what_transformers_takes(odd: OddModel,
     """`save_pretrained` writes everything; files of older versions only what is not the default."""
     full = json.loads(odd.config().to_json_string(use_diff=False))
     required = [key for key in full if key == "model_type" or key in SIZE_KEYS]
-    sparse = {key: full[key] for key in required}
+    # Large enough for every family's default padding id.
+    sparse = {key: full[key] for key in required} | {"vocab_size": 200_000}
     (tmp_path / "config.json").write_text(json.dumps(sparse))
     theirs: Any = AutoConfig.from_pretrained(tmp_path)
     assert read_config(tmp_path / "config.json") == EncoderConfig.from_dict(theirs.to_dict())
@@ -166,6 +272,7 @@ def test_what_a_config_file_leaves_out_is_what_transformers_takes(odd: OddModel,
 SIZE_KEYS = {
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "dim", "n_layers", "n_heads", "hidden_dim"),
+    *("d_model", "num_layers", "num_heads", "d_ff", "n_positions"),
 }
 
 

@@ -8,7 +8,7 @@ release. Later families that kept BERT's layout import these tables.
 from collections.abc import Mapping
 
 from attnlens_model.config_table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import Family, Parameters, linear_and_norm_names
 
 KEYS: Mapping[str, tuple[str, object]] = {
     "vocab_size": ("vocab_size", None),
@@ -30,13 +30,13 @@ REQUIRED_VALUES: Mapping[str, tuple[object, ...]] = {
     "pruned_heads": ({}, None),
 }
 
-TABLE_WEIGHTS: Mapping[str, str] = {
+TABLE_WEIGHTS: Mapping[Parameters, str] = {
     "embeddings.token.weight": "embeddings.word_embeddings.weight",
     "embeddings.position.weight": "embeddings.position_embeddings.weight",
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
 }
 
-LAYER_WEIGHTS: Mapping[str, str] = linear_and_norm_names(
+LAYER_WEIGHTS: Mapping[Parameters, str] = linear_and_norm_names(
     {
         "layers.{layer}.attention.query": "encoder.layer.{layer}.attention.self.query",
         "layers.{layer}.attention.key": "encoder.layer.{layer}.attention.self.key",
@@ -49,7 +49,7 @@ LAYER_WEIGHTS: Mapping[str, str] = linear_and_norm_names(
     }
 )
 
-WEIGHTS: Mapping[str, str] = {
+WEIGHTS: Mapping[Parameters, str] = {
     **TABLE_WEIGHTS,
     **linear_and_norm_names({"embeddings.norm": "embeddings.LayerNorm"}),
     **LAYER_WEIGHTS,

@@ -1,0 +1,89 @@
+"""EuroBERT: a Llama without the causal mask: RMSNorm first, gated SiLU, rotation, shared keys and values.
+
+Boizard et al. 2025, https://arxiv.org/abs/2503.05500.
+"""
+
+from collections.abc import Mapping
+
+from attnlens_model.config_table import ConfigTable, unusual_head_size
+from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.rotary_config import read_rotary, write_rotary_parameters
+
+_DEFAULT_THETA = 10_000.0
+
+_CONFIG = ConfigTable(
+    keys={
+        "vocab_size": ("vocab_size", None),
+        "hidden_size": ("hidden_size", None),
+        "num_layers": ("num_hidden_layers", None),
+        "num_heads": ("num_attention_heads", None),
+        "intermediate_size": ("intermediate_size", None),
+        "max_position_embeddings": ("max_position_embeddings", 8192),
+        "layer_norm_eps": ("rms_norm_eps", 1e-5),
+        "attention_bias": ("attention_bias", False),
+        "up_bias": ("mlp_bias", False),
+        "down_bias": ("mlp_bias", False),
+        "attention_dropout": ("attention_dropout", 0.0),
+    },
+    pad_token_id=128001,
+    activation=("hidden_act", "silu"),
+    implied={
+        "type_vocab_size": 0,
+        "hidden_dropout": 0.0,
+        "position_scheme": "none",
+        "norm": "rms",
+        "norm_bias": False,
+        "norm_placement": "pre",
+        "embedding_norm": False,
+        "feed_forward": "gated",
+    },
+)
+
+
+def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    fields = _CONFIG.read(content)
+    rotation = read_rotary(content, _DEFAULT_THETA)
+    shared = content.get("num_key_value_heads")
+    return fields | {
+        "head_size": unusual_head_size(content.get("head_dim"), fields),
+        "num_key_value_heads": None if shared == fields["num_heads"] else shared,
+        "rotary_theta": rotation.theta,
+        "rotary_divisor": rotation.divisor,
+    }
+
+
+def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
+    return _CONFIG.write(fields) | {
+        "head_dim": fields["head_size"],
+        "num_key_value_heads": fields["num_key_value_heads"],
+        "rope_parameters": write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"]),
+    }
+
+
+FAMILY = Family(
+    name="eurobert",
+    model_types=("eurobert",),
+    architecture="EuroBertModel",
+    read_config=_read_config,
+    write_config=_write_config,
+    weights={
+        "embeddings.token.weight": "embed_tokens.weight",
+        **linear_and_norm_names(
+            {
+                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
+                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
+                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
+                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
+                "layers.{layer}.attention_norm": "layers.{layer}.input_layernorm",
+                "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
+                "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
+                "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
+                "layers.{layer}.output_norm": "layers.{layer}.post_attention_layernorm",
+                "final_norm": "norm",
+            }
+        ),
+    },
+    prefixes=("", "model.", "0.auto_model."),
+    anchor="embed_tokens.weight",
+    roots=("embed_tokens.", "layers.", "norm."),
+)

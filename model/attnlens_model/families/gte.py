@@ -1,0 +1,113 @@
+"""GTE v1.5 and multilingual: BERT with rotation for positions and a gated feed-forward.
+
+Zhang et al. 2024, "mGTE", https://arxiv.org/abs/2407.19669. The checkpoints were published with code of their
+own under the model type "new", with fused projections; transformers 5 calls them "gte" and splits those.
+"""
+
+from collections.abc import Mapping
+
+from attnlens_model.config_table import ConfigTable
+from attnlens_model.families import bert
+from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
+from attnlens_model.rotary_config import read_rotary, write_rotary_parameters
+
+# What an absent theta means, by model type.
+_DEFAULT_THETAS = {"gte": 160_000.0, "new": 10_000.0}
+_DEFAULT_PADDING = {"gte": 1, "new": 0}
+
+_CONFIG = ConfigTable(
+    keys={
+        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+        "max_position_embeddings": ("max_position_embeddings", 8192),
+        "type_vocab_size": ("type_vocab_size", 1),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    },
+    implied={"position_scheme": "none", "feed_forward": "gated", "up_bias": False},
+    required_values={
+        "position_embedding_type": ("rope", None),
+        "layer_norm_type": ("layer_norm", None),
+        "logn_attention_scale": (False, None),
+    },
+)
+
+
+def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    model_type = str(content["model_type"])
+    fields = _CONFIG.read({"pad_token_id": _DEFAULT_PADDING[model_type], **content})
+    rotation = read_rotary(content, _DEFAULT_THETAS[model_type], _head_dim(fields))
+    return fields | {"rotary_theta": rotation.theta, "rotary_divisor": rotation.divisor}
+
+
+def _head_dim(fields: Mapping[str, object]) -> int:
+    hidden_size, num_heads = fields["hidden_size"], fields["num_heads"]
+    if isinstance(hidden_size, int) and isinstance(num_heads, int) and 1 <= num_heads <= hidden_size:
+        return hidden_size // num_heads
+    # Refused, with its name, when the configuration is made.
+    return 1
+
+
+def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
+    rotation = write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"])
+    return _CONFIG.write(fields) | {"rope_parameters": rotation}
+
+
+_EMBEDDINGS: Mapping[Parameters, str] = {
+    "embeddings.token.weight": "embeddings.word_embeddings.weight",
+    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
+    **linear_and_norm_names({"embeddings.norm": "embeddings.LayerNorm"}),
+}
+
+_HUB_LAYOUT = Layout(
+    weights={
+        **_EMBEDDINGS,
+        **linear_and_norm_names(
+            {
+                (
+                    "layers.{layer}.attention.query",
+                    "layers.{layer}.attention.key",
+                    "layers.{layer}.attention.value",
+                ): "encoder.layer.{layer}.attention.qkv_proj",
+                "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.o_proj",
+                "layers.{layer}.attention_norm": "encoder.layer.{layer}.attn_ln",
+                # The second half goes through the activation.
+                (
+                    "layers.{layer}.feed_forward.up",
+                    "layers.{layer}.feed_forward.gate",
+                ): "encoder.layer.{layer}.mlp.up_gate_proj",
+                "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.mlp.down_proj",
+                "layers.{layer}.output_norm": "encoder.layer.{layer}.mlp_ln",
+            }
+        ),
+    },
+    anchor="encoder.layer.0.attention.qkv_proj.weight",
+    roots=("embeddings.", "encoder."),
+)
+
+FAMILY = Family(
+    name="gte",
+    model_types=("gte", "new"),
+    architecture="GteModel",
+    read_config=_read_config,
+    write_config=_write_config,
+    weights={
+        **_EMBEDDINGS,
+        **linear_and_norm_names(
+            {
+                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
+                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
+                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
+                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
+                "layers.{layer}.attention_norm": "layers.{layer}.post_attention_layernorm",
+                "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
+                "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
+                "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
+                "layers.{layer}.output_norm": "layers.{layer}.post_mlp_layernorm",
+            }
+        ),
+    },
+    prefixes=("", "gte.", "new.", "model.", "0.auto_model."),
+    anchor="layers.0.self_attn.q_proj.weight",
+    roots=("embeddings.", "layers."),
+    other_layouts=(_HUB_LAYOUT,),
+    buffers=("embeddings.position_ids",),
+)

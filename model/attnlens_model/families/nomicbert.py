@@ -1,0 +1,164 @@
+"""NomicBERT (nomic-embed-text v1 and v1.5): BERT with rotation for positions, gated SiLU and no biases.
+
+Nussbaum et al. 2024, https://arxiv.org/abs/2402.01613. The checkpoints were published with code of their own,
+whose configuration has GPT-2's names and whose projections are fused. transformers 5 splits and renames them
+when it loads a checkpoint, and joins them again when it saves one.
+"""
+
+from collections.abc import Mapping
+
+from attnlens_model.config_table import ConfigTable, unusual_head_size
+from attnlens_model.errors import ConfigError
+from attnlens_model.families import bert
+from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
+from attnlens_model.rotary_config import read_rotary, write_rotary_parameters
+
+_DEFAULT_THETA = 1000.0
+_GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
+# Beyond it the published code rescales the rotation by the length of the batch.
+_DEFAULT_TRAINED_POSITIONS = 2048
+_SHARED = {"position_scheme": "none", "feed_forward": "gated"}
+
+_CONFIG = ConfigTable(
+    keys={
+        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+        "max_position_embeddings": ("max_position_embeddings", 2048),
+        "hidden_dropout": ("hidden_dropout_prob", 0.0),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+    },
+    activation=("hidden_act", "silu"),
+    implied={**_SHARED, "attention_bias": False, "up_bias": False, "down_bias": False},
+)
+
+_HUB_CONFIG = ConfigTable(
+    keys={
+        "vocab_size": ("vocab_size", None),
+        "hidden_size": ("n_embd", None),
+        "num_layers": ("n_layer", None),
+        "num_heads": ("n_head", None),
+        "intermediate_size": ("n_inner", None),
+        "max_position_embeddings": ("n_positions", None),
+        "type_vocab_size": ("type_vocab_size", 2),
+        "layer_norm_eps": ("layer_norm_epsilon", None),
+        "attention_bias": ("qkv_proj_bias", True),
+        "up_bias": ("mlp_fc1_bias", True),
+        "down_bias": ("mlp_fc2_bias", True),
+        "hidden_dropout": ("resid_pdrop", 0.0),
+        "attention_dropout": ("attn_pdrop", 0.0),
+    },
+    activation=("activation_function", "silu"),
+    implied=_SHARED,
+    required_values={
+        "rotary_emb_fraction": (1.0,),
+        "rotary_emb_interleaved": (False, None),
+        "rotary_emb_scale_base": (None,),
+        "prenorm": (False, None),
+        "parallel_block": (False, None),
+        "use_rms_norm": (False, None),
+        "causal": (False, None),
+        "moe_every_n_layers": (0, None),
+        "num_experts": (0, 1, None),
+    },
+)
+
+
+def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    if "n_embd" in content:
+        return _read_hub_config(content)
+    fields = _CONFIG.read(content)
+    rotation = read_rotary(content, _DEFAULT_THETA)
+    return fields | {
+        "head_size": unusual_head_size(content.get("head_dim"), fields),
+        "rotary_theta": rotation.theta,
+        "rotary_divisor": rotation.divisor,
+    }
+
+
+def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
+    name = content.get("activation_function")
+    if name not in _GATED_ACTIVATIONS:
+        raise ConfigError(
+            f"activation_function={name!r} is not supported: this version knows "
+            f"{', '.join(_GATED_ACTIVATIONS)}"
+        )
+    fields = _HUB_CONFIG.read({**content, "activation_function": _GATED_ACTIVATIONS[str(name)]})
+    if "rotary_emb_base" not in content and "rope_parameters" not in content:
+        raise ConfigError("config.json does not say rotary_emb_base: add what the model was trained with")
+    rotation = read_rotary(content, content.get("rotary_emb_base"))
+    length = fields["max_position_embeddings"]
+    trained = content.get("max_trained_positions") or _DEFAULT_TRAINED_POSITIONS
+    if content.get("rotary_scaling_factor") and isinstance(length, int) and isinstance(trained, int):
+        length = min(length, trained)
+    return fields | {
+        "max_position_embeddings": length,
+        "rotary_theta": rotation.theta,
+        "rotary_divisor": rotation.divisor,
+    }
+
+
+def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
+    return _CONFIG.write(fields) | {
+        "head_dim": fields["head_size"],
+        "rope_parameters": write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"]),
+    }
+
+
+_EMBEDDINGS: Mapping[Parameters, str] = {
+    "embeddings.token.weight": "embeddings.word_embeddings.weight",
+    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
+}
+
+_HUB_LAYOUT = Layout(
+    weights={
+        **_EMBEDDINGS,
+        **linear_and_norm_names(
+            {
+                "embeddings.norm": "emb_ln",
+                (
+                    "layers.{layer}.attention.query",
+                    "layers.{layer}.attention.key",
+                    "layers.{layer}.attention.value",
+                ): "encoder.layers.{layer}.attn.Wqkv",
+                "layers.{layer}.attention.output": "encoder.layers.{layer}.attn.out_proj",
+                "layers.{layer}.attention_norm": "encoder.layers.{layer}.norm1",
+                "layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc11",
+                # This one goes through the activation.
+                "layers.{layer}.feed_forward.gate": "encoder.layers.{layer}.mlp.fc12",
+                "layers.{layer}.feed_forward.down": "encoder.layers.{layer}.mlp.fc2",
+                "layers.{layer}.output_norm": "encoder.layers.{layer}.norm2",
+            }
+        ),
+    },
+    anchor="encoder.layers.0.attn.Wqkv.weight",
+    roots=("embeddings.", "emb_ln.", "encoder."),
+)
+
+FAMILY = Family(
+    name="nomic_bert",
+    model_types=("nomic_bert",),
+    architecture="NomicBertModel",
+    read_config=_read_config,
+    write_config=_write_config,
+    weights={
+        **_EMBEDDINGS,
+        **linear_and_norm_names(
+            {
+                "embeddings.norm": "embeddings.LayerNorm",
+                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
+                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
+                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
+                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
+                "layers.{layer}.attention_norm": "layers.{layer}.post_attention_layernorm",
+                "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
+                "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
+                "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
+                "layers.{layer}.output_norm": "layers.{layer}.post_mlp_layernorm",
+            }
+        ),
+    },
+    prefixes=("", "nomic_bert.", "bert.", "model.", "0.auto_model."),
+    anchor="layers.0.self_attn.q_proj.weight",
+    roots=("embeddings.", "layers."),
+    other_layouts=(_HUB_LAYOUT,),
+    buffers=("embeddings.position_ids",),
+)

@@ -1,0 +1,114 @@
+"""The encoder half of T5, mT5 and what is built on them (Flan-T5, ByT5, sentence-T5, GTR).
+
+Raffel et al. 2019, https://arxiv.org/abs/1910.10683; Xue et al. 2020, https://arxiv.org/abs/2010.11934.
+RMSNorm first, no biases, scores that are not scaled, heads of a width of their own, and a learned bias by
+distance in place of positions, stored in block 0 and used in all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnlens_model.config_table import WRITTEN_ACTIVATIONS, ConfigTable, unusual_head_size
+from attnlens_model.family import Family, Layout, Parameters
+
+_DEFAULT_FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu"}
+_GATED = "gated-"
+
+_CONFIG = ConfigTable(
+    keys={
+        "vocab_size": ("vocab_size", None),
+        "hidden_size": ("d_model", None),
+        "num_layers": ("num_layers", None),
+        "num_heads": ("num_heads", None),
+        "intermediate_size": ("d_ff", None),
+        # Nothing in the encoder ends at a length; this is the one that it was trained on.
+        "max_position_embeddings": ("n_positions", 512),
+        "layer_norm_eps": ("layer_norm_epsilon", 1e-6),
+        "hidden_dropout": ("dropout_rate", 0.1),
+        "attention_dropout": ("dropout_rate", 0.1),
+        "relative_attention_num_buckets": ("relative_attention_num_buckets", 32),
+        "relative_attention_max_distance": ("relative_attention_max_distance", 128),
+    },
+    activation=("dense_act_fn", "relu"),
+    implied={
+        "type_vocab_size": 0,
+        "position_scheme": "none",
+        "norm": "rms",
+        "norm_bias": False,
+        "norm_placement": "pre",
+        "embedding_norm": False,
+        "attention_bias": False,
+        "up_bias": False,
+        "down_bias": False,
+        "attention_scale": 1.0,
+    },
+)
+
+
+def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    name = str(content.get("feed_forward_proj", _DEFAULT_FEED_FORWARD[str(content["model_type"])]))
+    activation = name.removeprefix(_GATED)
+    if name == "gated-gelu":
+        # So that files of T5 v1.1 mean the approximation that they were trained with.
+        activation = "gelu_new"
+    fields = _CONFIG.read({**content, "dense_act_fn": activation})
+    return fields | {
+        "feed_forward": "gated" if name.startswith(_GATED) else "plain",
+        "head_size": unusual_head_size(content.get("d_kv", 64), fields),
+    }
+
+
+def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
+    content = _CONFIG.write(fields)
+    del content["dense_act_fn"]
+    activation = WRITTEN_ACTIVATIONS[fields["activation"]]
+    if fields["feed_forward"] == "gated":
+        activation = _GATED + ("gelu_python" if activation == "gelu" else activation)
+    head_size = fields["head_size"] or fields["hidden_size"] // fields["num_heads"]
+    return content | {"feed_forward_proj": activation, "d_kv": head_size}
+
+
+_BLOCK = "encoder.block.{layer}.layer"
+
+
+_WEIGHTS: Mapping[Parameters, str] = {
+    "embeddings.token.weight": "shared.weight",
+    "relative_bias.bias.weight": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "layers.{layer}.attention.query.weight": f"{_BLOCK}.0.SelfAttention.q.weight",
+    "layers.{layer}.attention.key.weight": f"{_BLOCK}.0.SelfAttention.k.weight",
+    "layers.{layer}.attention.value.weight": f"{_BLOCK}.0.SelfAttention.v.weight",
+    "layers.{layer}.attention.output.weight": f"{_BLOCK}.0.SelfAttention.o.weight",
+    "layers.{layer}.attention_norm.weight": f"{_BLOCK}.0.layer_norm.weight",
+    "layers.{layer}.feed_forward.down.weight": f"{_BLOCK}.1.DenseReluDense.wo.weight",
+    "layers.{layer}.output_norm.weight": f"{_BLOCK}.1.layer_norm.weight",
+    "final_norm.weight": "encoder.final_layer_norm.weight",
+}
+_ROOTS = ("shared.", "encoder.")
+
+_GATED_LAYOUT = Layout(
+    weights={
+        **_WEIGHTS,
+        "layers.{layer}.feed_forward.gate.weight": f"{_BLOCK}.1.DenseReluDense.wi_0.weight",
+        "layers.{layer}.feed_forward.up.weight": f"{_BLOCK}.1.DenseReluDense.wi_1.weight",
+    },
+    anchor="encoder.block.0.layer.1.DenseReluDense.wi_0.weight",
+    roots=_ROOTS,
+)
+
+FAMILY = Family(
+    name="t5",
+    model_types=("t5", "mt5"),
+    architecture="T5EncoderModel",
+    read_config=_read_config,
+    write_config=_write_config,
+    weights={
+        **_WEIGHTS,
+        "layers.{layer}.feed_forward.up.weight": f"{_BLOCK}.1.DenseReluDense.wi.weight",
+    },
+    prefixes=("", "transformer.", "0.auto_model."),
+    anchor="encoder.block.0.layer.1.DenseReluDense.wi.weight",
+    roots=_ROOTS,
+    other_layouts=(_GATED_LAYOUT,),
+    # The same tensor as shared.weight, which older files hold once for each half of the model.
+    buffers=("encoder.embed_tokens.weight",),
+)

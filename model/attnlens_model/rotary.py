@@ -1,0 +1,79 @@
+"""Rotary position embedding: queries and keys are turned by angles that grow with their position.
+
+Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding", section 3.2. Component i of a
+head is paired with component i + K/2, as in the published checkpoints of every family here, not with its
+neighbour as in the paper; the two differ by a permutation that training absorbs.
+
+The dot product of a turned query and a turned key depends on their distance alone.
+
+Letters in shapes: B batch, H heads, T tokens, K head width, M the longest input.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines for the T positions of an input, so that all layers share one lookup.
+
+    Both are (T, K); the first half of the sines is negated.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+
+def rotate(vectors: Tensor, rotation: Rotation) -> Tensor:
+    """Turn queries or keys (B, H, T, K), each by the angles of its position."""
+    half = vectors.shape[-1] // 2
+    # The paper's minus sign is in the table, which saves an operator in every layer of the graph.
+    swapped = torch.cat([vectors[..., half:], vectors[..., :half]], dim=-1)
+    return vectors * rotation.cosines + swapped * rotation.sines
+
+
+class RotaryTables(nn.Module):
+    """The cosines and sines of all positions, computed in float64 and rounded once."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, head_dim: int, max_tokens: int, theta: float, divisor: float) -> None:
+        """Compute the tables.
+
+        Args:
+            head_dim: K, even.
+            max_tokens: M.
+            theta: pair i of K/2 turns by theta^(-2i/K) / divisor radians from one position to the next.
+            divisor: see `theta`; 1 is the paper's.
+        """
+        super().__init__()
+        self._sizes = (head_dim, max_tokens, theta, divisor)
+        dtype = torch.get_default_dtype()
+        for name, exact in zip(("cosines", "sines"), _exact_tables(*self._sizes), strict=True):
+            self.register_buffer(name, exact.to(dtype), persistent=False)
+
+    def forward(self, num_tokens: int) -> Rotation:
+        """Return the rows of the first `num_tokens` positions."""
+        return Rotation(self.cosines[:num_tokens], self.sines[:num_tokens])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the module to another dtype or device, each value rounded from float64.
+
+        A cast from fp32 to float64 would keep the rounding of fp32, and with it a float64 reference.
+        """
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, exact in zip(("cosines", "sines"), _exact_tables(*self._sizes), strict=True):
+            setattr(self, name, exact.to(getattr(self, name)))
+        return self
+
+
+def _exact_tables(head_dim: int, max_tokens: int, theta: float, divisor: float) -> tuple[Tensor, Tensor]:
+    # The device is named so that the values exist even when the rest is built without storage.
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim  # (K/2,)
+    positions = torch.arange(max_tokens, dtype=torch.float64, device="cpu")  # (M,)
+    angles = positions[:, None] * (theta**-exponents / divisor)  # (M, K/2)
+    sines = angles.sin()
+    return torch.cat([angles.cos()] * 2, dim=-1), torch.cat([-sines, sines], dim=-1)  # (M, K)
