@@ -83,9 +83,10 @@ def write_tokenizer(
     special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
     special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
     settings.setdefault("pad_token", special["pad_token"])
-    limit = settings.get("model_max_length")
-    if not isinstance(limit, int) or limit > config.max_tokens:
-        settings["model_max_length"] = max_tokens
+    # transformers, transformers.js and fastembed cut here rather than where tokenizer.json says; fastembed at
+    # `max_length` too, which is the length of somebody's last call.
+    settings.pop("max_length", None)
+    settings["model_max_length"] = max_tokens
     write_json(directory / "tokenizer_config.json", settings)
     write_json(directory / "special_tokens_map.json", special)
 

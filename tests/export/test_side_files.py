@@ -168,6 +168,17 @@ def test_the_limit_is_the_smallest_that_is_meant(
     assert read_max_tokens(None, tiny_config) == 40
 
 
+def test_every_description_of_the_tokenizer_cuts_at_the_publishers_limit(
+    source: Path, bundle: Path, tiny_config: EncoderConfig
+) -> None:
+    """sentence-transformers' `max_seq_length` is the smaller one in most checkpoints."""
+    write_word_level(source / "tokenizer.json", 101)
+    write(source / "tokenizer_config.json", {"model_max_length": 40, "max_length": 12, "pad_token": "[PAD]"})
+    write_tokenizer(bundle, source, None, tiny_config, 24)
+    assert read(bundle / "tokenizer.json")["truncation"]["max_length"] == 24
+    assert read(bundle / "tokenizer_config.json") == {"model_max_length": 24, "pad_token": "[PAD]"}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
