@@ -1,5 +1,6 @@
 """`attnlens export SOURCE --output DIR`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,9 +50,9 @@ MAX_SEED = 2**64 - 1
     "layouts",
     multiple=True,
     type=click.Choice(LAYOUT_NAMES),
-    help="Make DIR-triton or DIR-ovms too: the bundle as that server's model repository.",
+    help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
-@click.option("--force", is_flag=True, help="Replace a bundle, or a --layout of one, that is in the way.")
+@click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
 @click.option(
     "--keep-failed", is_flag=True, help="Write a bundle that fails parity all the same, marked as failed."
 )
@@ -86,7 +87,7 @@ def export(
     if config is not None:
         name = name or config.stem
     choices = ExportOptions(seed=seed or 0, revision=revision, name=name, **options)
-    repositories = {layout: output.with_name(f"{output.name}-{layout}") for layout in layouts}
+    repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
         with stopped_by_signals(), progress_bar() as progress:
             for repository in repositories.values():
@@ -103,6 +104,12 @@ def export(
     with stopped_by_signals():
         for layout, repository in repositories.items():
             click.echo(describe_layout(write_layout(output, layout, repository, force=choices.force)))
+
+
+def _beside(output: Path, layout: str) -> Path:
+    if output.name in {"", ".."}:  # a place without a name of its own, like "."
+        output = Path(os.path.realpath(output))
+    return Path(f"{output}-{layout}")
 
 
 def _check_combination(

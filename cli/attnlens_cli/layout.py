@@ -26,14 +26,11 @@ Example:
 )
 @click.option("--force", is_flag=True, help="Replace a model repository made by attnlens.")
 def layout(directory: Path, kind: str, output: Path, force: bool) -> None:
-    r"""Lay a bundle out as the model repository of another server.
+    """Lay a bundle out as the model repository of another server.
 
-    \b
-    triton  NVIDIA Triton Inference Server, its ONNX Runtime backend
-    ovms    OpenVINO Model Server
-
-    REPO gets the graphs and weights of the bundle DIR, as hard links where that is possible, and the server's
-    configuration. Hashes are checked first. The server tokenizes nothing: clients send token ids.
+    That is NVIDIA's Triton Inference Server (triton) or OpenVINO Model Server (ovms). REPO gets the graphs
+    and weights of the bundle DIR, as hard links where that is possible, and the server's configuration.
+    Hashes are checked first. Neither server reads text: clients send token ids, README.md in REPO says which.
     """
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError, OutputError  # noqa: PLC0415 - heavy

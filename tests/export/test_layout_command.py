@@ -79,6 +79,18 @@ def test_an_export_with_layouts_makes_them_beside_the_bundle(config_file: Path, 
             assert (again / name).read_bytes() == (made / name).read_bytes()
 
 
+def test_a_layout_of_the_working_directory_has_its_name(
+    config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.mkdir()
+    monkeypatch.chdir(output)
+    output.with_name("tiny-ovms").mkdir()
+    (output.with_name("tiny-ovms") / "file").touch()
+    result = run_export("--config", config_file, "--output", ".", "--layout", "ovms")
+    assert result.exit_code == 2
+    assert "tiny-ovms exists and is no model repository" in result.stderr
+
+
 def test_a_repository_in_the_way_is_noticed_before_the_export(config_file: Path, output: Path) -> None:
     output.with_name("tiny-triton").mkdir()
     (output.with_name("tiny-triton") / "file").touch()

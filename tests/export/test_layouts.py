@@ -238,6 +238,12 @@ def test_the_repository_says_what_the_server_does_not(
         assert words in page
 
 
+def test_the_documentation_shows_what_is_written(triton: Path, ovms: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    for path in (triton / "all-MiniLM-L6-v2" / "config.pbtxt", ovms / "config.json"):
+        assert path.read_text(encoding="utf-8") in page
+
+
 def test_weights_in_a_file_of_their_own_stay_there(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path: Path
 ) -> None:
