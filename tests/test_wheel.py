@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,11 @@ def test_the_wheel_serves_and_exports_extra_by_extra(
     exported = environment.directory / "exported"
     environment.run("attnlens", "export", minilm_dir, "--output", exported)
     np.testing.assert_allclose(embed(environment, exported), first, atol=1e-6)
+
+
+def test_the_wheel_holds_what_is_not_python(environment: Environment) -> None:
+    with zipfile.ZipFile(environment.wheel) as wheel:
+        assert "attnlens_runtimes/node/worker.mjs" in wheel.namelist()
 
 
 def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

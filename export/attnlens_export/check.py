@@ -28,9 +28,16 @@ from attnlens_export.manifest import (
     describe_architecture,
     describe_graphs,
 )
-from attnlens_export.parity import measure_parity
+from attnlens_export.parity import CaseProgress, measure_parity
 from attnlens_export.pooling import read_pooling
 from attnlens_export.result import ParityResult
+from attnlens_export.runtime_parity import (
+    Missing,
+    RuntimeOptions,
+    RuntimeParity,
+    RuntimeResult,
+    find_runtimes,
+)
 from attnlens_export.side_files import read_max_tokens
 from attnlens_export.simplify import TRANSPOSED_SUFFIX
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
@@ -43,10 +50,14 @@ class CheckSummary:
     Attributes:
         manifest: its manifest; every file has the hash that stands there.
         parity: the new measurements, which may have failed.
+        runtimes: those in other runtimes, which may have failed.
+        missing: the runtimes that were to be measured if installed, and are not.
     """
 
     manifest: Manifest
     parity: ParityResult
+    runtimes: tuple[RuntimeResult, ...] = ()
+    missing: tuple[Missing, ...] = ()
 
 
 def check_bundle(
@@ -55,6 +66,7 @@ def check_bundle(
     *,
     revision: str | None = None,
     grid: Sequence[Case] | None = None,
+    runtimes: RuntimeOptions | None = None,
     progress: Progress = no_progress,
 ) -> CheckSummary:
     """Check a bundle.
@@ -64,6 +76,7 @@ def check_bundle(
         source: the checkpoint to compare with; None: the weights inside the bundle.
         revision: branch, tag or commit of `source` on the hub.
         grid: the parity cases; None: `full_grid`.
+        runtimes: in which other runtimes the cases run too; None: in none.
         progress: called before each step.
 
     Returns:
@@ -77,7 +90,9 @@ def check_bundle(
         LintError: a graph is not portable.
         ModelError: `source` can't be loaded.
         SourceError: `source` is an encoder of other sizes.
+        NotInstalledError, UnknownRuntimeError: a runtime was named that is not there.
     """
+    installed, missing = find_runtimes(runtimes or RuntimeOptions())
     progress("Comparing the hashes", 0, 1)
     manifest = read_manifest(directory)
     verify_files(directory, manifest)
@@ -94,16 +109,28 @@ def check_bundle(
         encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"
     for path in GRAPH_KINDS:
         _compare_weights(directory / path, config, encoder, name)
+    cases = grid or full_grid(config.max_tokens)
     parity = measure_parity(
         encoder,
         config,
         directory,
         list(GRAPH_KINDS),
-        grid or full_grid(config.max_tokens),
+        cases,
         reference_name=name,
-        progress=lambda done, total, case: progress(f"Parity {case}", done, total),
+        progress=_progress_of("Parity", progress),
     )
-    return CheckSummary(manifest, parity)
+    if runtimes is None:
+        return CheckSummary(manifest, parity)
+    elsewhere = RuntimeParity(encoder, config, directory, cases, name)
+    results = [
+        elsewhere.measure(runtime, runtimes.timeout_s, _progress_of(runtime.name, progress))
+        for runtime in installed
+    ]
+    return CheckSummary(manifest, parity, tuple(results), tuple(missing))
+
+
+def _progress_of(stage: str, progress: Progress) -> CaseProgress:
+    return lambda done, total, case: progress(f"{stage} {case}", done, total)
 
 
 def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -63,6 +64,17 @@ class Reference:
         return _run_torch(self._fp32, inputs, with_attentions), _run_torch(
             self._float64, inputs, with_attentions
         )
+
+
+class RunnableGraph(Protocol):
+    """An ONNX file, open in some runtime."""
+
+    @property
+    def path(self) -> str:
+        """Its place in the bundle."""
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """Return every output."""
 
 
 class Graph:
@@ -124,16 +136,25 @@ def measure_parity(
         progress(number, len(cases), str(case))
         inputs = make_inputs(case, config)
         with_attentions = map_bytes(case, config) <= MAX_MAP_BYTES
-        with _torch_threads(case):
+        with torch_threads(case):
             fp32, float64 = reference.run(inputs, with_attentions)
         for graph in graphs:
             if graph.has_attentions and not with_attentions:
                 continue
-            outputs = graph.run(inputs)
-            measurements += _measure(graph, case, inputs, outputs, fp32, float64)
-            invariants.append(_check_invariants(graph.path, case, inputs, outputs, config))
+            found, holds = measure_case(graph, case, inputs, fp32, float64, config)
+            measurements += found
+            invariants.append(holds)
     progress(len(cases), len(cases), "")
     return ParityResult(tuple(cases), tuple(measurements), tuple(invariants), reference_name)
+
+
+def measure_case(
+    graph: RunnableGraph, case: Case, inputs: Inputs, fp32: Outputs, float64: Outputs, config: EncoderConfig
+) -> tuple[list[Measurement], Invariants]:
+    """Run a case and compare: one measurement for each output kind, and what holds for any encoder."""
+    outputs = graph.run(inputs)
+    measurements = _measure(graph, case, inputs, outputs, fp32, float64)
+    return [*measurements], _check_invariants(graph.path, case, inputs, outputs, config)
 
 
 def map_bytes(case: Case, config: EncoderConfig) -> int:
@@ -142,7 +163,7 @@ def map_bytes(case: Case, config: EncoderConfig) -> int:
 
 
 def _measure(
-    graph: Graph, case: Case, inputs: Inputs, outputs: Outputs, fp32: Outputs, float64: Outputs
+    graph: RunnableGraph, case: Case, inputs: Inputs, outputs: Outputs, fp32: Outputs, float64: Outputs
 ) -> Iterator[Measurement]:
     live = inputs.attention_mask == 1
     alone = _alone_errors(graph, inputs, outputs)
@@ -179,7 +200,7 @@ def _live_error(measured: Tensors, exact: Tensors, live: BoolArray) -> float:
     )
 
 
-def _alone_errors(graph: Graph, inputs: Inputs, outputs: Outputs) -> dict[str, float]:
+def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dict[str, float]:
     """Run the shortest text of a batch alone and compare: by output kind, the largest difference."""
     lengths = inputs.attention_mask.sum(axis=1)
     if len(lengths) == 1:
@@ -218,7 +239,7 @@ def _check_invariants(
 
 
 @contextmanager
-def _torch_threads(case: Case) -> Iterator[None]:
+def torch_threads(case: Case) -> Iterator[None]:
     """Keep PyTorch to one thread for small inputs.
 
     More do not help there, and on a busy machine each operation then waits for a thread that has no core.

@@ -1,0 +1,240 @@
+"""The parity check through other runtimes than the one that the bundle is served with.
+
+Each runs both graphs in processes of their own. What it can't do (it refuses a graph, crashes, does not
+answer) ends the measurement of that graph and stands in the result beside what was measured until then.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlens_export.graph import HIDDEN_OUTPUT
+from attnlens_export.grid import Case, Inputs, make_inputs
+from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH, GRAPH_KINDS
+from attnlens_export.parity import (
+    ATTENTIONS,
+    MAX_MAP_BYTES,
+    CaseProgress,
+    Outputs,
+    Reference,
+    map_bytes,
+    measure_case,
+    torch_threads,
+)
+from attnlens_export.report import report_content
+from attnlens_export.result import Invariants, Measurement, ParityResult, summarize
+from attnlens_model import Encoder, EncoderConfig
+from attnlens_runtimes import (
+    RUNTIMES,
+    GraphProcess,
+    Installed,
+    NotInstalledError,
+    RuntimeFailureError,
+    runtime_named,
+)
+
+ALL = "all"
+DEFAULT_TIMEOUT_S = 300.0
+
+# The outputs of a bundle in the order of the table: graph and output kind.
+COLUMNS = (
+    (EMBEDDINGS_PATH, HIDDEN_OUTPUT),
+    (ATTENTIONS_PATH, HIDDEN_OUTPUT),
+    (ATTENTIONS_PATH, ATTENTIONS),
+)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A runtime that is not installed.
+
+    Attributes:
+        name: what `--runtime` calls it.
+        reason: a sentence that says how to install it.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RuntimeResult:
+    """What was measured in one runtime.
+
+    Attributes:
+        name: what `--runtime` calls it.
+        version: of its package.
+        parity: the measurements, for a graph that was stopped those until then.
+        stops: by graph, where it stopped and the runtime's reason.
+    """
+
+    name: str
+    version: str
+    parity: ParityResult
+    stops: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether both graphs ran on every case, and each gate held."""
+        return self.parity.passed and not self.stops
+
+    @property
+    def num_cases(self) -> int:
+        """On how many cases both graphs ran."""
+        return min(sum(each.graph == path for each in self.parity.invariants) for path in GRAPH_KINDS)
+
+    def failures(self) -> list[str]:
+        """Return a line for each graph that was stopped and each gate that did not hold."""
+        lines = [f"{graph}: {reason}" for graph, reason in self.stops.items()]
+        return [f"{self.name}: {line}" for line in (*lines, *self.parity.failures())]
+
+    def worst_errors(self) -> list[float | None]:
+        """Return the largest |runtime - PyTorch fp32| of each of `COLUMNS`; None if nothing was measured."""
+        groups = self.parity.by_output()
+        return [summarize(groups[key]).max_abs_error if key in groups else None for key in COLUMNS]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        head = {"name": self.name, "version": self.version, "passed": self.passed, "stops": self.stops}
+        return report_content(self.parity) | head
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What may be chosen about the check through other runtimes.
+
+    Attributes:
+        names: the runtimes, or `ALL` of those that are installed.
+        node_modules: where the packages of npm are; None: where Node.js would look.
+        timeout_s: how long a runtime may take to open a graph, and for each answer, in seconds.
+    """
+
+    names: tuple[str, ...] = ()
+    node_modules: Path | None = None
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+
+def find_runtimes(options: RuntimeOptions) -> tuple[list[Installed], list[Missing]]:
+    """Return the chosen runtimes that are installed and, if all were chosen, those that are not.
+
+    Raises:
+        NotInstalledError: one was named that is not installed.
+        UnknownRuntimeError: one was named that does not exist.
+    """
+    named = [runtime_named(name) for name in dict.fromkeys(options.names) if name != ALL]
+    installed = [runtime.find(options.node_modules) for runtime in named]
+    missing = []
+    if ALL in options.names:
+        for runtime in (each for each in RUNTIMES.values() if each not in named):
+            try:
+                installed.append(runtime.find(options.node_modules))
+            except NotInstalledError as error:
+                missing.append(Missing(runtime.name, str(error)))
+    return installed, missing
+
+
+class _ProcessGraph:
+    """A graph of the bundle, open in a runtime's process."""
+
+    def __init__(self, path: str, process: GraphProcess, config: EncoderConfig) -> None:
+        self.path = path
+        self._process = process
+        self._config = config
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """Return every output.
+
+        Raises:
+            RuntimeFailureError: there is no answer, or one of other shapes.
+        """
+        outputs = self._process.run(inputs.feed())
+        found, expected = [each.shape for each in outputs], self._shapes(*inputs.input_ids.shape)
+        if found != expected:
+            raise RuntimeFailureError(f"outputs of the shapes {found} instead of {expected}")
+        return Outputs(outputs[0], tuple(outputs[1:]))
+
+    def _shapes(self, batch_size: int, length: int) -> list[tuple[int, ...]]:
+        hidden = (batch_size, length, self._config.hidden_size)
+        if self.path == EMBEDDINGS_PATH:
+            return [hidden]
+        return [hidden, *[(batch_size, self._config.num_heads, length, length)] * self._config.num_layers]
+
+
+class RuntimeParity:
+    """The reference and the cases, on which one runtime after another is measured."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        config: EncoderConfig,
+        directory: Path,
+        cases: Sequence[Case],
+        reference_name: str,
+    ) -> None:
+        self._reference = Reference(encoder)
+        self._config = config
+        self._directory = directory
+        self._cases = cases
+        self._reference_name = reference_name
+
+    def measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> RuntimeResult:
+        """Run every case through both graphs in one runtime.
+
+        Args:
+            runtime: as `find_runtimes` returned it.
+            timeout_s: for each answer.
+            progress: called before each case with its number, the number of cases, and its name.
+        """
+        measurements: list[Measurement] = []
+        invariants: list[Invariants] = []
+        stops: dict[str, str] = {}
+        with ExitStack() as processes:
+            progress(0, len(self._cases), "opening the graphs")
+            graphs = self._open(runtime, timeout_s, processes, stops)
+            for number, case in enumerate(self._cases):
+                progress(number, len(self._cases), str(case))
+                for found, holds in self._measure_case(case, graphs, stops):
+                    measurements += found
+                    invariants.append(holds)
+        progress(len(self._cases), len(self._cases), "")
+        parity = ParityResult(
+            tuple(self._cases), tuple(measurements), tuple(invariants), self._reference_name
+        )
+        return RuntimeResult(runtime.name, runtime.version, parity, stops)
+
+    def _open(
+        self, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
+    ) -> list[_ProcessGraph]:
+        graphs = []
+        for path in GRAPH_KINDS:
+            process = GraphProcess(runtime, self._directory / path, timeout_s)
+            try:
+                opened = processes.enter_context(process)
+            except RuntimeFailureError as error:
+                stops[path] = f"does not open: {error}"
+            else:
+                graphs.append(_ProcessGraph(path, opened, self._config))
+        return graphs
+
+    def _measure_case(
+        self, case: Case, graphs: Sequence[_ProcessGraph], stops: dict[str, str]
+    ) -> Iterator[tuple[list[Measurement], Invariants]]:
+        """Measure a case in the graphs that have not stopped; note those that stop at it."""
+        with_attentions = map_bytes(case, self._config) <= MAX_MAP_BYTES
+        running = [
+            graph
+            for graph in graphs
+            if graph.path not in stops and (with_attentions or graph.path == EMBEDDINGS_PATH)
+        ]
+        if not running:
+            return
+        inputs = make_inputs(case, self._config)
+        with torch_threads(case):
+            fp32, float64 = self._reference.run(inputs, with_attentions)
+        for graph in running:
+            try:
+                yield measure_case(graph, case, inputs, fp32, float64, self._config)
+            except RuntimeFailureError as error:
+                stops[graph.path] = f"stopped at {case}: {error}"

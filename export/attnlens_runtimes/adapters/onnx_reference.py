@@ -1,0 +1,22 @@
+"""The reference implementation that defines ONNX's operators, in numpy."""
+
+from pathlib import Path
+from typing import Any
+
+from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+
+
+def open_graph(path: Path) -> Run:
+    """Read the graph and its weights."""
+    import onnx  # noqa: PLC0415 - only in its own process
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+
+    evaluator = ReferenceEvaluator(onnx.load(path))
+
+    def run(feed: Feed) -> list[Any]:
+        return [*evaluator.run(None, feed)]
+
+    return run
+
+
+RUNTIME = PythonRuntime("onnx.reference", ("onnx",), open_graph)

@@ -1,0 +1,16 @@
+"""ONNX Runtime as anybody opens it: its default options, on the CPU."""
+
+from pathlib import Path
+
+from attnlens_runtimes.runtime import PythonRuntime, Run
+
+
+def open_graph(path: Path) -> Run:
+    """Open a session."""
+    import onnxruntime  # noqa: PLC0415 - only in its own process
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda feed: session.run(None, feed)
+
+
+RUNTIME = PythonRuntime("onnxruntime", ("onnxruntime", "onnxruntime-gpu"), open_graph)

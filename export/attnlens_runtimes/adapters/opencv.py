@@ -1,0 +1,35 @@
+"""OpenCV's module dnn, which reads a transformer since version 5."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+
+_DISTRIBUTIONS = (
+    "opencv-python-headless",
+    "opencv-python",
+    "opencv-contrib-python-headless",
+    "opencv-contrib-python",
+)
+
+
+def open_graph(path: Path) -> Run:
+    """Read the graph."""
+    import cv2  # noqa: PLC0415 - only in its own process
+
+    net = cv2.dnn.readNetFromONNX(str(path))
+    outputs = net.getUnconnectedOutLayersNames()
+
+    def run(feed: Feed) -> Sequence[npt.NDArray[Any]]:
+        for name, array in feed.items():
+            net.setInput(array, name)
+        # An output that is not asked for by name is optimized away.
+        return net.forward(outputs)
+
+    return run
+
+
+RUNTIME = PythonRuntime("opencv", _DISTRIBUTIONS, open_graph)

@@ -1,0 +1,26 @@
+"""Apache TVM: the graph imported into Relax and compiled with LLVM, for any shape, without tuning."""
+
+from pathlib import Path
+from typing import Any
+
+from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+
+
+def open_graph(path: Path) -> Run:
+    """Compile the graph."""
+    import onnx  # noqa: PLC0415 - only in its own process
+    import tvm  # noqa: PLC0415
+    from tvm import relax  # noqa: PLC0415
+    from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415
+
+    module = relax.transform.LegalizeOps()(from_onnx(onnx.load(path)))
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+
+    def run(feed: Feed) -> list[Any]:
+        outputs = machine["main"](*map(tvm.runtime.tensor, feed.values()))
+        return [tensor.numpy() for tensor in ([outputs] if hasattr(outputs, "numpy") else outputs)]
+
+    return run
+
+
+RUNTIME = PythonRuntime("tvm", ("apache-tvm",), open_graph, also=("onnx",))

@@ -1,0 +1,58 @@
+// The process that runs one graph in onnxruntime-node or onnxruntime-web (WebAssembly on the CPU):
+//
+//     node worker.mjs PACKAGE GRAPH DIRECTORY
+//
+// PACKAGE is the package's directory. What it reads and answers stands in ../worker.py.
+
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { basename, dirname, join } from "node:path";
+import { createInterface } from "node:readline";
+
+const [packageDirectory, graph, directory] = process.argv.slice(2);
+
+// The runtime's own remarks must not come between the answers.
+console.log = console.info = console.debug = console.error;
+
+function reply(content) {
+  process.stdout.write(JSON.stringify(content) + "\n");
+}
+
+async function openSession(ort) {
+  if (basename(packageDirectory) === "onnxruntime-node") {
+    return ort.InferenceSession.create(graph);
+  }
+  // It has no file system: the graph and the files that it refers to are handed over as bytes.
+  ort.env.wasm.numThreads = 1;
+  const bytes = readFileSync(graph);
+  const externalData = readdirSync(dirname(graph))
+    .filter((name) => name !== basename(graph) && bytes.includes(name))
+    .map((name) => ({ path: name, data: new Uint8Array(readFileSync(join(dirname(graph), name))) }));
+  return ort.InferenceSession.create(new Uint8Array(bytes), { executionProviders: ["wasm"], externalData });
+}
+
+function readTensor(ort, name, shape) {
+  const bytes = readFileSync(join(directory, `${name}.bin`));
+  const values = new BigInt64Array(new Uint8Array(bytes).buffer);
+  return new ort.Tensor("int64", values, shape);
+}
+
+function writeTensor(tensor, index) {
+  const { buffer, byteOffset, byteLength } = tensor.data;
+  writeFileSync(join(directory, `${index}.bin`), new Uint8Array(buffer, byteOffset, byteLength));
+  return tensor.dims;
+}
+
+try {
+  const ort = createRequire(join(packageDirectory, "package.json"))(packageDirectory);
+  const session = await openSession(ort);
+  reply({});
+  for await (const line of createInterface({ input: process.stdin })) {
+    const shapes = Object.entries(JSON.parse(line));
+    const feed = Object.fromEntries(shapes.map(([name, shape]) => [name, readTensor(ort, name, shape)]));
+    const results = await session.run(feed);
+    reply({ outputs: session.outputNames.map((name, index) => writeTensor(results[name], index)) });
+  }
+} catch (error) {
+  reply({ error: String(error).replace(/\s+/g, " ") });
+}

@@ -1,0 +1,67 @@
+"""The process that runs one graph in one Python runtime: `python -m attnlens_runtimes.worker NAME GRAPH DIR`.
+
+It answers on standard output, one line of JSON each: `{}` once the graph is open, then for each line of
+input, the shapes of the inputs as `{"input_ids": [B, T], ...}`, those of the outputs in the graph's order as
+`{"outputs": [[B, T, D], ...]}`. Instead of either it may say `{"error": REASON}` and end.
+
+The tensors themselves are in DIR, row-major and little-endian: inputs as int64 in `input_ids.bin` and so on,
+outputs as float32 in `0.bin`, `1.bin` and so on. `node/worker.mjs` does the same.
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from attnlens_runtimes.registry import RUNTIMES
+from attnlens_runtimes.runtime import Feed, PythonRuntime
+
+
+def main() -> None:
+    """Serve the graph until standard input ends."""
+    name, graph, directory = sys.argv[1:]
+    replies = _own_stdout()
+    try:
+        runtime = RUNTIMES[name]
+        if not isinstance(runtime, PythonRuntime):
+            raise TypeError(f"{name} is no runtime of Python")  # noqa: TRY301 - reported like any other
+        run = runtime.open_graph(Path(graph))
+        _reply(replies, {})
+        for line in sys.stdin:
+            outputs = run(_read_feed(json.loads(line), Path(directory)))
+            for index, output in enumerate(outputs):
+                output.astype("<f4", copy=False).tofile(Path(directory) / f"{index}.bin")
+            _reply(replies, {"outputs": [list(output.shape) for output in outputs]})
+    except Exception as error:  # noqa: BLE001 - whatever a runtime raises is its answer
+        _reply(replies, {"error": _one_line(error)})
+
+
+def _own_stdout() -> TextIO:
+    """Return standard output, which a runtime that prints no longer reaches."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return replies
+
+
+def _reply(replies: TextIO, content: dict[str, object]) -> None:
+    replies.write(json.dumps(content) + "\n")
+    replies.flush()
+
+
+def _read_feed(shapes: dict[str, list[int]], directory: Path) -> Feed:
+    return {
+        name: np.fromfile(directory / f"{name}.bin", "<i8", math.prod(shape)).reshape(shape)
+        for name, shape in shapes.items()
+    }
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    main()

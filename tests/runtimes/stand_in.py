@@ -1,0 +1,75 @@
+"""A runtime's process that does what a test tells it: `python stand_in.py BEHAVIOUR GRAPH DIRECTORY`.
+
+It runs the graph in ONNX Runtime, and misbehaves on inputs of `LENGTH` tokens.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from attnlens_runtimes import Installed
+
+LENGTH = 33
+
+
+def stand_in(behaviour: str) -> Installed:
+    """Return the runtime whose process behaves like that."""
+    return Installed("stand-in", "1.0", (sys.executable, __file__, behaviour))
+
+
+def main() -> None:
+    """Answer as a runtime's process does, until the behaviour is called for."""
+    behaviour, graph, directory = sys.argv[1:]
+    if behaviour == "refuses the graph":
+        answer({"error": "NotImplementedError: operator Erf"})
+        return
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    answer({})
+    for line in sys.stdin:
+        shapes = json.loads(line)
+        feed = {name: np.fromfile(f"{directory}/{name}.bin", "<i8").reshape(shapes[name]) for name in shapes}
+        outputs: list[Any] = session.run(None, feed)
+        if feed["input_ids"].shape[1] == LENGTH:
+            misbehave(behaviour, outputs, feed["attention_mask"], Path(directory))
+        for index, output in enumerate(outputs):
+            output.tofile(f"{directory}/{index}.bin")
+        answer({"outputs": [output.shape for output in outputs]})
+
+
+def misbehave(behaviour: str, outputs: list[Any], mask: np.ndarray[Any, Any], directory: Path) -> None:
+    """Do it."""
+    if behaviour == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif behaviour == "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        Path(directory).joinpath("child").write_text(str(child.pid))
+        time.sleep(600)
+    elif behaviour == "exits":
+        sys.exit("out of luck")
+    elif behaviour == "refuses an input":
+        answer({"error": "RuntimeError: 33 is no good"})
+        sys.exit()
+    elif behaviour == "drops an output":
+        outputs.pop()
+    elif behaviour == "is a little off":
+        outputs[0][np.nonzero(mask)] += 1e-3
+    elif behaviour == "gives NaN for padding":
+        outputs[0][np.nonzero(mask == 0)] = np.nan
+
+
+def answer(content: dict[str, Any]) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`attnlens check --runtime`: the table, the JSON, the exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens_cli.check import check
+from attnlens_export import runtime_parity
+from attnlens_export.grid import small_grid
+from attnlens_runtimes import RUNTIMES, Installed
+from runtimes.stand_in import stand_in
+
+
+class StandIn:
+    """A stand-in that is registered like a runtime."""
+
+    name = "stand-in"
+
+    def __init__(self, behaviour: str) -> None:
+        self._found = stand_in(behaviour)
+
+    def find(self, node_modules: Path | None) -> Installed:
+        """It is always there."""
+        assert node_modules is None or node_modules.is_dir()
+        return self._found
+
+
+@pytest.fixture(autouse=True)
+def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlens_export.check.full_grid", small_grid)
+
+
+def register(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
+    """Leave three runtimes: one that misbehaves, one that works, and one that may be missing."""
+    runtimes: dict[str, Any] = {"stand-in": StandIn(behaviour)}
+    runtimes |= {name: RUNTIMES[name] for name in ("onnx.reference", "onnxruntime-web")}
+    monkeypatch.setattr("attnlens_runtimes.registry.RUNTIMES", runtimes)
+    monkeypatch.setattr(runtime_parity, "RUNTIMES", runtimes)
+
+
+def run_check(*arguments: object) -> Result:
+    return CliRunner().invoke(check, [str(each) for each in arguments])
+
+
+def row(output: str, name: str) -> list[str]:
+    [line] = [line for line in output.splitlines() if line.split()[:1] == [name]]
+    return line.split()
+
+
+def test_all_shows_a_row_for_each_and_what_is_missing(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "works")
+    result = run_check(tiny_bundle, "--runtime", "all", "--node-modules", tmp_path)
+    assert result.exit_code == 0, result.output
+    for name in ("stand-in", "onnx.reference"):
+        errors = [float(cell) for cell in row(result.stdout, name)[2:5]]
+        assert max(errors) <= 1e-5
+        assert row(result.stdout, name)[5:] == ["5", "of", "5", "passed"]
+    assert "onnxruntime-web is not installed: npm install onnxruntime-web" in result.stdout
+    stages = result.stderr.splitlines()
+    assert stages[-2:] == ["stand-in on 5 input shapes", "onnx.reference on 5 input shapes"]
+
+
+def test_a_runtime_that_fails_exits_1_after_the_others_ran(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "crashes")
+    result = run_check(tiny_bundle, "--runtime", "stand-in", "--runtime", "onnx.reference")
+    assert result.exit_code == 1
+    assert row(result.stdout, "stand-in")[5:] == ["4", "of", "5", "FAILED"]
+    assert row(result.stdout, "onnx.reference")[5:] == ["5", "of", "5", "passed"]
+    reason = "stand-in: onnx/model.onnx: stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"
+    assert reason in result.stdout
+    assert f"failed in stand-in: {reason}" in result.stderr
+
+
+def test_json_has_every_measurement_and_every_reason(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "is a little off")
+    result = run_check(tiny_bundle, "--runtime", "all", "--node-modules", tmp_path, "--json")
+    assert result.exit_code == 1
+    content = json.loads(result.stdout)
+    assert content["passed"]  # in ONNX Runtime
+    off, exact = content["runtimes"]
+    assert (off["name"], off["version"], off["passed"], off["stops"]) == ("stand-in", "1.0", False, {})
+    assert len(off["measurements"]) == 3 * 5
+    assert any("(error 1.00e-03" in line for line in off["failures"])
+    assert exact["passed"]
+    assert [each["name"] for each in content["missing_runtimes"]] == ["onnxruntime-web"]
+
+
+def test_a_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "hangs")
+    result = run_check(tiny_bundle, "--runtime", "stand-in", "--answer-timeout", "4")
+    assert result.exit_code == 1
+    assert "stopped at 2x33 right: no answer in 4 s" in result.stdout
+
+
+def test_a_name_that_is_not_there_is_refused_before_anything_is_read(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    result = run_check(tiny_bundle, "--runtime", "openvno")
+    assert result.exit_code == 2
+    assert "there is no runtime 'openvno': choose one of" in result.stderr
+    result = run_check(tiny_bundle, "--runtime", "onnxruntime-node", "--node-modules", tmp_path)
+    assert result.exit_code == 1
+    assert "onnxruntime-node is not installed: npm install onnxruntime-node" in result.stderr
+    assert "Comparing the hashes" not in result.stderr
+    assert result.stdout == ""
+    assert run_check(tiny_bundle, "--runtime", "all", "--answer-timeout", "0").exit_code == 2
+
+
+def test_without_the_option_nothing_of_it_is_said(tiny_bundle: Path) -> None:
+    result = run_check(tiny_bundle)
+    assert result.exit_code == 0
+    assert "runtime" not in result.stdout
+    assert "runtimes" not in json.loads(run_check(tiny_bundle, "--json").stdout)

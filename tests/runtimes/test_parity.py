@@ -1,0 +1,150 @@
+"""The parity check in every runtime of Python that the tests have, and in stand-ins that fail."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from attnlens_export.check import rebuild_encoder
+from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.runtime_parity import RuntimeOptions, RuntimeParity, RuntimeResult, find_runtimes
+from attnlens_model import read_config
+from attnlens_runtimes import RUNTIMES, Installed, NotInstalledError, UnknownRuntimeError
+from runtimes.stand_in import stand_in
+
+# What the extra `dev` brings. The packages of npm have tests of their own.
+PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "opencv", "openvino", "tract"]
+TOLERANCE = 1e-5
+
+
+def measure(
+    bundle: Path, runtime: Installed, cases: list[Case] | None = None, altered: Path | None = None
+) -> RuntimeResult:
+    """Measure the graphs of `altered`, or the bundle's own, against the weights of the bundle."""
+    config = read_config(bundle / "config.json")
+    encoder = rebuild_encoder(bundle / EMBEDDINGS_PATH, config)
+    cases = cases or small_grid(config.max_tokens)
+    parity = RuntimeParity(encoder, config, altered or bundle, cases, "test")
+    return parity.measure(runtime, 120, lambda _done, _total, _case: None)
+
+
+def found(name: str) -> Installed:
+    [runtime], _ = find_runtimes(RuntimeOptions((name,)))
+    return runtime
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PYTHON_RUNTIMES)
+def test_minilm_is_the_same_model_in_every_runtime(name: str, minilm_bundle: Path) -> None:
+    result = measure(minilm_bundle, found(name))
+    assert result.failures() == []
+    errors = [error for error in result.worst_errors() if error is not None]
+    assert len(errors) == 3
+    assert 0 < max(errors) <= TOLERANCE
+    assert result.num_cases == 5
+
+
+@pytest.mark.parametrize("name", PYTHON_RUNTIMES)
+def test_an_altered_graph_is_noticed_in_every_runtime(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
+    altered = Path(shutil.copytree(tiny_bundle, tmp_path / "altered"))
+    path = altered / ATTENTIONS_PATH
+    model = onnx.load(path, load_external_data=False)
+    # The scale of the scores of the last layer.
+    softmax = [node for node in model.graph.node if node.op_type == "Softmax"][-1]
+    model.graph.node.insert(
+        list(model.graph.node).index(softmax),
+        onnx.helper.make_node("Mul", [softmax.input[0], "almost_one"], ["scaled"]),
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1.001], np.float32), "almost_one"))
+    softmax.input[0] = "scaled"
+    path.write_bytes(model.SerializeToString())
+
+    result = measure(tiny_bundle, found(name), altered=altered)
+    assert not result.passed
+    assert {each.graph for each in result.parity.measurements if not each.passed} == {ATTENTIONS_PATH}
+    assert all("attentions.1" in line for line in result.failures() if "attentions.0" in line)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("crashes", "stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"),
+        ("refuses an input", "stopped at 2x33 right: RuntimeError: 33 is no good"),
+        ("refuses the graph", "does not open: NotImplementedError: operator Erf"),
+    ],
+)
+def test_a_runtime_that_stops_is_a_failure_with_a_reason(
+    tiny_bundle: Path, behaviour: str, reason: str
+) -> None:
+    result = measure(tiny_bundle, stand_in(behaviour))
+    assert not result.passed
+    assert result.stops == {ATTENTIONS_PATH: reason, EMBEDDINGS_PATH: reason}
+    assert result.failures()[0] == f"stand-in: {next(iter(result.stops))}: {reason}"
+    assert result.num_cases == (0 if "open" in reason else 4)
+    assert all((error is None) == ("open" in reason) for error in result.worst_errors())
+
+
+def test_an_output_too_few_is_a_failure(tiny_bundle: Path) -> None:
+    stops = measure(tiny_bundle, stand_in("drops an output")).stops
+    assert stops[EMBEDDINGS_PATH].endswith("outputs of the shapes [] instead of [(2, 33, 48)]")
+    assert stops[ATTENTIONS_PATH].startswith("stopped at 2x33 right: outputs of the shapes")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "failure"),
+    [
+        ("is a little off", "(error 1.00e-03, allowed 1.00e-05)"),
+        ("gives NaN for padding", "an output has a NaN or an infinity"),
+    ],
+)
+def test_wrong_numbers_are_a_failure(tiny_bundle: Path, behaviour: str, failure: str) -> None:
+    result = measure(tiny_bundle, stand_in(behaviour))
+    assert not result.passed
+    assert not result.stops
+    assert any(failure in line for line in result.failures())
+    assert all(" at 2x33 right" in line for line in result.failures())
+
+
+def test_maps_that_are_too_large_are_left_out(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlens_export.runtime_parity.MAX_MAP_BYTES", 4 * 2 * 4 * 2 * 33**2 - 1)
+    cases = [Case(1, 33, Padding.NONE), Case(2, 33, Padding.LEFT)]
+    result = measure(tiny_bundle, stand_in("works"), cases)
+    assert result.passed
+    assert result.num_cases == 1
+    assert result.parity.left_out() == [(ATTENTIONS_PATH, cases[1])]
+
+
+def test_the_runtimes_are_discovered() -> None:
+    others = {"iree", "mnn", "onnxruntime-node", "onnxruntime-web", "tvm"}
+    assert set(RUNTIMES) == {*PYTHON_RUNTIMES, *others}
+    with pytest.raises(UnknownRuntimeError, match=r"no runtime 'openvno'.*nearest: 'openvino'"):
+        find_runtimes(RuntimeOptions(("openvno",)))
+
+
+def test_what_is_not_installed_is_an_error_only_by_name(tmp_path: Path) -> None:
+    remedy = r"onnxruntime-web is not installed: npm install onnxruntime-web \(looked in "
+    with pytest.raises(NotInstalledError, match=remedy):
+        find_runtimes(RuntimeOptions(("onnxruntime-web",), node_modules=tmp_path))
+    installed, missing = find_runtimes(RuntimeOptions(("all",), node_modules=tmp_path))
+    assert {each.name for each in installed} >= set(PYTHON_RUNTIMES)
+    assert {each.name for each in missing} >= {"onnxruntime-node", "onnxruntime-web"}
+
+
+def test_node_packages_are_found_above_the_directory_and_by_node_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "project" / "node_modules" / "onnxruntime-web"
+    package.mkdir(parents=True)
+    (package / "package.json").write_text('{"version": "9.8.7"}')
+    inside, outside = tmp_path / "project" / "src", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/node")
+    monkeypatch.chdir(inside)
+    assert found("onnxruntime-web").version == "9.8.7"
+    monkeypatch.chdir(outside)
+    monkeypatch.setenv("NODE_PATH", str(package.parent))
+    assert found("onnxruntime-web").version == "9.8.7"

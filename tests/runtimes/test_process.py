@@ -1,0 +1,64 @@
+"""What a runtime's process does wrong becomes one line."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlens_runtimes import GraphProcess, RuntimeFailureError
+from attnlens_runtimes.runtime import Feed
+from runtimes.stand_in import LENGTH, stand_in
+
+
+def feed(length: int) -> Feed:
+    ones = np.ones((2, length), dtype=np.int64)
+    return {"input_ids": 5 * ones, "attention_mask": ones, "token_type_ids": 0 * ones}
+
+
+@pytest.fixture
+def graph(tiny_bundle: Path) -> Path:
+    return tiny_bundle / "onnx" / "model_attentions.onnx"
+
+
+def test_a_process_runs_one_input_after_another(graph: Path) -> None:
+    with GraphProcess(stand_in("works"), graph, timeout_s=60) as process:
+        for length in (3, LENGTH, 1):
+            shapes = [output.shape for output in process.run(feed(length))]
+            assert shapes == [(2, length, 48), *[(2, 4, length, length)] * 2]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("crashes", r"crashed: signal 11 \(SIGSEGV\)"),
+        ("exits", "ended with exit code 1: out of luck"),
+        ("refuses an input", "RuntimeError: 33 is no good"),
+    ],
+)
+def test_what_went_wrong_is_said(graph: Path, behaviour: str, reason: str) -> None:
+    with GraphProcess(stand_in(behaviour), graph, timeout_s=60) as process:
+        process.run(feed(5))
+        with pytest.raises(RuntimeFailureError, match=reason):
+            process.run(feed(LENGTH))
+        with pytest.raises(RuntimeFailureError, match=r"crashed|exit code"):
+            process.run(feed(5))  # it is not there any more
+
+
+def test_a_graph_that_is_refused_is_never_open(graph: Path) -> None:
+    refused = GraphProcess(stand_in("refuses the graph"), graph, timeout_s=60)
+    with pytest.raises(RuntimeFailureError, match="NotImplementedError: operator Erf"), refused:
+        pytest.fail("it is open")
+
+
+def test_silence_ends_with_the_time_limit_and_leaves_no_process(graph: Path) -> None:
+    with GraphProcess(stand_in("hangs"), graph, timeout_s=3) as process:
+        with pytest.raises(RuntimeFailureError, match="no answer in 3 s"):
+            process.run(feed(LENGTH))
+        child = int((process.directory / "child").read_text())
+        os.kill(child, 0)
+        directory = process.directory
+    assert not directory.exists()
+    # A process that was killed is there until its new parent has noticed.
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] in "ZX"
