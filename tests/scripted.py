@@ -92,7 +92,9 @@ class ScriptedServer(EncoderServiceServicer):
         sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=2, num_heads=2)
         limits = pb.Limits(**self.limits)
         return pb.GetModelResponse(
-            model=pb.Model(name="scripted", architecture=sizes, max_tokens=16, limits=limits)
+            model=pb.Model(
+                name="scripted", architecture=sizes, max_tokens=16, limits=limits, embedding_size=HIDDEN_SIZE
+            )
         )
 
     def Embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:  # noqa: N802

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.new_file import checked_path, replacing
+from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.progress import Progress, shown_progress
 from attnlens_cli.server_options import Server, server_options
 from attnlens_cli.text_lines import Batches, Line, read_lines
@@ -76,12 +77,12 @@ Example:
     show_default=True,
     help="auto: jsonl where FILE ends in .jsonl, else lines.",
 )
-@click.option(
-    "--pooling", type=click.Choice(["mean", "cls", "max"]), help="How to pool tokens.  [default: the model's]"
-)
+@click.option("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
 @click.option(
     "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
 )
+@click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
+@click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
 @click.option("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
 @click.option(
     "--dtype",
@@ -113,6 +114,8 @@ def embed(
     as JSON lines, objects with the text under "text". The output appears under its name only when it
     is complete.
     """
+    if options["prompt_name"] is not None and options["prompt"] is not None:
+        raise click.UsageError("give either --prompt-name or --prompt")
     if output != _STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
     job = Job(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
+from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -19,6 +20,18 @@ Example:
   attnlens export --config my.json --seed 0 --output bundles/fresh"""
 
 MAX_SEED = 2**64 - 1
+
+
+def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    prompts: dict[str, str] = {}
+    for each in given:
+        name, separator, text = each.partition("=")
+        if not name or not separator:
+            raise click.BadParameter(f"{each!r} is not NAME=TEXT, for instance 'query=query: '")
+        if name in prompts:
+            raise click.BadParameter(f"{name!r} is given twice")
+        prompts[name] = text
+    return prompts
 
 
 @click.command(epilog=EPILOG)
@@ -37,9 +50,25 @@ MAX_SEED = 2**64 - 1
 @click.option("--revision", help="Branch, tag or commit of SOURCE on the hub.")
 @click.option("--name", help="Name of the model.  [default: the last part of SOURCE]")
 @click.option(
-    "--pooling", type=click.Choice(["mean", "cls", "max"]), help="Instead of what the checkpoint says."
+    "--pooling", type=click.Choice(POOLINGS), help="Instead of what the checkpoint says; Dense modules stay."
 )
-@click.option("--normalize/--no-normalize", default=None, help="Scale pooled vectors to length 1, or not.")
+@click.option("--normalize/--no-normalize", default=None, help="Scale embeddings to length 1, or not.")
+@click.option(
+    "--skip-module",
+    "skipped_modules",
+    metavar="KIND",
+    multiple=True,
+    help="Leave out what modules.json lists by this name, for instance LayerNorm.",
+)
+@click.option(
+    "--prompt",
+    "prompts",
+    metavar="NAME=TEXT",
+    multiple=True,
+    callback=_prompts,
+    help="Add a prompt, for instance 'query=query: '.",
+)
+@click.option("--default-prompt", metavar="NAME", help="Used unless a request says otherwise; '' for none.")
 @click.option(
     "--tokenizer",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -141,6 +170,13 @@ def _describe(summary: "BundleSummary") -> str:
         f"{sizes.hidden_size} wide, up to {manifest.max_tokens} tokens, {size_mb:.1f} MB"
     )
     lines = [summary_line]
+    if manifest.pooling.dense:
+        lines.append(
+            f"embeddings of {manifest.pooling.dense[-1].out_features} components, through dense layers"
+        )
+    if manifest.prompts:
+        default = f", by default {manifest.default_prompt_name}" if manifest.default_prompt_name else ""
+        lines.append(f"prompts: {', '.join(sorted(manifest.prompts))}{default}")
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server takes token ids only (--tokenizer adds one)")
     if summary.unused_tensors:

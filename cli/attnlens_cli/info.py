@@ -55,7 +55,9 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
         "hidden size": f"{model.hidden_size:,} (feed-forward {model.intermediate_size:,})",
         "vocabulary": f"{model.vocab_size:,}",
         "longest input": f"{model.max_tokens:,} tokens (of {model.max_position_embeddings:,} positions)",
-        "pooling": f"{model.pooling}, {'normalized' if model.normalize else 'not normalized'}",
+        "embedding size": f"{model.embedding_size:,}",
+        "embeddings": _embedding_line(model),
+        "prompts": _prompts_line(model),
         "execution providers": ", ".join(model.execution_providers),
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
@@ -72,6 +74,28 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _embedding_line(model: "ModelInfo") -> str:
+    steps = [
+        f"{model.pooling} over the tokens" + (", those of a prompt left out" if model.exclude_prompt else "")
+    ]
+    for layer in model.dense:
+        steps += ["length 1"] if layer.normalize_input else []
+        bias = "" if layer.bias else ", no bias"
+        steps.append(f"dense {layer.in_features} -> {layer.out_features} ({layer.activation}{bias})")
+    steps += ["length 1"] if model.normalize else ["not normalized"]
+    return "; ".join(steps)
+
+
+def _prompts_line(model: "ModelInfo") -> str:
+    return (
+        "\n".join(
+            f"{name}: {text!r}" + (" (default)" if name == model.default_prompt_name else "")
+            for name, text in sorted(model.prompts.items())
+        )
+        or "none"
+    )
 
 
 def _parity_line(parity: "Parity") -> str:

@@ -16,6 +16,7 @@ from attnlens_client.errors import (
 )
 from attnlens_client.messages import EmbedOptions, EncodeOptions
 from attnlens_client.results import (
+    DenseLayer,
     Embeddings,
     EncodedText,
     HeadPart,
@@ -34,6 +35,7 @@ __all__ = [
     "AttnlensError",
     "Client",
     "DeadlineExceededError",
+    "DenseLayer",
     "EmbedOptions",
     "Embeddings",
     "EncodeOptions",

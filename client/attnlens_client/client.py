@@ -79,7 +79,8 @@ class Client(Connection):
 
         Args:
             texts: any number; of none the result has shape (0, D).
-            options: pooling, normalize, dimensions, truncate, dtype, model; see `EmbedOptions`.
+            options: pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model; see
+                `EmbedOptions`.
 
         Raises:
             TypeError, ValueError: an argument is wrong whatever the server.

@@ -16,15 +16,16 @@ from attnlens.v1.encoder_service_pb2 import (
 )
 from attnlens.v1.manifest_pb2 import Pooling
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_client.results import ModelInfo
 
 Text: TypeAlias = str | Sequence[int]
-PoolingName: TypeAlias = Literal["mean", "cls", "max"]
+PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
 HeadReductionName: TypeAlias = Literal["none", "mean"]
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
-_POOLINGS = {"mean": Pooling.POOLING_MEAN, "cls": Pooling.POOLING_CLS, "max": Pooling.POOLING_MAX}
+_POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
 _MAX_INT32 = 2**31 - 1
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
 _HEAD_REDUCTIONS = {
@@ -37,8 +38,10 @@ class EmbedOptions(TypedDict, total=False):
     """What `embed` may be told; everything can be left out.
 
     Attributes:
-        pooling: how token vectors become one vector. None: the model's own.
-        normalize: scale each vector to length 1. None: as the model does.
+        pooling: how token vectors become one vector, before the model's dense layers. None: the model's own.
+        normalize: scale each vector to length 1 at the end. None: as the model does.
+        prompt_name: the name of one of the model's prompts, put before each text. None: the default one.
+        prompt: the prompt itself instead of a name; "" for none, not even the default one.
         dimensions: keep the first components only, for models trained for it. None: all.
         truncate: cut a text that is too long, rather than raise InputTooLongError.
         dtype: the element type on the way and of the result.
@@ -48,6 +51,8 @@ class EmbedOptions(TypedDict, total=False):
     pooling: PoolingName | None
     normalize: bool | None
     dimensions: int | None
+    prompt_name: str | None
+    prompt: str | None
     truncate: bool
     dtype: DataTypeName
     model: str
@@ -131,6 +136,8 @@ def embed_request(
     pooling: PoolingName | None = None,
     normalize: bool | None = None,
     dimensions: int | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
     truncate: bool = False,
     dtype: DataTypeName = "float32",
     model: str = "",
@@ -142,7 +149,9 @@ def embed_request(
     """
     if dimensions is not None and not 1 <= operator.index(dimensions) <= _MAX_INT32:
         raise ValueError(f"dimensions is {dimensions}: give 1 to {_MAX_INT32}, or None for all")
-    return EmbedRequest(
+    if prompt_name is not None and prompt is not None:
+        raise ValueError("prompt_name and prompt are both given: choose one")
+    request = EmbedRequest(
         model=model,
         truncate=truncate,
         pooling=Pooling.POOLING_UNSPECIFIED if pooling is None else _chosen("pooling", pooling, _POOLINGS),
@@ -150,6 +159,19 @@ def embed_request(
         dimensions=dimensions or 0,
         data_type=_data_type(dtype),
     )
+    if prompt_name is not None:
+        request.prompt_name = prompt_name
+    if prompt is not None:
+        request.prompt = prompt
+    return request
+
+
+def prompt_bytes(request: EmbedRequest, model: ModelInfo) -> int:
+    """Return how many bytes of UTF-8 the server puts before each text."""
+    if request.HasField("prompt"):
+        return len(request.prompt.encode())
+    name = request.prompt_name if request.HasField("prompt_name") else model.default_prompt_name
+    return len(model.prompts.get(name, "").encode())
 
 
 def encode_request(

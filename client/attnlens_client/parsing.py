@@ -11,10 +11,11 @@ import numpy as np
 
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling
 from attnlens_client.errors import InvalidRequestError, ServerError
 from attnlens_client.results import (
     Array,
+    DenseLayer,
     Embeddings,
     EncodedText,
     HeadPart,
@@ -40,14 +41,19 @@ def no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
     """Return the vectors of no text: shape (0, D).
 
     Raises:
-        InvalidRequestError: more dimensions are asked for than the model has.
+        InvalidRequestError: the model has fewer dimensions, or no such prompt.
     """
-    if request.dimensions > model.hidden_size:
+    if request.dimensions > model.embedding_size:
         raise InvalidRequestError(
-            f"dimensions is {request.dimensions}: {model.name} has {model.hidden_size}",
+            f"dimensions is {request.dimensions}: {model.name} has {model.embedding_size}",
             grpc.StatusCode.INVALID_ARGUMENT,
         )
-    shape = (0, request.dimensions or model.hidden_size)
+    if request.HasField("prompt_name") and request.prompt_name not in model.prompts:
+        raise InvalidRequestError(
+            f"prompt_name is {request.prompt_name!r}: {model.name} has {', '.join(model.prompts) or 'none'}",
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+    shape = (0, request.dimensions or model.embedding_size)
     return Embeddings(np.zeros(shape, numpy_dtype(request.data_type)), ())
 
 
@@ -163,8 +169,13 @@ def model_info(message: pb.Model) -> ModelInfo:
         vocab_size=sizes.vocab_size,
         max_position_embeddings=sizes.max_position_embeddings,
         is_causal=sizes.is_causal,
+        embedding_size=message.embedding_size,
         pooling=Pooling.Name(message.pooling.pooling).removeprefix("POOLING_").lower(),
+        dense=tuple(_dense_layer(layer) for layer in message.pooling.dense),
         normalize=message.pooling.normalize,
+        exclude_prompt=message.pooling.exclude_prompt,
+        prompts=dict(sorted(message.prompts.items())),
+        default_prompt_name=message.default_prompt_name,
         max_tokens=message.max_tokens,
         limits=Limits(
             max_inputs_per_request=limits.max_inputs_per_request,
@@ -177,6 +188,16 @@ def model_info(message: pb.Model) -> ModelInfo:
         execution_providers=tuple(message.execution_providers),
         parity=_parity(message),
         versions=dict(message.versions),
+    )
+
+
+def _dense_layer(message: Dense) -> DenseLayer:
+    return DenseLayer(
+        in_features=message.in_features,
+        out_features=message.out_features,
+        bias=message.bias,
+        activation=Activation.Name(message.activation).removeprefix("ACTIVATION_").lower(),
+        normalize_input=message.normalize_input,
     )
 
 

@@ -30,7 +30,8 @@ class Plan(Generic[Request, Response, Result]):
     Attributes:
         template: the request without its texts.
         texts: the N texts, as `template` takes them.
-        text_bytes: the UTF-8 bytes of each, shape (N,); 0 for token ids.
+        text_bytes: the UTF-8 bytes of each, shape (N,); 0 for token ids, prompts aside.
+        prompt_bytes: those that the server puts before each text, for a model.
         costs: the bytes that each text takes in a message, shape (N,), for a model.
         parse: makes the result of all responses; with no texts there are none, and a model may be needed.
         needs_model: whether the model's sizes and limits must be known.
@@ -39,6 +40,7 @@ class Plan(Generic[Request, Response, Result]):
     template: Request
     texts: Sequence[Any]
     text_bytes: Sequence[int]
+    prompt_bytes: Callable[[ModelInfo], int] = lambda _: 0
     costs: Callable[[ModelInfo], list[int]]
     parse: Callable[[Sequence[Response], ModelInfo | None], Result]
     needs_model: bool
@@ -56,8 +58,10 @@ class Plan(Generic[Request, Response, Result]):
         """
         runs: Iterable[slice] = [slice(0, None)] if self.texts else []
         if model is not None:
-            self._check_sizes(model.limits.max_text_bytes)
-            runs = splitting.split(self.costs(model), self.text_bytes, model.limits, batch_size)
+            added = self.prompt_bytes(model)
+            sizes = [size + added for size in self.text_bytes]
+            _check_sizes(sizes, model.limits.max_text_bytes)
+            runs = splitting.split(self.costs(model), sizes, model.limits, batch_size)
         for run in runs:
             request = type(self.template)()
             request.CopyFrom(self.template)
@@ -66,15 +70,6 @@ class Plan(Generic[Request, Response, Result]):
             if model is not None:
                 _check_message(run.start, request.ByteSize(), model.limits.max_message_bytes)
             yield run.start, request
-
-    def _check_sizes(self, limit: int) -> None:
-        for index, size in enumerate(self.text_bytes):
-            if 0 < limit < size:
-                raise InvalidRequestError(
-                    f"texts[{index}] has {size} bytes, a text may have {limit}: send it in pieces",
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    text_index=index,
-                )
 
 
 def embed(
@@ -94,6 +89,7 @@ def embed(
         template=template,
         texts=inputs,
         text_bytes=[len(each.text.encode()) for each in inputs],
+        prompt_bytes=lambda model: messages.prompt_bytes(template, model),
         costs=lambda model: splitting.embed_costs(template, inputs, model),
         parse=parse,
         needs_model=not inputs or _is_much(each.ByteSize() for each in inputs),
@@ -133,6 +129,16 @@ def tokenize(
 def _is_much(sizes_bytes: Iterable[int]) -> bool:
     sizes = list(sizes_bytes)
     return len(sizes) > 1 or sum(sizes) > _SHORT_BYTES
+
+
+def _check_sizes(text_bytes: Iterable[int], limit: int) -> None:
+    for index, size in enumerate(text_bytes):
+        if 0 < limit < size:
+            raise InvalidRequestError(
+                f"texts[{index}] has {size} bytes, a text may have {limit}: send it in pieces",
+                grpc.StatusCode.INVALID_ARGUMENT,
+                text_index=index,
+            )
 
 
 def _check_message(index: int, size: int, limit: int) -> None:

@@ -143,8 +143,31 @@ class Parity:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A linear layer between the pooling and the embedding, and what is applied to its result."""
+
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    normalize_input: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model and the server that runs it. `versions` are by package name; `pooling` is mean, cls or max."""
+    """A model and the server that runs it.
+
+    Attributes:
+        hidden_size: the width of a token vector.
+        embedding_size: the width of what `embed` returns.
+        pooling: how `embed` makes one vector of those of the tokens, as in `EmbedOptions`.
+        dense: the layers that pooled vectors go through.
+        normalize: whether embeddings are scaled to length 1 at the end.
+        exclude_prompt: whether the tokens of a prompt are left out of the pooling.
+        prompts: what `embed` may put before a text, by name.
+        default_prompt_name: the prompt that it uses unless told; empty: none.
+        versions: by package name.
+    """
 
     name: str
     source: str
@@ -157,8 +180,13 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     is_causal: bool
+    embedding_size: int
     pooling: str
+    dense: tuple[DenseLayer, ...]
     normalize: bool
+    exclude_prompt: bool
+    prompts: Mapping[str, str]
+    default_prompt_name: str
     max_tokens: int
     limits: Limits
     execution_providers: tuple[str, ...]

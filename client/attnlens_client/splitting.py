@@ -27,7 +27,7 @@ _QUEUE_PARTS = 4
 
 def embed_costs(request: EmbedRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
     """Return for each text the bytes that it takes in a message, the larger of both directions."""
-    row = (request.dimensions or model.hidden_size) * numpy_dtype(request.data_type).itemsize
+    row = (request.dimensions or model.embedding_size) * numpy_dtype(request.data_type).itemsize
     return [max(text.ByteSize(), row) + _MESSAGE_BYTES for text in texts]
 
 

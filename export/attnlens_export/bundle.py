@@ -6,8 +6,8 @@ All of it happens in a hidden directory beside the target, which only a finished
 export that is interrupted leaves the target as it was.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -21,6 +21,7 @@ from attnlens_export.lint import check_graph
 from attnlens_export.manifest import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_KINDS, describe_bundle
 from attnlens_export.parity import measure_parity
 from attnlens_export.pooling import read_pooling, write_pooling
+from attnlens_export.prompts import read_prompts, write_prompts
 from attnlens_export.report import write_report
 from attnlens_export.result import ParityResult
 from attnlens_export.side_files import (
@@ -56,8 +57,11 @@ class ExportOptions:
         name: the model's name; None: the last part of the hub id or of the directory.
         revision: branch, tag or commit on the hub.
         seed: for the weights of a fresh encoder.
-        pooling: "mean", "cls" or "max" instead of what the checkpoint says.
-        normalize: whether pooled vectors are scaled to length 1, instead of what the checkpoint says.
+        pooling: one of `pooling.POOLINGS` instead of what the checkpoint says; its Dense modules stay.
+        normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
+        skipped_modules: the kinds of the checkpoint's modules to leave out.
+        prompts: prompts by name, besides those of the checkpoint or instead of them.
+        default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
         force: whether a bundle that is in the way is replaced.
         keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
@@ -70,6 +74,9 @@ class ExportOptions:
     seed: int = 0
     pooling: str | None = None
     normalize: bool | None = None
+    skipped_modules: Sequence[str] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
     tokenizer: Path | None = None
     force: bool = False
     keep_failed: bool = False
@@ -183,14 +190,18 @@ def _build(
     directory: Path, model: _Model, options: ExportOptions, progress: Progress
 ) -> tuple[Manifest, ParityResult]:
     config = model.config
-    pooling = read_pooling(model.directory, options.pooling, options.normalize)
+    pooling = read_pooling(
+        model.directory, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
+    )
+    prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
     has_external_data = _write_graphs(directory, model, options, progress)
     progress("Writing the tokenizer and configuration", 0, 1)
     copy_described(directory, model.directory)
     write_config(directory, model.directory, config, external_data=has_external_data)
     write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
-    write_pooling(directory, config, pooling, max_tokens)
+    write_pooling(directory, model.directory, config.hidden_size, pooling, max_tokens)
+    write_prompts(directory, prompts)
     check_graphs(directory, config)
     parity = measure_parity(
         model.encoder,
@@ -208,7 +219,9 @@ def _build(
     manifest = describe_bundle(directory, config)
     manifest.model_name, manifest.source = model.name, model.source
     manifest.weights_license = read_license(model.directory)
-    manifest.pooling.CopyFrom(pooling)
+    manifest.pooling.CopyFrom(read_pooling(directory, config.hidden_size))
+    manifest.prompts.update(prompts.texts)
+    manifest.default_prompt_name = prompts.default_name
     manifest.max_tokens = max_tokens
     manifest.parity.CopyFrom(parity.to_message())
     write_manifest(directory, manifest)

@@ -30,6 +30,7 @@ from attnlens_export.manifest import (
 )
 from attnlens_export.parity import CaseProgress, measure_parity
 from attnlens_export.pooling import read_pooling
+from attnlens_export.prompts import read_prompts
 from attnlens_export.result import ParityResult
 from attnlens_export.runtime_parity import (
     Missing,
@@ -150,12 +151,17 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
         graphs=manifest.graphs,
         pooling=manifest.pooling,
         max_tokens=manifest.max_tokens,
+        prompts=manifest.prompts,
+        default_prompt_name=manifest.default_prompt_name,
     )
+    prompts = read_prompts(directory)
     expected = Manifest(
         architecture=describe_architecture(config),
         graphs=describe_graphs(directory),
-        pooling=read_pooling(directory, None, None),
+        pooling=read_pooling(directory, config.hidden_size),
         max_tokens=read_max_tokens(directory, config),
+        prompts=prompts.texts,
+        default_prompt_name=prompts.default_name,
     )
     claims, facts = dict(_flatten(_as_dict(claimed))), dict(_flatten(_as_dict(expected)))
     for name in claims | facts:

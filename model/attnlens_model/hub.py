@@ -13,6 +13,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "README.md", "LICENSE*")
 _SAFETENSORS_FILES = ("model.safetensors", "model-*.safetensors")
 _PICKLE_FILES = ("pytorch_model.bin", "pytorch_model-*.bin")
+# Where sentence-transformers keeps the layers that follow the pooling: "2_Dense" and the like.
+_DENSE_DIRECTORIES = "[0-9]*_Dense"
 
 
 def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path, str]:
@@ -36,10 +38,16 @@ def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path
 def _download(hub_id: str, revision: str | None) -> Path:
     try:
         # Pickles only where there is nothing better: many repositories hold the same weights in both formats.
-        files = [*_DESCRIPTION_FILES, *_SAFETENSORS_FILES]
+        files = [*_DESCRIPTION_FILES, *_SAFETENSORS_FILES, f"{_DENSE_DIRECTORIES}/model.safetensors"]
         directory = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files))
-        if not any(directory.glob("model*.safetensors")):
-            snapshot_download(hub_id, revision=revision, allow_patterns=[*_PICKLE_FILES])
+        pickles = [] if any(directory.glob("model*.safetensors")) else [*_PICKLE_FILES]
+        pickles += [
+            f"{each.name}/pytorch_model.bin"
+            for each in directory.glob(_DENSE_DIRECTORIES)
+            if not (each / "model.safetensors").exists()
+        ]
+        if pickles:
+            snapshot_download(hub_id, revision=revision, allow_patterns=pickles)
     # A foreign protocol: most failures are OSErrors, but a connection that breaks off or a proxy that answers
     # with a page of its own comes out as an exception of httpx or json.
     except Exception as error:

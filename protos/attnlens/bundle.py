@@ -100,3 +100,9 @@ def find_graph(manifest: Manifest, kind: GraphKind.ValueType) -> Graph:
         if graph.kind == kind:
             return graph
     raise BundleError(f"the bundle of {manifest.model_name!r} has no {GraphKind.Name(kind)} graph")
+
+
+def embedding_size(manifest: Manifest) -> int:
+    """Return the width of an embedding: what the last dense layer returns, or that of a token vector."""
+    dense = manifest.pooling.dense
+    return dense[-1].out_features if dense else manifest.architecture.hidden_size

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnlens.bundle import BundleError, find_graph, read_manifest, verify_files
+from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import GraphKind, Manifest
+from attnlens_server.dense import DenseLayer, open_dense
 from attnlens_server.errors import StartupError
 
 
@@ -14,6 +15,7 @@ class Bundle:
 
     directory: Path
     manifest: Manifest
+    dense: tuple[DenseLayer, ...]
 
     def graph_path(self, kind: GraphKind.ValueType) -> Path:
         """Return the ONNX file of `kind`."""
@@ -55,4 +57,17 @@ def open_bundle(directory: Path) -> Bundle:
             f"{directory / 'manifest.json'}: the graphs are not the same model as the checkpoint "
             f"(parity failed, see {directory / 'parity' / 'report.md'}); export the bundle again"
         )
-    return Bundle(directory=directory, manifest=manifest)
+    _check_defaults(directory, manifest)
+    return Bundle(directory=directory, manifest=manifest, dense=open_dense(directory, manifest))
+
+
+def _check_defaults(directory: Path, manifest: Manifest) -> None:
+    path = directory / MANIFEST_NAME
+    if not manifest.pooling.pooling:
+        raise StartupError(
+            f"{path} states no pooling that this version knows: install the version of attnlens that wrote it"
+        )
+    if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
+        raise StartupError(
+            f"{path} has no prompt {manifest.default_prompt_name!r}, its default: export the bundle again"
+        )

@@ -82,8 +82,17 @@ class InputTooLongError(RequestError):
     status = grpc.StatusCode.INVALID_ARGUMENT
     reason = "INPUT_TOO_LONG"
 
-    def __init__(self, field: str, num_tokens: int, max_tokens: int, *, can_truncate: bool = True) -> None:
-        description = f"has {num_tokens} tokens, the model takes {max_tokens}: " + (
+    def __init__(
+        self,
+        field: str,
+        num_tokens: int,
+        max_tokens: int,
+        *,
+        can_truncate: bool = True,
+        has_prompt: bool = False,
+    ) -> None:
+        tokens = f"{num_tokens} tokens with the prompt" if has_prompt else f"{num_tokens} tokens"
+        description = f"has {tokens}, the model takes {max_tokens}: " + (
             "shorten it, or set truncate" if can_truncate else "shorten it"
         )
         super().__init__(

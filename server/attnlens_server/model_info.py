@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import onnxruntime
 
+from attnlens.bundle import embedding_size
 from attnlens.v1.encoder_service_pb2 import Limits, Model
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.config import ServerConfig
@@ -34,4 +35,7 @@ def describe_model(
         execution_providers=execution_providers,
         parity=manifest.parity,
         versions=versions,
+        embedding_size=embedding_size(manifest),
+        prompts=manifest.prompts,
+        default_prompt_name=manifest.default_prompt_name,
     )

@@ -1,4 +1,9 @@
-"""From the token vectors of a text to one vector. T tokens, D hidden size."""
+"""From the token vectors of a text to one vector. T tokens, D hidden size.
+
+The formulas are those of `attnlens.v1.Pooling`, and of sentence-transformers.
+"""
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -8,13 +13,33 @@ from attnlens.v1.manifest_pb2 import Pooling
 FloatArray = npt.NDArray[np.float32]
 
 
-def pool(last_hidden_state: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
-    """Reduce (T, D) to (D,). All T tokens count; there must be no padding among them."""
-    if pooling == Pooling.POOLING_CLS:
-        return np.asarray(last_hidden_state[0])
-    if pooling == Pooling.POOLING_MAX:
-        return np.asarray(last_hidden_state.max(axis=0))
-    return np.asarray(last_hidden_state.mean(axis=0))
+def pool(last_hidden_state: FloatArray, pooling: Pooling.ValueType, num_excluded: int = 0) -> FloatArray:
+    """Reduce (T, D) to (D,).
+
+    Args:
+        last_hidden_state: the token vectors, without padding.
+        pooling: never unspecified.
+        num_excluded: how many tokens at the beginning don't count, less than T.
+
+    Raises:
+        ValueError: the pooling is unspecified or unknown.
+    """
+    counted = last_hidden_state[num_excluded:]
+    match pooling:
+        case Pooling.POOLING_CLS:
+            return np.asarray(counted[0])
+        case Pooling.POOLING_MAX:
+            return np.asarray(counted.max(axis=0))
+        case Pooling.POOLING_LAST_TOKEN:
+            return np.asarray(counted[-1])
+        case Pooling.POOLING_WEIGHTED_MEAN:
+            weights = np.arange(num_excluded + 1, len(last_hidden_state) + 1, dtype=np.float32)
+            return np.asarray((weights / weights.sum()) @ counted)
+        case Pooling.POOLING_MEAN_SQRT_LENGTH:
+            return np.asarray(counted.sum(axis=0) / np.float32(math.sqrt(len(counted))))
+        case Pooling.POOLING_MEAN:
+            return np.asarray(counted.mean(axis=0))
+    raise ValueError(f"pooling {pooling} is unknown")
 
 
 def normalize(vectors: FloatArray) -> FloatArray:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from attnlens.bundle import embedding_size
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
     EmbedRequest,
@@ -22,6 +23,10 @@ from attnlens_server.errors import (
     ModelNotFoundError,
 )
 
+# Of prompts, in messages: all trailers together should stay below 8 KiB.
+MAX_NAMES = 20
+MAX_NAME_CHARS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedPlan:
@@ -31,6 +36,7 @@ class EmbedPlan:
     normalize: bool
     dimensions: int
     data_type: DataType.ValueType
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +101,16 @@ class RequestChecker:
             ModelNotFoundError, InvalidFieldsError.
         """
         self.check_model(request.model)
-        hidden_size = self._manifest.architecture.hidden_size
-        violations = list(self._check_inputs(request.inputs))
+        width = embedding_size(self._manifest)
+        violations: list[FieldViolation] = []
+        prompt = self._prompt(request, violations)
+        violations += self._check_inputs(request.inputs, prompt=prompt)
+        if prompt and request.HasField("prompt_choice"):
+            violations += _check_no_ids(request.inputs)
         violations += _check_enum("pooling", request.pooling, Pooling)
         violations += _check_data_type(request.data_type)
-        if not 0 <= request.dimensions <= hidden_size:
-            text = f"is {request.dimensions}: it must be from 1 to {hidden_size}, or 0 for all"
+        if not 0 <= request.dimensions <= width:
+            text = f"is {request.dimensions}: it must be from 1 to {width}, or 0 for all"
             violations.append(FieldViolation("dimensions", text))
         if violations:
             raise InvalidFieldsError(violations)
@@ -108,8 +118,9 @@ class RequestChecker:
         return EmbedPlan(
             pooling=request.pooling or defaults.pooling,
             normalize=request.normalize if request.HasField("normalize") else defaults.normalize,
-            dimensions=request.dimensions or hidden_size,
+            dimensions=request.dimensions or width,
             data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
+            prompt=prompt,
         )
 
     def check_encode(self, request: EncodeRequest, prefix: str = "") -> EncodePlan:
@@ -153,19 +164,35 @@ class RequestChecker:
         if violations:
             raise InvalidFieldsError(violations)
 
-    def _check_inputs(self, inputs: Sequence[Input], prefix: str = "") -> Iterator[FieldViolation]:
+    def _prompt(self, request: EmbedRequest, violations: list[FieldViolation]) -> str:
+        """Return what goes before each text. A name that is none goes to `violations`."""
+        prompts = self._manifest.prompts
+        if request.HasField("prompt"):
+            return request.prompt
+        if request.HasField("prompt_name") and request.prompt_name not in prompts:
+            shown = repr(request.prompt_name[:MAX_NAME_CHARS])
+            text = f"is {shown}: {_known_names(sorted(prompts))}, or send the text of a prompt as prompt"
+            violations.append(FieldViolation("prompt_name", text))
+        if request.HasField("prompt_name"):
+            return prompts.get(request.prompt_name, "")
+        return prompts.get(self._manifest.default_prompt_name, "")
+
+    def _check_inputs(
+        self, inputs: Sequence[Input], prefix: str = "", prompt: str = ""
+    ) -> Iterator[FieldViolation]:
         too_many = list(self._check_count(f"{prefix}inputs", len(inputs)))
         if too_many:
             yield from too_many
             return
-        yield from self._check_total(f"{prefix}inputs", [each.text for each in inputs])
+        texts = [each.text for each in inputs if each.HasField("text")]
+        yield from self._check_total(f"{prefix}inputs", texts, prompt)
         for index, each in enumerate(inputs):
             field = f"{prefix}inputs[{index}]"
             kind = each.WhichOneof("content")
             if kind is None:
                 yield FieldViolation(field, "is empty: set text or token_ids")
             elif kind == "text":
-                yield from self._check_text(f"{field}.text", each.text)
+                yield from self._check_text(f"{field}.text", each.text, prompt)
             else:
                 yield from self._check_ids(f"{field}.token_ids.ids", each.token_ids.ids)
 
@@ -178,19 +205,22 @@ class RequestChecker:
                 field, f"has {count} texts, a request may have {limit}: send several requests"
             )
 
-    def _check_total(self, field: str, texts: Sequence[str]) -> Iterator[FieldViolation]:
+    def _check_total(self, field: str, texts: Sequence[str], prompt: str = "") -> Iterator[FieldViolation]:
         limit = self._config.request_text_limit
-        size = sum(len(text.encode()) for text in texts)
+        size = sum(len(text.encode()) for text in texts) + len(texts) * len(prompt.encode())
         if size > limit:
-            text = f"has {size} bytes of text, a request may have {limit}: send several requests"
+            text = (
+                f"has {size} bytes of text{_with(prompt)}, a request may have {limit}: send several requests"
+            )
             yield FieldViolation(field, text)
 
-    def _check_text(self, field: str, text: str) -> Iterator[FieldViolation]:
+    def _check_text(self, field: str, text: str, prompt: str = "") -> Iterator[FieldViolation]:
         limit = self._config.max_text_bytes
         if not self._has_tokenizer:
             yield FieldViolation(field, "can't be used: this model has no tokenizer, send token_ids")
-        elif (size := len(text.encode())) > limit:
-            yield FieldViolation(field, f"has {size} bytes, a text may have {limit}: send it in pieces")
+        elif (size := len(prompt.encode()) + len(text.encode())) > limit:
+            description = f"has {size} bytes{_with(prompt)}, a text may have {limit}: send it in pieces"
+            yield FieldViolation(field, description)
 
     def _check_ids(self, field: str, ids: Sequence[int]) -> Iterator[FieldViolation]:
         vocab_size = self._manifest.architecture.vocab_size
@@ -203,6 +233,25 @@ class RequestChecker:
             position = next(index for index, each in enumerate(ids) if not 0 <= each < vocab_size)
             text = f"is {ids[position]}: an id must be from 0 to {vocab_size - 1}"
             yield FieldViolation(f"{field}[{position}]", text)
+
+
+def _check_no_ids(inputs: Sequence[Input]) -> Iterator[FieldViolation]:
+    for index, each in enumerate(inputs):
+        if each.HasField("token_ids"):
+            text = "can't have a prompt, ids are used as they are: send text, or no prompt"
+            yield FieldViolation(f"inputs[{index}].token_ids", text)
+
+
+def _with(prompt: str) -> str:
+    return " with the prompt" if prompt else ""
+
+
+def _known_names(names: Sequence[str]) -> str:
+    if not names:
+        return "the model has no prompts"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    shown = ", ".join(repr(name[:MAX_NAME_CHARS]) for name in names[:MAX_NAMES])
+    return f"the model's prompts are {shown}{more}"
 
 
 def _check_outputs(request: EncodeRequest, prefix: str, *, wants_attention: bool) -> Iterator[FieldViolation]:

@@ -16,6 +16,7 @@ from attnlens.v1.encoder_service_pb2 import (
     Token,
     Usage,
 )
+from attnlens_server.dense import DenseLayer
 from attnlens_server.engine import ItemResult
 from attnlens_server.pooling import normalize, pool
 from attnlens_server.requests import EmbedPlan, EncodePlan
@@ -27,11 +28,19 @@ def embed_response(
     inputs: Sequence[EncodedInput],
     results: Sequence[ItemResult],
     plan: EmbedPlan,
+    dense: Sequence[DenseLayer],
     tokenize_s: float,
 ) -> EmbedResponse:
-    """Pool each text's token vectors and pack them into one tensor (N, dimensions)."""
-    pooled = np.stack([pool(result.outputs["last_hidden_state"], plan.pooling) for result in results])
-    vectors = pooled[:, : plan.dimensions]
+    """Turn each text's token vectors into its embedding and pack them into one tensor (N, dimensions)."""
+    vectors = np.stack(
+        [
+            pool(result.outputs["last_hidden_state"], plan.pooling, encoded.num_excluded)
+            for encoded, result in zip(inputs, results, strict=True)
+        ]
+    )
+    for layer in dense:
+        vectors = layer(vectors)
+    vectors = vectors[:, : plan.dimensions]
     if plan.normalize:
         vectors = normalize(vectors)
     return EmbedResponse(

@@ -118,6 +118,7 @@ class EncoderService(EncoderServiceServicer):
         self.calls = RunningCalls()
         manifest = bundle.manifest
         self._manifest = manifest
+        self._dense = bundle.dense
         self._config = config
         self._engine = engine
         self._text_encoder = text_encoder
@@ -125,7 +126,9 @@ class EncoderService(EncoderServiceServicer):
         self._name = manifest.model_name
         self._max_tokens = max_tokens
         self._checker = RequestChecker(manifest, config, has_tokenizer=text_encoder is not None)
-        self._input_encoder = InputEncoder(text_encoder, max_tokens, workers)
+        self._input_encoder = InputEncoder(
+            text_encoder, max_tokens, workers, exclude_prompt=manifest.pooling.exclude_prompt
+        )
         self._sizes = ReplySizes(manifest.architecture.hidden_size, config.max_message_bytes)
         self._admission = Admission(config.max_queue, max(config.max_reply_bytes, config.max_message_bytes))
 
@@ -144,12 +147,12 @@ class EncoderService(EncoderServiceServicer):
             self._admission.reply(self._sizes.check_embed(len(request.inputs), plan), context)
             started = time.monotonic()
             inputs = await self._input_encoder.encode(
-                request.inputs, truncate=request.truncate, with_offsets=False
+                request.inputs, truncate=request.truncate, with_offsets=False, prompt=plan.prompt
             )
             tokenize_s = time.monotonic() - started
             results = await _run(worker, _make_items(inputs, ("last_hidden_state",), context))
             return await self._in_worker(
-                responses.embed_response, self._name, inputs, results, plan, tokenize_s
+                responses.embed_response, self._name, inputs, results, plan, self._dense, tokenize_s
             )
 
     @guarded

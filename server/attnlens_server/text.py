@@ -23,12 +23,14 @@ class EncodedInput:
         num_tokens_total: T before truncation.
         text: what was tokenized; None where the request gave ids.
         encoding: the tokenizer's own record, with offsets; None where the request gave ids.
+        num_excluded: how many tokens at the beginning are left out of the pooling.
     """
 
     input_ids: npt.NDArray[np.int64]
     num_tokens_total: int
     text: str | None = None
     encoding: tokenizers.Encoding | None = None
+    num_excluded: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +87,14 @@ class TextEncoder:
         """Tokenize without a limit."""
         encodings = self._counting.encode_batch(list(texts))
         return [_encoded(text, each, len(each)) for text, each in zip(texts, encodings, strict=True)]
+
+    def num_prompt_tokens(self, prompt: str) -> int:
+        """Return how many tokens at the beginning of a text belong to the prompt.
+
+        As sentence-transformers counts: those of the prompt by itself, without a special token at its end.
+        """
+        [encoding] = self._counting.encode_batch([prompt])
+        return len(encoding) - sum(encoding.special_tokens_mask[-1:])
 
     def token_text(self, token_id: int) -> str:
         """Return the tokenizer's spelling of an id; empty for an id that it doesn't know."""

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens.v1.encoder_service_pb2 import Input, Limits, Model
 from attnlens.v1.manifest_pb2 import Architecture
-from attnlens_client.messages import embed_request, encode_request
+from attnlens_client import plans
+from attnlens_client.errors import InvalidRequestError
+from attnlens_client.messages import EmbedOptions, embed_request, encode_request
 from attnlens_client.parsing import model_info
 from attnlens_client.results import ModelInfo
 from attnlens_client.splitting import calls_at_a_time, embed_costs, encode_costs, split
@@ -17,7 +20,7 @@ LIMITS = st.integers(min_value=0, max_value=50)
 
 def _model(**limits: Any) -> ModelInfo:
     sizes = Architecture(hidden_size=384, num_layers=6, num_heads=12)
-    return model_info(Model(architecture=sizes, max_tokens=256, limits=Limits(**limits)))
+    return model_info(Model(architecture=sizes, embedding_size=384, max_tokens=256, limits=Limits(**limits)))
 
 
 TEXT = st.tuples(st.integers(1, 100), st.integers(0, 100))  # its bytes in a message, and its own
@@ -62,6 +65,27 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
     assert 2 * 256 * 256 * 4 <= encode_costs(one_map, texts, model)[1] < 3 * 256 * 256 * 4
     mean = encode_request(layers=[0], head_reduction="mean", hidden_states=False, dtype="float16")
     assert 256 * 256 * 2 <= encode_costs(mean, texts, model)[1] < 2 * 256 * 256 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "runs"),
+    [
+        ({}, 9, [2, 2, 2]),
+        ({"prompt_name": "query"}, 7, [2, 2, 2]),
+        ({"prompt": "ü"}, 2, [4, 2]),
+        ({"prompt": ""}, 0, [6]),
+        ({"prompt_name": "no"}, 0, [6]),
+    ],
+)
+def test_the_bytes_of_a_prompt_count_for_each_text(options: EmbedOptions, size: int, runs: list[int]) -> None:
+    prompts = {"query": "query: ", "passage": "passage: "}
+    limits = Limits(max_request_text_bytes=30, max_text_bytes=15)
+    message = Model(embedding_size=4, prompts=prompts, default_prompt_name="passage", limits=limits)
+    model = model_info(message)
+    requests = [request for _, request in plans.embed(["abcde"] * 6, **options).requests(model, 100)]
+    assert [len(each.inputs) for each in requests] == runs
+    with pytest.raises(InvalidRequestError, match=r"texts\[0\] has 16 bytes, a text may have 15"):
+        list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:

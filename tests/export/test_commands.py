@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
-from attnlens.v1.manifest_pb2 import Manifest
+from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens_cli.check import check
 from attnlens_cli.export import export
 from attnlens_export import bundle
@@ -37,6 +37,39 @@ def run_export(*arguments: object) -> Result:
 
 def run_check(*arguments: object) -> Result:
     return CliRunner().invoke(check, [str(each) for each in arguments])
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
+    config_file: Path, output: Path
+) -> None:
+    prompts = ("--prompt", "query=query: ", "--prompt", "maths=a=b ", "--default-prompt", "query")
+    result = run_export("--config", config_file, "--output", output, "--pooling", "weighted_mean", *prompts)
+    assert result.exit_code == 0, result.output
+    assert "prompts: maths, query, by default query" in result.stdout
+    manifest = read_manifest(output)
+    assert dict(manifest.prompts) == {"query": "query: ", "maths": "a=b "}
+    assert manifest.default_prompt_name == "query"
+    assert manifest.pooling.pooling == Pooling.POOLING_WEIGHTED_MEAN
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "query"], "'query' is not NAME=TEXT"),
+        (["--prompt", "=query: "], "'=query: ' is not NAME=TEXT"),
+        (["--prompt", "a=b", "--prompt", "a=c"], "'a' is given twice"),
+        (["--default-prompt", "query"], "the default prompt is 'query', and there is none"),
+        (["--skip-module", "Dense"], "--skip-module Dense: the checkpoint lists none"),
+    ],
+)
+def test_options_about_prompts_and_modules_that_make_no_sense_are_named(
+    options: list[str], message: str, config_file: Path, output: Path
+) -> None:
+    result = run_export("--config", config_file, "--output", output, *options)
+    assert result.exit_code in {1, 2}
+    assert message in result.stderr
+    assert not output.exists()
 
 
 @pytest.mark.usefixtures("traced_once")

@@ -1,4 +1,4 @@
-"""Configuration, tokenizer, pooling and licence: read from a checkpoint, written to a bundle."""
+"""Configuration, tokenizer and licence: read from a checkpoint, written to a bundle."""
 
 import dataclasses
 import json
@@ -9,9 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from attnlens.v1.manifest_pb2 import Pooling, PoolingDefaults
 from attnlens_export import SourceError
-from attnlens_export.pooling import read_pooling, write_pooling
 from attnlens_export.side_files import (
     copy_described,
     read_license,
@@ -20,8 +18,6 @@ from attnlens_export.side_files import (
     write_tokenizer,
 )
 from attnlens_model import EncoderConfig, read_config
-
-MEAN, CLS, MAX = Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX
 
 
 @pytest.fixture
@@ -45,103 +41,6 @@ def write(path: Path, content: object) -> None:
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_modules(source: Path, pooling: dict[str, object], *kinds: str) -> None:
-    names = ("Transformer", "Pooling", *kinds)
-    types = [f"sentence_transformers.models.{name}" for name in names]
-    paths = ["" if index == 0 else f"{index}_{name}" for index, name in enumerate(names)]
-    write(source / "modules.json", [{"path": p, "type": t} for p, t in zip(paths, types, strict=True)])
-    write(source / "1_Pooling" / "config.json", pooling)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, MEAN),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, CLS),
-        ({"pooling_mode_max_tokens": True}, MAX),
-        ({"pooling_mode": "cls"}, CLS),
-        ({"pooling_mode": ["max"]}, MAX),
-        ({"embedding_dimension": 48}, MEAN),
-    ],
-)
-def test_pooling_is_what_sentence_transformers_says(
-    settings: dict[str, object], expected: Pooling.ValueType, source: Path
-) -> None:
-    write_modules(source, settings)
-    assert read_pooling(source, None, None) == PoolingDefaults(pooling=expected, normalize=False)
-    write_modules(source, settings, "Normalize")
-    assert read_pooling(source, None, None) == PoolingDefaults(pooling=expected, normalize=True)
-
-
-def test_without_pooling_files_it_is_the_mean_not_normalized(source: Path) -> None:
-    assert read_pooling(None, None, None) == PoolingDefaults(pooling=MEAN)
-    assert read_pooling(source, None, None) == PoolingDefaults(pooling=MEAN)
-
-
-def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
-    write_modules(source, {"pooling_mode": "mean"}, "Normalize")
-    assert read_pooling(source, "max", None) == PoolingDefaults(pooling=MAX, normalize=True)
-    assert read_pooling(source, None, normalize=False) == PoolingDefaults(pooling=MEAN, normalize=False)
-    assert read_pooling(None, "cls", normalize=True) == PoolingDefaults(pooling=CLS, normalize=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "kinds", "named"),
-    [
-        ({"pooling_mode": "lasttoken"}, [], "lasttoken"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, [], "mean_sqrt_len_tokens"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, [], "max + mean"),
-        ({"pooling_mode": "mean"}, ["Dense"], "Dense"),
-        ({"pooling_mode": 5}, [], "pools by 5"),
-        ({"pooling_mode": [{"a": 1}]}, [], "pools by {'a': 1}"),
-        ({"pooling_mode": {"mean": True}}, [], "pools by {'mean': True}"),
-    ],
-)
-def test_what_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
-    settings: dict[str, object], kinds: list[str], named: str, source: Path
-) -> None:
-    write_modules(source, settings, *kinds)
-    with pytest.raises(SourceError) as caught:
-        read_pooling(source, None, None)
-    assert named in str(caught.value)
-    assert "--pooling mean|cls|max" in str(caught.value)
-    assert read_pooling(source, "cls", None).pooling == CLS
-
-
-def test_a_pooling_file_that_is_promised_and_absent_is_no_mean(source: Path) -> None:
-    write_modules(source, {})
-    (source / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(
-        SourceError, match=r"1_Pooling/config\.json is absent although modules\.json names it"
-    ):
-        read_pooling(source, None, None)
-    assert read_pooling(source, "max", None).pooling == MAX
-
-
-def test_a_file_of_endless_brackets_is_named(source: Path) -> None:
-    (source / "modules.json").write_text("[" * 100_000, encoding="utf-8")
-    with pytest.raises(SourceError, match=r"modules\.json can't be read as JSON"):
-        read_pooling(source, None, None)
-
-
-def test_a_broken_modules_file_is_named(source: Path) -> None:
-    write(source / "modules.json", {"0": "Transformer"})
-    with pytest.raises(SourceError, match=r"modules\.json is not a list of modules"):
-        read_pooling(source, None, None)
-
-
-@pytest.mark.parametrize("pooling", [MEAN, CLS, MAX])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_written_pooling_reads_back(
-    pooling: Pooling.ValueType, normalize: bool, bundle: Path, tiny_config: EncoderConfig
-) -> None:
-    defaults = PoolingDefaults(pooling=pooling, normalize=normalize)
-    write_pooling(bundle, tiny_config, defaults, 33)
-    assert read_pooling(bundle, None, None) == defaults
-    assert read(bundle / "sentence_bert_config.json") == {"max_seq_length": 33}
-    assert read(bundle / "1_Pooling" / "config.json")["word_embedding_dimension"] == 48
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,21 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_better(fetched: Path
     assert "pytorch_model.bin" in files_under(fetched)
 
 
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_the_weights_of_dense_layers_are_fetched_once(
+    has_safetensors: bool, fetched: Path, published: Path
+) -> None:
+    for name in ("2_Dense/config.json", "2_Dense/pytorch_model.bin", "checkpoint-5/model.safetensors"):
+        (published / name).parent.mkdir(exist_ok=True)
+        (published / name).write_text("{}")
+    if has_safetensors:
+        (published / "2_Dense" / "model.safetensors").write_text("")
+    load_checkpoint("org/name", revision="v1")
+    weights = {name for name in files_under(fetched) if not name.endswith((".json", ".txt"))}
+    chosen = "2_Dense/model.safetensors" if has_safetensors else "2_Dense/pytorch_model.bin"
+    assert weights == {"model.safetensors", chosen}
+
+
 def test_a_cached_checkpoint_needs_no_network(
     tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

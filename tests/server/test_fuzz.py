@@ -24,10 +24,15 @@ embed_requests = st.builds(
     model=st.one_of(st.sampled_from(["", "all-MiniLM-L6-v2"]), texts),
     inputs=st.lists(inputs, max_size=4),
     truncate=st.booleans(),
-    pooling=st.integers(-1, 5),
+    pooling=st.integers(-1, 7),
     normalize=st.booleans(),
     dimensions=st.one_of(st.integers(0, 400), numbers),
     data_type=st.integers(-1, 4),
+)
+prompted = st.one_of(
+    st.builds(dict),
+    st.builds(lambda text: {"prompt": text}, texts),
+    st.builds(lambda name: {"prompt_name": name}, texts),
 )
 encode_requests = st.builds(
     pb.EncodeRequest,
@@ -44,9 +49,12 @@ quietly = settings(
 REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
-@given(embed_requests)
+@given(embed_requests, prompted)
 @quietly
-def test_embed_answers_or_refuses(stub: EncoderServiceStub, request: pb.EmbedRequest) -> None:
+def test_embed_answers_or_refuses(
+    stub: EncoderServiceStub, request: pb.EmbedRequest, prompt: dict[str, str]
+) -> None:
+    request.MergeFrom(pb.EmbedRequest(**prompt))  # type: ignore[arg-type]
     try:
         response = stub.Embed(request, timeout=60)
     except grpc.RpcError as error:

@@ -81,6 +81,13 @@ def test_another_format_is_refused(bundle_copy: Path) -> None:
     assert "has format version 2" in refuse(bundle_copy)
 
 
+def test_defaults_that_nobody_knows_are_refused(bundle_copy: Path) -> None:
+    change_manifest(bundle_copy, default_prompt_name="query")
+    assert "has no prompt 'query', its default" in refuse(bundle_copy)
+    change_manifest(bundle_copy, default_prompt_name="", pooling={"pooling": "POOLING_OF_TOMORROW"})
+    assert "states no pooling that this version knows" in refuse(bundle_copy)
+
+
 def test_a_manifest_that_points_outside_is_refused(bundle_copy: Path) -> None:
     files = json.loads((bundle_copy / "manifest.json").read_text())["files"]
     change_manifest(bundle_copy, files=[*files, {"path": "../secret", "size_bytes": "1", "sha256": "0"}])

@@ -254,7 +254,37 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], pooling=7),  # type: ignore[arg-type]
-            {"pooling": "is 7: use one of POOLING_MEAN, POOLING_CLS, POOLING_MAX"},
+            {
+                "pooling": "is 7: use one of POOLING_MEAN, POOLING_CLS, POOLING_MAX, POOLING_LAST_TOKEN, "
+                "POOLING_WEIGHTED_MEAN, POOLING_MEAN_SQRT_LENGTH"
+            },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a")], prompt_name="query"),
+            {
+                "prompt_name": "is 'query': the model has no prompts, or send the text of a prompt as prompt",
+            },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a " * 50_000)], prompt="b " * 20_000),
+            {
+                "inputs[0].text": "has 140000 bytes with the prompt, a text may have 131072: "
+                "send it in pieces",
+            },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 100, prompt="b " * 30_000),
+            {
+                "inputs": "has 6000100 bytes of text with the prompt, a request may have 4194304: "
+                "send several requests"
+            },
+        ),
+        (
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1]))], prompt="a"),
+            {
+                "inputs[0].token_ids": "can't have a prompt, ids are used as they are: "
+                "send text, or no prompt",
+            },
         ),
     ],
 )

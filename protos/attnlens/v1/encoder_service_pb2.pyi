@@ -194,9 +194,9 @@ class Usage(_message.Message):
     NUM_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
-    """The number of tokens that the model saw, special tokens included."""
+    """The number of tokens that the model saw, special tokens and those of a prompt included."""
     num_tokens_total: _builtins.int
-    """The number of tokens before truncation, special tokens included."""
+    """The number of tokens before truncation, special tokens and those of a prompt included."""
     truncated: _builtins.bool
     """True where num_tokens is less than num_tokens_total."""
     def __init__(
@@ -263,20 +263,26 @@ class EmbedRequest(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name. Empty: the server's only model."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
     pooling: _manifest_pb2.Pooling.ValueType
-    """Unspecified: the model's own."""
+    """Instead of the model's own pooling; its dense layers are applied all the same. Unspecified: the model's own."""
     normalize: _builtins.bool
-    """Scale each vector to length 1. Unset: as the model does."""
+    """Scale each embedding to length 1 at the end. Unset: as the model does."""
     dimensions: _builtins.int
     """Keep the first components only, and scale again where vectors are normalized; for models
     trained for it (Matryoshka). 0: keep all.
     """
     data_type: _tensor_pb2.DataType.ValueType
     """The element type of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16."""
+    prompt_name: _builtins.str
+    """The name of one of the model's prompts."""
+    prompt: _builtins.str
+    """The prompt itself. Empty: none, not even the default one."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
@@ -291,14 +297,21 @@ class EmbedRequest(_message.Message):
         normalize: _builtins.bool | None = ...,
         dimensions: _builtins.int = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
+        prompt_name: _builtins.str = ...,
+        prompt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt", "prompt_choice", b"prompt_choice", "prompt_name", b"prompt_name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "prompt_choice", b"prompt_choice", "prompt_name", b"prompt_name", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType_prompt_choice: _TypeAlias = _typing.Literal["prompt_name", "prompt"]  # noqa: Y015
+    _WhichOneofArgType_prompt_choice: _TypeAlias = _typing.Literal["prompt_choice", b"prompt_choice"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_choice) -> _WhichOneofReturnType_prompt_choice | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -316,7 +329,7 @@ class EmbedResponse(_message.Message):
     """The model that was used."""
     @_builtins.property
     def embeddings(self) -> _tensor_pb2.Tensor:
-        """Shape (N, D), or (N, dimensions); row i belongs to input i."""
+        """Shape (N, Model.embedding_size), or (N, dimensions); row i belongs to input i."""
 
     @_builtins.property
     def usages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]:
@@ -344,7 +357,9 @@ Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
 
 @_typing.final
 class EncodeRequest(_message.Message):
-    """A request for token vectors, attention weights or both."""
+    """A request for token vectors, attention weights or both. No prompt is put before its texts, the model's
+    default neither, so that tokens have their places in what was sent: send the prompt as part of the text.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -642,7 +657,7 @@ Global___EncodeStreamResponse: _TypeAlias = EncodeStreamResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """A request for tokens."""
+    """A request for tokens, of the texts as they are: no prompt is put before them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -837,6 +852,26 @@ class Model(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     WEIGHTS_LICENSE_FIELD_NUMBER: _builtins.int
@@ -847,6 +882,9 @@ class Model(_message.Message):
     EXECUTION_PROVIDERS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What requests may ask for."""
     source: _builtins.str
@@ -855,13 +893,17 @@ class Model(_message.Message):
     """The licence of the weights, where stated."""
     max_tokens: _builtins.int
     """The longest input in tokens, special tokens included."""
+    embedding_size: _builtins.int
+    """The width of an embedding: that of a token vector, or of what the last dense layer returns."""
+    default_prompt_name: _builtins.str
+    """The name of the prompt that Embed uses where a request says nothing. Empty: none."""
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
         """The sizes: width, layers, heads, vocabulary."""
 
     @_builtins.property
     def pooling(self) -> _manifest_pb2.PoolingDefaults:
-        """The model's own pooling."""
+        """How the model's token vectors become embeddings."""
 
     @_builtins.property
     def limits(self) -> Global___Limits:
@@ -881,6 +923,10 @@ class Model(_message.Message):
         `export/` those that made the bundle.
         """
 
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The texts that may be put before an input of Embed, by name."""
+
     def __init__(
         self,
         *,
@@ -894,10 +940,13 @@ class Model(_message.Message):
         execution_providers: _abc.Iterable[_builtins.str] | None = ...,
         parity: _manifest_pb2.Parity | None = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        embedding_size: _builtins.int = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "parity", b"parity", "pooling", b"pooling", "source", b"source", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from attnlens.v1 import tensor_pb2 as attnlens_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x18\x61ttnlens/v1/tensor.proto\"\xb9\x03\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fweights_license\x18\x04 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x05 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x06 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x07 \x01(\x05\x12\"\n\x06graphs\x18\x08 \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\t \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\n \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0b \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd3\x01\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x07 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\x08 \x01(\x05\x12\x11\n\tis_causal\x18\t \x01(\x08\"K\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\"\xd9\x01\n\x05Graph\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.attnlens.v1.GraphKind\x12\r\n\x05opset\x18\x03 \x01(\x05\x12\x12\n\nir_version\x18\x04 \x01(\x05\x12(\n\tdata_type\x18\x05 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12&\n\x06inputs\x18\x06 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12\'\n\x07outputs\x18\x07 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"\x89\x01\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\ttolerance\x18\x02 \x01(\x01\x12\x1d\n\x15reference_error_ratio\x18\x03 \x01(\x01\x12\x11\n\tnum_cases\x18\x04 \x01(\x05\x12*\n\x07\x66igures\x18\x05 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\xc7\x01\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*V\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03*]\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15GRAPH_KIND_EMBEDDINGS\x10\x01\x12\x19\n\x15GRAPH_KIND_ATTENTIONS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x18\x61ttnlens/v1/tensor.proto\"\xbb\x04\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fweights_license\x18\x04 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x05 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x06 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x07 \x01(\x05\x12\"\n\x06graphs\x18\x08 \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\t \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\n \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0b \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x12\x33\n\x07prompts\x18\x0c \x03(\x0b\x32\".attnlens.v1.Manifest.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\r \x01(\t\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd3\x01\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x07 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\x08 \x01(\x05\x12\x11\n\tis_causal\x18\t \x01(\x08\"\x86\x01\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12!\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Dense\x12\x16\n\x0e\x65xclude_prompt\x18\x04 \x01(\x08\"\x94\x01\n\x05\x44\x65nse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\x05\x12\x14\n\x0cout_features\x18\x03 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x04 \x01(\x08\x12+\n\nactivation\x18\x05 \x01(\x0e\x32\x17.attnlens.v1.Activation\x12\x17\n\x0fnormalize_input\x18\x06 \x01(\x08\"\xd9\x01\n\x05Graph\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.attnlens.v1.GraphKind\x12\r\n\x05opset\x18\x03 \x01(\x05\x12\x12\n\nir_version\x18\x04 \x01(\x05\x12(\n\tdata_type\x18\x05 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12&\n\x06inputs\x18\x06 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12\'\n\x07outputs\x18\x07 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"\x89\x01\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\ttolerance\x18\x02 \x01(\x01\x12\x1d\n\x15reference_error_ratio\x18\x03 \x01(\x01\x12\x11\n\tnum_cases\x18\x04 \x01(\x05\x12*\n\x07\x66igures\x18\x05 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\xc7\x01\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*\xa7\x01\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x04\x12\x19\n\x15POOLING_WEIGHTED_MEAN\x10\x05\x12\x1c\n\x18POOLING_MEAN_SQRT_LENGTH\x10\x06*\xad\x01\n\nActivation\x12\x1a\n\x16\x41\x43TIVATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TIVATION_IDENTITY\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_TANH\x10\x02\x12\x13\n\x0f\x41\x43TIVATION_RELU\x10\x03\x12\x13\n\x0f\x41\x43TIVATION_GELU\x10\x04\x12\x16\n\x12\x41\x43TIVATION_SIGMOID\x10\x05\x12\x13\n\x0f\x41\x43TIVATION_SILU\x10\x06*]\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15GRAPH_KIND_EMBEDDINGS\x10\x01\x12\x19\n\x15GRAPH_KIND_ATTENTIONS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,26 +34,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MANIFEST_TOOLVERSIONSENTRY']._loaded_options = None
   _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_POOLING']._serialized_start=1513
-  _globals['_POOLING']._serialized_end=1599
-  _globals['_GRAPHKIND']._serialized_start=1601
-  _globals['_GRAPHKIND']._serialized_end=1694
+  _globals['_MANIFEST_PROMPTSENTRY']._loaded_options = None
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_options = b'8\001'
+  _globals['_POOLING']._serialized_start=1855
+  _globals['_POOLING']._serialized_end=2022
+  _globals['_ACTIVATION']._serialized_start=2025
+  _globals['_ACTIVATION']._serialized_end=2198
+  _globals['_GRAPHKIND']._serialized_start=2200
+  _globals['_GRAPHKIND']._serialized_end=2293
   _globals['_MANIFEST']._serialized_start=70
-  _globals['_MANIFEST']._serialized_end=511
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=460
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=511
-  _globals['_ARCHITECTURE']._serialized_start=514
-  _globals['_ARCHITECTURE']._serialized_end=725
-  _globals['_POOLINGDEFAULTS']._serialized_start=727
-  _globals['_POOLINGDEFAULTS']._serialized_end=802
-  _globals['_GRAPH']._serialized_start=805
-  _globals['_GRAPH']._serialized_end=1022
-  _globals['_VALUEINFO']._serialized_start=1024
-  _globals['_VALUEINFO']._serialized_end=1105
-  _globals['_PARITY']._serialized_start=1108
-  _globals['_PARITY']._serialized_end=1245
-  _globals['_PARITYFIGURE']._serialized_start=1248
-  _globals['_PARITYFIGURE']._serialized_end=1447
-  _globals['_BUNDLEFILE']._serialized_start=1449
-  _globals['_BUNDLEFILE']._serialized_end=1511
+  _globals['_MANIFEST']._serialized_end=641
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=542
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=593
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_start=595
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_end=641
+  _globals['_ARCHITECTURE']._serialized_start=644
+  _globals['_ARCHITECTURE']._serialized_end=855
+  _globals['_POOLINGDEFAULTS']._serialized_start=858
+  _globals['_POOLINGDEFAULTS']._serialized_end=992
+  _globals['_DENSE']._serialized_start=995
+  _globals['_DENSE']._serialized_end=1143
+  _globals['_GRAPH']._serialized_start=1146
+  _globals['_GRAPH']._serialized_end=1363
+  _globals['_VALUEINFO']._serialized_start=1365
+  _globals['_VALUEINFO']._serialized_end=1446
+  _globals['_PARITY']._serialized_start=1449
+  _globals['_PARITY']._serialized_end=1586
+  _globals['_PARITYFIGURE']._serialized_start=1589
+  _globals['_PARITYFIGURE']._serialized_end=1788
+  _globals['_BUNDLEFILE']._serialized_start=1790
+  _globals['_BUNDLEFILE']._serialized_end=1852
 # @@protoc_insertion_point(module_scope)

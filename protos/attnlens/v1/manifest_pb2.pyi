@@ -29,24 +29,78 @@ class _PoolingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pooling.Value
     POOLING_UNSPECIFIED: _Pooling.ValueType  # 0
     """Not stated. In a request it means the bundle's own pooling."""
     POOLING_MEAN: _Pooling.ValueType  # 1
-    """The mean over all tokens, special tokens included."""
+    """The mean: sum of h(t), divided by T."""
     POOLING_CLS: _Pooling.ValueType  # 2
-    """The vector of the first token."""
+    """The vector of the first token: h(1)."""
     POOLING_MAX: _Pooling.ValueType  # 3
     """The maximum over all tokens, component by component."""
+    POOLING_LAST_TOKEN: _Pooling.ValueType  # 4
+    """The vector of the last token: h(T)."""
+    POOLING_WEIGHTED_MEAN: _Pooling.ValueType  # 5
+    """The mean weighted by position: sum of t h(t), divided by the sum of t, t from 1 to T."""
+    POOLING_MEAN_SQRT_LENGTH: _Pooling.ValueType  # 6
+    """The sum of h(t), divided by the square root of T."""
 
 class Pooling(_Pooling, metaclass=_PoolingEnumTypeWrapper):
-    """How the token vectors of a text become one vector."""
+    """How the token vectors h(1) ... h(T) of a text become one vector. All T tokens count, special tokens
+    and those of a prompt included, unless PoolingDefaults.exclude_prompt says otherwise; padding never does.
+    """
 
 POOLING_UNSPECIFIED: Pooling.ValueType  # 0
 """Not stated. In a request it means the bundle's own pooling."""
 POOLING_MEAN: Pooling.ValueType  # 1
-"""The mean over all tokens, special tokens included."""
+"""The mean: sum of h(t), divided by T."""
 POOLING_CLS: Pooling.ValueType  # 2
-"""The vector of the first token."""
+"""The vector of the first token: h(1)."""
 POOLING_MAX: Pooling.ValueType  # 3
 """The maximum over all tokens, component by component."""
+POOLING_LAST_TOKEN: Pooling.ValueType  # 4
+"""The vector of the last token: h(T)."""
+POOLING_WEIGHTED_MEAN: Pooling.ValueType  # 5
+"""The mean weighted by position: sum of t h(t), divided by the sum of t, t from 1 to T."""
+POOLING_MEAN_SQRT_LENGTH: Pooling.ValueType  # 6
+"""The sum of h(t), divided by the square root of T."""
 Global___Pooling: _TypeAlias = Pooling  # noqa: Y015
+
+class _Activation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Activation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACTIVATION_UNSPECIFIED: _Activation.ValueType  # 0
+    """Never in a valid bundle."""
+    ACTIVATION_IDENTITY: _Activation.ValueType  # 1
+    """x"""
+    ACTIVATION_TANH: _Activation.ValueType  # 2
+    """tanh(x)"""
+    ACTIVATION_RELU: _Activation.ValueType  # 3
+    """max(0, x)"""
+    ACTIVATION_GELU: _Activation.ValueType  # 4
+    """x / 2 (1 + erf(x / sqrt(2)))"""
+    ACTIVATION_SIGMOID: _Activation.ValueType  # 5
+    """1 / (1 + exp(-x))"""
+    ACTIVATION_SILU: _Activation.ValueType  # 6
+    """x / (1 + exp(-x))"""
+
+class Activation(_Activation, metaclass=_ActivationEnumTypeWrapper):
+    """A function of a single number."""
+
+ACTIVATION_UNSPECIFIED: Activation.ValueType  # 0
+"""Never in a valid bundle."""
+ACTIVATION_IDENTITY: Activation.ValueType  # 1
+"""x"""
+ACTIVATION_TANH: Activation.ValueType  # 2
+"""tanh(x)"""
+ACTIVATION_RELU: Activation.ValueType  # 3
+"""max(0, x)"""
+ACTIVATION_GELU: Activation.ValueType  # 4
+"""x / 2 (1 + erf(x / sqrt(2)))"""
+ACTIVATION_SIGMOID: Activation.ValueType  # 5
+"""1 / (1 + exp(-x))"""
+ACTIVATION_SILU: Activation.ValueType  # 6
+"""x / (1 + exp(-x))"""
+Global___Activation: _TypeAlias = Activation  # noqa: Y015
 
 class _GraphKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -100,6 +154,26 @@ class Manifest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
@@ -111,6 +185,8 @@ class Manifest(_message.Message):
     PARITY_FIELD_NUMBER: _builtins.int
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1."""
     model_name: _builtins.str
@@ -121,13 +197,15 @@ class Manifest(_message.Message):
     """The licence of the weights as their publisher states it (an SPDX id where known). Empty: not stated."""
     max_tokens: _builtins.int
     """The longest input in tokens, special tokens included."""
+    default_prompt_name: _builtins.str
+    """The name of the prompt that is used where a request says nothing. Empty: none."""
     @_builtins.property
     def architecture(self) -> Global___Architecture:
         """The sizes of the encoder."""
 
     @_builtins.property
     def pooling(self) -> Global___PoolingDefaults:
-        """How token vectors become one vector, unless a request says otherwise."""
+        """How the token vectors of a text become its embedding, unless a request says otherwise."""
 
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
@@ -145,6 +223,10 @@ class Manifest(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleFile]:
         """Every other file of the bundle, so that a change can be noticed."""
 
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The texts that may be put before an input, by name, for instance `query: ` by the name of `query`."""
+
     def __init__(
         self,
         *,
@@ -159,10 +241,12 @@ class Manifest(_message.Message):
         parity: Global___Parity | None = ...,
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "source", b"source", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,29 +310,88 @@ Global___Architecture: _TypeAlias = Architecture  # noqa: Y015
 
 @_typing.final
 class PoolingDefaults(_message.Message):
-    """The pooling that belongs to a model."""
+    """How the token vectors of a text become its embedding: pooled, then through `dense` in order, then
+    scaled where `normalize` is true.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POOLING_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    EXCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
     pooling: Global___Pooling.ValueType
     """The pooling; never unspecified in a valid bundle."""
     normalize: _builtins.bool
-    """True where pooled vectors are scaled to length 1."""
+    """True where embeddings are scaled to length 1 at the end."""
+    exclude_prompt: _builtins.bool
+    """True where the tokens of a prompt, and those before it, are left out of the pooling: the first n tokens,
+    n being the number of tokens of the prompt by itself, a special token at its end not counted. The other
+    tokens keep their position t.
+    """
+    @_builtins.property
+    def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dense]:
+        """The layers that pooled vectors go through, whichever pooling a request asks for."""
+
     def __init__(
         self,
         *,
         pooling: Global___Pooling.ValueType = ...,
         normalize: _builtins.bool = ...,
+        dense: _abc.Iterable[Global___Dense] | None = ...,
+        exclude_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["normalize", b"normalize", "pooling", b"pooling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "exclude_prompt", b"exclude_prompt", "normalize", b"normalize", "pooling", b"pooling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoolingDefaults: _TypeAlias = PoolingDefaults  # noqa: Y015
+
+@_typing.final
+class Dense(_message.Message):
+    """A linear layer and what is applied to its result: y = activation(W x + b)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    IN_FEATURES_FIELD_NUMBER: _builtins.int
+    OUT_FEATURES_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    NORMALIZE_INPUT_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """The directory of its weights, relative to the bundle's root: `model.safetensors` there holds `linear.weight`,
+    shape (out_features, in_features), and where `bias` is true `linear.bias`, shape (out_features), in fp32.
+    """
+    in_features: _builtins.int
+    """The width of x: that of the encoder or of the layer before."""
+    out_features: _builtins.int
+    """The width of y. That of the last layer is the width of the embeddings."""
+    bias: _builtins.bool
+    """True where b is there."""
+    activation: Global___Activation.ValueType
+    """What is applied, component by component; never unspecified in a valid bundle."""
+    normalize_input: _builtins.bool
+    """True where x is scaled to length 1 first."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        in_features: _builtins.int = ...,
+        out_features: _builtins.int = ...,
+        bias: _builtins.bool = ...,
+        activation: Global___Activation.ValueType = ...,
+        normalize_input: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "bias", b"bias", "in_features", b"in_features", "normalize_input", b"normalize_input", "out_features", b"out_features", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Dense: _TypeAlias = Dense  # noqa: Y015
 
 @_typing.final
 class Graph(_message.Message):

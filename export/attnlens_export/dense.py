@@ -1,0 +1,109 @@
+"""The Dense modules of sentence-transformers: read from a checkpoint, written to a bundle."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from attnlens.v1.manifest_pb2 import Activation, Dense
+from attnlens_export.errors import SourceError
+from attnlens_export.json_files import read_object, write_json
+from attnlens_model.tensor_files import read_tensors
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+# The names of the classes in torch.nn, which say how they are written down.
+_ACTIVATIONS = {
+    "torch.nn.modules.linear.Identity": Activation.ACTIVATION_IDENTITY,
+    "torch.nn.modules.activation.Tanh": Activation.ACTIVATION_TANH,
+    "torch.nn.modules.activation.ReLU": Activation.ACTIVATION_RELU,
+    "torch.nn.modules.activation.GELU": Activation.ACTIVATION_GELU,
+    "torch.nn.modules.activation.Sigmoid": Activation.ACTIVATION_SIGMOID,
+    "torch.nn.modules.activation.SiLU": Activation.ACTIVATION_SILU,
+}
+_SHORT_NAMES = {name.rpartition(".")[2]: value for name, value in _ACTIVATIONS.items()}
+_SKIP = "or leave it out with --skip-module Dense"
+
+
+def read_dense(directory: Path, path: str, in_features: int, *, normalize_input: bool) -> Dense:
+    """Describe the module in `directory / path`, which gets vectors of `in_features` components.
+
+    Raises:
+        SourceError: its files are absent or broken, or say what a bundle can't apply.
+    """
+    file = directory / path / "config.json"
+    if not file.is_file():
+        raise SourceError(f"{file} is absent although modules.json names it: fetch it, {_SKIP}")
+    settings = read_object(file)
+    if settings.get("use_residual"):
+        raise SourceError(f"{file}: use_residual is set, which a bundle can't apply: {_SKIP[3:]}")
+    dense = Dense(
+        path=path,
+        in_features=_size(file, settings, "in_features"),
+        out_features=_size(file, settings, "out_features"),
+        bias=bool(settings.get("bias", True)),
+        activation=_activation(file, settings.get("activation_function", "torch.nn.modules.activation.Tanh")),
+        normalize_input=normalize_input,
+    )
+    if dense.in_features != in_features:
+        raise SourceError(
+            f"{file}: in_features is {dense.in_features}, the vectors have {in_features} components: the "
+            f"file belongs to another model, {_SKIP[3:]}"
+        )
+    read_weights(directory, dense)
+    return dense
+
+
+def read_weights(directory: Path, dense: Dense) -> Weights:
+    """Return `linear.weight` (out_features, in_features) and, if there is one, `linear.bias` (out_features).
+
+    Raises:
+        CheckpointError: there is no file of weights, or it is damaged.
+        SourceError: it holds other tensors, or a NaN or an infinity.
+    """
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
+    if dense.bias:
+        shapes["linear.bias"] = (dense.out_features,)
+    weights = {name: tensor.float().numpy() for name, tensor in read_tensors(directory / dense.path).items()}
+    found = {name: array.shape for name, array in weights.items()}
+    if found != shapes:
+        raise SourceError(f"{directory / dense.path} holds the weights {found} instead of {shapes}")
+    for name, array in weights.items():
+        if not np.isfinite(array).all():
+            raise SourceError(f"{directory / dense.path}: {name} holds a NaN or an infinity")
+    return weights
+
+
+def write_dense(directory: Path, path: str, dense: Dense, weights: Weights) -> None:
+    """Write the module to `directory / path` as sentence-transformers does."""
+    names = {value: name for name, value in _ACTIVATIONS.items()}
+    settings = {
+        "in_features": dense.in_features,
+        "out_features": dense.out_features,
+        "bias": dense.bias,
+        "activation_function": names[dense.activation],
+    }
+    write_json(directory / path / "config.json", settings)
+    safetensors.numpy.save_file(weights, directory / path / "model.safetensors")
+
+
+def _size(file: Path, settings: dict[str, Any], key: str) -> int:
+    size = settings.get(key)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise SourceError(f"{file}: {key} is {size!r}, a whole number from 1 is needed")
+    return size
+
+
+def _activation(file: Path, name: object) -> Activation.ValueType:
+    # `torch.nn.Tanh` is the class that `torch.nn.modules.activation.Tanh` is.
+    text = str(name)
+    short = text.rpartition(".")[2]
+    if not text.startswith("torch.nn.") or short not in _SHORT_NAMES:
+        known = ", ".join(_SHORT_NAMES)
+        raise SourceError(
+            f"{file}: activation_function is {text!r}, a bundle can apply those of torch.nn called {known}: "
+            f"{_SKIP[3:]}"
+        )
+    return _SHORT_NAMES[short]

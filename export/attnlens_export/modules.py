@@ -1,0 +1,103 @@
+"""The modules of a sentence-transformers checkpoint: `modules.json` lists them in the order of their use."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlens_export.errors import SourceError
+from attnlens_export.json_files import read_json, read_object, write_json
+
+MODULES_FILE = "modules.json"
+_LIBRARY = "sentence_transformers."
+_AFTER_POOLING = ("Dense", "Dropout", "Normalize")
+# By which name they read and write the vector of a text; other names are for token vectors, or dead ends.
+_VECTOR = "sentence_embedding"
+
+
+@dataclass(frozen=True)
+class Module:
+    """An entry of `modules.json`.
+
+    Attributes:
+        kind: the name of its class; with its package where that is not sentence-transformers.
+        path: its directory below the checkpoint's.
+    """
+
+    kind: str
+    path: str
+
+
+def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[Module]:
+    """Return what follows the encoder: first the pooling, then Dense and Normalize in any number and order.
+
+    Args:
+        directory: the checkpoint; None, or one without `modules.json`, has no modules.
+        skipped: the kinds to leave out.
+
+    Raises:
+        SourceError: the file is broken, lists what a bundle can't apply, or not what is to be skipped.
+    """
+    listed = _read_list(directory)
+    for kind in skipped:
+        if kind not in {each.kind for each in listed[1:]} - {"Pooling"}:
+            names = ", ".join(each.kind for each in listed[1:]) or "none"
+            raise SourceError(
+                f"--skip-module {kind}: the checkpoint lists {names}, any but the pooling can be skipped"
+            )
+    modules = [each for each in listed if each.kind not in skipped]
+    if modules and modules[0].kind.rpartition(".")[2] == "Transformer":
+        del modules[0]
+    for index, module in enumerate(modules):
+        if module.kind not in (_AFTER_POOLING if index else ("Pooling",)):
+            raise SourceError(_refusal(module.kind, has_pooling="Pooling" in {m.kind for m in modules}))
+    for module in modules:
+        _check_names(directory, module)
+    return [each for each in modules if each.kind != "Dropout"]
+
+
+def write_modules(directory: Path, modules: Sequence[Module]) -> None:
+    """Write `modules.json` with the encoder in front."""
+    entries = [
+        {"idx": index, "name": str(index), "path": module.path, "type": f"{_LIBRARY}models.{module.kind}"}
+        for index, module in enumerate([Module("Transformer", ""), *modules])
+    ]
+    write_json(directory / MODULES_FILE, entries)
+
+
+def _read_list(directory: Path | None) -> list[Module]:
+    if directory is None or not (directory / MODULES_FILE).exists():
+        return []
+    entries: Any = read_json(directory / MODULES_FILE)
+    try:
+        types = [(str(entry["type"]), str(entry["path"])) for entry in entries]
+    except (TypeError, KeyError) as error:
+        raise SourceError(f"{directory / MODULES_FILE} is not a list of modules: {error!r}") from error
+    return [
+        Module(name.rpartition(".")[2] if name.startswith(_LIBRARY) else name, path) for name, path in types
+    ]
+
+
+def _refusal(kind: str, *, has_pooling: bool) -> str:
+    if kind in _AFTER_POOLING or kind == "Pooling":
+        what = f"the checkpoint applies {kind} " + (
+            "where a bundle can't: one Pooling comes first, then Dense and Normalize only"
+            if has_pooling
+            else "to token vectors, without any pooling: a bundle applies it to pooled ones only"
+        )
+    else:
+        what = f"the checkpoint applies {kind}, which a bundle can't"
+    return f"{what}. --skip-module {kind} leaves it out: the vectors are then not the checkpoint's"
+
+
+def _check_names(directory: Path | None, module: Module) -> None:
+    if directory is None or module.kind not in ("Dense", "Normalize"):
+        return
+    settings = read_object(directory / module.path / "config.json")
+    for key in ("module_input_name", "module_output_name"):
+        name = settings.get(key) or _VECTOR
+        if name != _VECTOR:
+            raise SourceError(
+                f"{directory / module.path / 'config.json'}: {key} is {name!r}, a bundle applies "
+                f"{module.kind} to {_VECTOR} only. --skip-module {module.kind} leaves it out"
+            )

@@ -1,0 +1,258 @@
+"""The server's vectors against those of sentence-transformers, which published the files that we read."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import BertConfig, BertModel
+
+from attnlens.bundle import BundleError
+from attnlens_cli.embed import embed
+from attnlens_cli.info import info
+from attnlens_client import Client, EmbedOptions, InputTooLongError, InvalidRequestError
+from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.check import check_bundle
+from attnlens_export.grid import Case, Padding
+from served import ServerProcess
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+GRID = [Case(1, 7, Padding.NONE), Case(2, 7, Padding.RIGHT)]
+MODES = {
+    "mean": "mean",
+    "cls": "cls",
+    "max": "max",
+    "last_token": "lasttoken",
+    "weighted_mean": "weightedmean",
+    "mean_sqrt_length": "mean_sqrt_len_tokens",
+}
+PROMPTS = {"query": "Given a question, find its answer: ", "passage": "passage: ", "document": ""}
+TEXTS = [
+    "The animal didn't cross the street because it was too tired.",
+    "",
+    "Zoë's café in 東京 😀",
+    "word " * 100,
+    "A short one.",
+]
+
+
+def open_reference(directory: Path) -> Any:
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+
+    return SentenceTransformer(str(directory), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small encoder with random weights, MiniLM's tokenizer, three dense layers, and prompts left out."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: PLC0415 - slow
+    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - slow
+
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("checkpoint")
+    sizes: dict[str, Any] = {"vocab_size": 30522, "hidden_size": 32, "num_attention_heads": 4}
+    sizes |= {"num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+    model: Any = BertModel(BertConfig(**sizes, initializer_range=0.2))
+    model.save_pretrained(directory / "encoder")
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
+        shutil.copy(minilm_dir / name, directory / "encoder" / name)
+    dense = [
+        Dense(32, 24, activation_function=torch.nn.Tanh()),
+        Normalize(),
+        Dense(24, 40, bias=False, activation_function=torch.nn.GELU()),
+        Dense(40, 16, activation_function=torch.nn.Identity()),
+        Normalize(),
+    ]
+    pooling = Pooling(32, "weightedmean", include_prompt=False)
+    modules = [Transformer(str(directory / "encoder"), max_seq_length=48), pooling, *dense]
+    SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS, default_prompt_name="passage").save(
+        str(directory / "saved")
+    )
+    return directory / "saved"
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("bundles") / "dense"
+    export_bundle(checkpoint, directory, ExportOptions(grid=GRID))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def client(bundle: Path) -> Iterator[Client]:
+    with ServerProcess(bundle) as server, Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint: Path) -> Any:
+    return open_reference(checkpoint)
+
+
+def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
+    client: Client, theirs: Any
+) -> None:
+    choices: list[EmbedOptions] = [
+        {},
+        {"prompt_name": "query"},
+        {"prompt_name": "document"},
+        {"prompt": "title: none | "},
+        {"prompt": ""},
+    ]
+    for choice in choices:
+        options: EmbedOptions = {**choice, "truncate": True}
+        found = client.embed(TEXTS, **options)
+        assert found.shape == (5, 16)
+        np.testing.assert_allclose(found, theirs.encode(TEXTS, **choice), atol=1e-5, err_msg=str(choice))
+
+
+@pytest.mark.parametrize("pooling", MODES)
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_each_pooling_that_a_request_asks_for_goes_through_the_dense_layers(
+    pooling: Any, include_prompt: bool, client: Client, theirs: Any
+) -> None:
+    """Without a prompt, leaving its tokens out changes nothing."""
+    theirs[1].pooling_mode, theirs[1].include_prompt = MODES[pooling], include_prompt
+    prompt = "" if include_prompt else PROMPTS["query"]
+    try:
+        expected = theirs.encode(TEXTS, prompt=prompt)
+    finally:
+        theirs[1].pooling_mode, theirs[1].include_prompt = "weightedmean", False
+    found = client.embed(TEXTS, pooling=pooling, prompt=prompt, truncate=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", MODES)
+def test_each_pooling_of_minilm_is_that_of_sentence_transformers(
+    pooling: Any, minilm_server: ServerProcess, minilm_dir: Path
+) -> None:
+    theirs = open_reference(minilm_dir)
+    theirs[1].pooling_mode = MODES[pooling]
+    del theirs[2]
+    with Client(minilm_server.address) as client:
+        found = client.embed(TEXTS, pooling=pooling, normalize=False, prompt="query: ", truncate=True)
+    np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt="query: "), atol=1e-5)
+
+
+def test_sentence_transformers_opens_the_bundle_with_the_same_vectors_and_prompts(
+    bundle: Path, checkpoint: Path, theirs: Any, tmp_path: Path
+) -> None:
+    """Through PyTorch, to which end the encoder's weights are put beside the bundle's files."""
+    opened = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    shutil.copy(checkpoint / "model.safetensors", opened)
+    model = open_reference(opened)
+    assert (model.prompts, model.default_prompt_name) == (PROMPTS, "passage")
+    np.testing.assert_allclose(model.encode(TEXTS), theirs.encode(TEXTS), atol=1e-6)
+
+
+def test_the_model_tells_its_width_layers_and_prompts(client: Client) -> None:
+    model = client.get_model()
+    assert (model.hidden_size, model.embedding_size) == (32, 16)
+    assert (model.pooling, model.normalize, model.exclude_prompt) == ("weighted_mean", True, True)
+    assert (dict(model.prompts), model.default_prompt_name) == (PROMPTS, "passage")
+    layers = [(layer.in_features, layer.out_features, layer.bias, layer.activation) for layer in model.dense]
+    assert layers == [(32, 24, True, "tanh"), (24, 40, False, "gelu"), (40, 16, True, "identity")]
+    assert [layer.normalize_input for layer in model.dense] == [False, True, False]
+
+
+def test_dimensions_count_those_of_the_last_layer_and_are_scaled_again(client: Client) -> None:
+    whole, cut = client.embed(TEXTS[:1]), client.embed(TEXTS[:1], dimensions=5)
+    np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5]), atol=1e-6)
+    with pytest.raises(InvalidRequestError, match="dimensions is 17: it must be from 1 to 16"):
+        client.embed(TEXTS[:1], dimensions=17)
+    assert client.embed([]).shape == (0, 16)
+
+
+def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
+    [alone] = client.embed_with_usage(["A cat."], prompt="").usages
+    [default] = client.embed_with_usage(["A cat."]).usages
+    assert default.num_tokens == alone.num_tokens + 2  # `passage` and `:`
+    ids = [token.id for token in client.tokenize(["A cat."])[0].tokens]
+    np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
+    with pytest.raises(InvalidRequestError, match=r"token_ids can't have a prompt"):
+        client.embed([ids], prompt_name="query")
+    client.embed([ids], prompt_name="document")  # empty: nothing to put before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"default_prompt_name": "query"}, "default_prompt_name is 'query', the files say 'passage'"),
+        ({"prompts": {"query": "q"}}, r"prompts\.query is 'q', the files say 'Given"),
+        (
+            {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN"}},
+            r"pooling\.normalize is False, the files say True",
+        ),
+    ],
+)
+def test_a_manifest_with_other_prompts_or_layers_than_the_files_is_refused(
+    change: dict[str, Any], message: str, bundle: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    manifest = json.loads((copied / "manifest.json").read_text("utf-8"))
+    (copied / "manifest.json").write_text(json.dumps(manifest | change), "utf-8")
+    with pytest.raises(BundleError, match=message):
+        check_bundle(copied, grid=GRID)
+
+
+def test_a_checked_bundle_has_the_prompts_and_layers_of_its_files(bundle: Path) -> None:
+    assert check_bundle(bundle, grid=GRID).parity.passed
+
+
+def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    path = copied / "4_Dense" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=r"4_Dense/model\.safetensors was altered"):
+        check_bundle(copied, grid=GRID)
+
+
+def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Client) -> None:
+    """The prompt alone fills what the model takes."""
+    with pytest.raises(InvalidRequestError, match="has no tokens beside the prompt, which does not count"):
+        client.embed(["A cat."], prompt="word " * 60, truncate=True)
+    with pytest.raises(InputTooLongError, match=r"has \d+ tokens with the prompt, the model takes 48"):
+        client.embed(["A cat."], prompt="word " * 60)
+
+
+def test_a_name_that_is_no_prompt_is_told_with_those_that_are(client: Client) -> None:
+    for texts in (["A cat."], []):
+        with pytest.raises(InvalidRequestError, match=r"prompt_name is 'question': .*passage.*query"):
+            client.embed(texts, prompt_name="question")
+    with pytest.raises(InvalidRequestError, match="prompt_name is ''"):
+        client.embed(["A cat."], prompt_name="")
+
+
+def test_encode_and_tokenize_take_texts_as_they_are(client: Client) -> None:
+    """Whatever the default prompt: offsets are those in the text."""
+    [encoded], [tokenized] = client.encode(["A cat."]), client.tokenize(["A cat."])
+    assert [token.text for token in encoded.tokens] == ["[CLS]", "a", "cat", ".", "[SEP]"]
+    assert encoded.tokens == tokenized.tokens
+    assert (encoded.tokens[2].char_start, encoded.tokens[2].char_end) == (2, 5)
+
+
+def test_the_command_line_takes_prompts_and_shows_them(client: Client, tmp_path: Path) -> None:
+    def run(command: Any, *args: str) -> str:
+        result = CliRunner().invoke(command, [*args, "--address", client.address], env={"COLUMNS": "120"})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    shown = " ".join(run(info).split())
+    assert "embedding size 16 embeddings weighted_mean" in shown
+    assert "weighted_mean over the tokens, those of a prompt left out; dense 32 -> 24 (tanh); " in shown
+    assert "passage: 'passage: ' (default)" in shown
+    (tmp_path / "texts.txt").write_text("A cat.\n")
+    for options in ({"prompt_name": "query"}, {"prompt": ""}, {"prompt": "about "}):
+        args = [f"--{name.replace('_', '-')}={text}" for name, text in options.items()]
+        run(embed, str(tmp_path / "texts.txt"), "-o", str(tmp_path / "vectors.npy"), *args)
+        expected = client.embed(["A cat."], **options)  # type: ignore[arg-type]
+        np.testing.assert_allclose(np.load(tmp_path / "vectors.npy"), expected, atol=1e-6)
