@@ -1,8 +1,9 @@
 # `make demo` and `make test` are for whoever arrives; both make .venv when it is not there.
 PYTHON ?= python3
 BIN := .venv/bin
+NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test check format protos clean
+.PHONY: demo test test-ecosystem check format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,6 +15,13 @@ demo: .venv/ready ## export, check, serve and ask MiniLM
 
 test: .venv/ready ## every test
 	$(BIN)/python -m pytest
+
+$(NODE): tests/node/package.json tests/node/package-lock.json
+	cd tests/node && npm ci
+	touch $@
+
+test-ecosystem: .venv/ready $(NODE) ## bundles in the packages of npm
+	$(BIN)/python -m pytest -m ecosystem
 
 check: .venv/ready ## format, lint, types, protos
 	$(BIN)/ruff format --check
@@ -29,4 +37,4 @@ protos: .venv/ready ## regenerate the stubs
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv tests/node/node_modules dist build

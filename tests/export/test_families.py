@@ -17,6 +17,7 @@ from attnlens_export.check import check_bundle
 from attnlens_export.grid import Case, Padding, small_grid
 from attnlens_model import EncoderConfig, read_config
 from odd_models import OddModel, padded_masks, random_inputs
+from runtimes.measured import found, measure
 
 MODELS = {
     "roberta": OddModel(
@@ -90,6 +91,14 @@ def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported
         inputs = random_inputs(exported.model.config, mask)
         found: Any = evaluator.run(None, {name: each.numpy() for name, each in inputs.items()})
         assert max(live_differences(found, exported.expected(inputs), mask.numpy())) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["opencv", "openvino", "tract"])
+def test_a_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
+    cases = [Case(1, 1, Padding.NONE), Case(2, 33, Padding.RIGHT), Case(3, 7, Padding.EMPTY_ROW)]
+    result = measure(exported.bundle, found(name), cases)
+    assert result.failures() == []
+    assert result.num_cases == len(cases)
 
 
 def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> None:

@@ -1,0 +1,41 @@
+"""The table of families and runtimes in docs/runtimes.md: `python bench/family_runtimes.py [NODE_MODULES]`.
+
+Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
+small grid in every runtime that is installed.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from attnlens_export.runtime_parity import ALL, RuntimeOptions, RuntimeResult, find_runtimes
+from export.test_families import MODELS, Exported
+from runtimes.measured import measure
+
+
+def cell(result: RuntimeResult) -> str:
+    """The worst errors of hidden states and attention, or why there are none."""
+    if result.stops:
+        return next(iter(result.stops.values()))
+    errors = [error for error in result.worst_errors() if error is not None]
+    verdict = "" if result.passed else " **failed**"
+    return f"{max(errors[:2]):.1e} / {errors[2]:.1e}{verdict}"
+
+
+def main() -> None:
+    """Print a row for each family."""
+    node_modules = Path(sys.argv[1]) if sys.argv[1:] else None
+    runtimes, _ = find_runtimes(RuntimeOptions((ALL,), node_modules))
+    print("| family | " + " | ".join(runtime.name for runtime in runtimes) + " |")
+    print("|" + "---|" * (len(runtimes) + 1))
+    for family in MODELS:
+        with tempfile.TemporaryDirectory() as directory:
+            bundle = Exported(family, Path(directory)).bundle
+            cells = [cell(measure(bundle, runtime)) for runtime in runtimes]
+        print(f"| {family} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

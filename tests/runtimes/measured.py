@@ -1,0 +1,52 @@
+"""What the tests of runtimes share: a measurement of a bundle in one of them, and a bundle that is wrong."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from attnlens_export.check import rebuild_encoder
+from attnlens_export.grid import Case, small_grid
+from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.runtime_parity import RuntimeOptions, RuntimeParity, RuntimeResult, find_runtimes
+from attnlens_model import read_config
+from attnlens_runtimes import Installed
+
+# What the extra `dev` brings. The packages of npm have tests of their own.
+PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "opencv", "openvino", "tract"]
+TOLERANCE = 1e-5
+
+
+def measure(
+    bundle: Path, runtime: Installed, cases: list[Case] | None = None, altered: Path | None = None
+) -> RuntimeResult:
+    """Measure the graphs of `altered`, or the bundle's own, against the weights of the bundle."""
+    config = read_config(bundle / "config.json")
+    encoder = rebuild_encoder(bundle / EMBEDDINGS_PATH, config)
+    cases = cases or small_grid(config.max_tokens)
+    parity = RuntimeParity(encoder, config, altered or bundle, cases, "test")
+    return parity.measure(runtime, 120, lambda _done, _total, _case: None)
+
+
+def found(name: str, node_modules: Path | None = None) -> Installed:
+    """Find a runtime that must be there."""
+    [runtime], _ = find_runtimes(RuntimeOptions((name,), node_modules))
+    return runtime
+
+
+def alter(bundle: Path, target: Path) -> Path:
+    """Copy a bundle, and multiply the last layer's scores in the attention graph by 1.001."""
+    altered = Path(shutil.copytree(bundle, target))
+    path = altered / ATTENTIONS_PATH
+    model = onnx.load(path, load_external_data=False)
+    # The scale of the scores of the last layer.
+    softmax = [node for node in model.graph.node if node.op_type == "Softmax"][-1]
+    model.graph.node.insert(
+        list(model.graph.node).index(softmax),
+        onnx.helper.make_node("Mul", [softmax.input[0], "almost_one"], ["scaled"]),
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1.001], np.float32), "almost_one"))
+    softmax.input[0] = "scaled"
+    path.write_bytes(model.SerializeToString())
+    return altered
