@@ -1,8 +1,9 @@
 """Fixtures for every room."""
 
+import functools
 import hashlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     bundle = tmp_path_factory.mktemp("bundles") / "minilm"
     export_bundle(minilm_dir, bundle, ExportOptions(name="all-MiniLM-L6-v2"))
     return bundle
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A small encoder with a tokenizer of the kind that is asked for, exported once."""
+    from small_bundles import export_small  # noqa: PLC0415 - imports torch
+
+    return functools.cache(lambda kind: export_small(kind, tmp_path_factory.mktemp(kind)))
 
 
 @pytest.fixture(scope="session")

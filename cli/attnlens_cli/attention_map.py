@@ -74,4 +74,5 @@ class AttentionMap:
             if token.word_index is not None:
                 start, end = spans.get(token.word_index, (token.char_start, token.char_end))
                 spans[token.word_index] = (min(start, token.char_start), max(end, token.char_end))
-        return {word: self.text[start:end] for word, (start, end) in spans.items()}
+        # A tokenizer may count the space before a word, a token of its own, as part of the word.
+        return {word: self.text[start:end].strip() for word, (start, end) in spans.items()}

@@ -179,6 +179,8 @@ def _describe(summary: "BundleSummary") -> str:
         lines.append(f"prompts: {', '.join(sorted(manifest.prompts))}{default}")
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server takes token ids only (--tokenizer adds one)")
+    if summary.built_tokenizer:
+        lines.append(f"tokenizer.json was built: {summary.built_tokenizer}")
     if summary.unused_tensors:
         lines.append(f"not part of the encoder: {', '.join(summary.unused_tensors)}")
     return "\n".join(lines)

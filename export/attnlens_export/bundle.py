@@ -93,12 +93,14 @@ class BundleSummary:
         manifest: its manifest.
         parity: every measurement.
         unused_tensors: the checkpoint's tensors that are no part of the encoder.
+        built_tokenizer: what `tokenizer.json` was built from; empty where it was not built.
     """
 
     directory: Path
     manifest: Manifest
     parity: ParityResult
     unused_tensors: tuple[str, ...]
+    built_tokenizer: str
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ def export_bundle(
     with staged(output, force=options.force) as staging:
         progress("Loading the weights", 0, 1)
         model = _load(source, options)
-        manifest, parity = _build(staging, model, options, progress)
-    return BundleSummary(output, manifest, parity, model.unused_tensors)
+        manifest, parity, built_tokenizer = _build(staging, model, options, progress)
+    return BundleSummary(output, manifest, parity, model.unused_tensors, built_tokenizer)
 
 
 def check_graphs(directory: Path, config: EncoderConfig) -> None:
@@ -188,7 +190,7 @@ def _fresh(config: EncoderConfig, seed: int) -> Encoder:
 
 def _build(
     directory: Path, model: _Model, options: ExportOptions, progress: Progress
-) -> tuple[Manifest, ParityResult]:
+) -> tuple[Manifest, ParityResult, str]:
     config = model.config
     pooling = read_pooling(
         model.directory, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
@@ -199,7 +201,7 @@ def _build(
     progress("Writing the tokenizer and configuration", 0, 1)
     copy_described(directory, model.directory)
     write_config(directory, model.directory, config, external_data=has_external_data)
-    write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
+    built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     write_pooling(directory, model.directory, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     check_graphs(directory, config)
@@ -225,7 +227,7 @@ def _build(
     manifest.max_tokens = max_tokens
     manifest.parity.CopyFrom(parity.to_message())
     write_manifest(directory, manifest)
-    return manifest, parity
+    return manifest, parity, built_tokenizer
 
 
 def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> bool:

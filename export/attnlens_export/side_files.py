@@ -1,6 +1,7 @@
 """The files beside the graphs: configuration, tokenizer, licence."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer
 
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
+from attnlens_export.tokenizer_files import build_tokenizer
 from attnlens_model import EncoderConfig, read_config
 
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
@@ -54,10 +56,11 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
 
 def write_tokenizer(
     directory: Path, source: Path | None, tokenizer: Path | None, config: EncoderConfig, max_tokens: int
-) -> None:
+) -> str:
     """Write the tokenizer, cutting at `max_tokens` and not padding, and the files that describe it.
 
-    Without a tokenizer none of them is written.
+    Without a tokenizer none of them is written. A `tokenizer.json` that the checkpoint lacks is built from
+    its vocabulary.
 
     Args:
         directory: the bundle.
@@ -66,21 +69,30 @@ def write_tokenizer(
         config: the encoder, whose vocabulary must hold every id.
         max_tokens: the longest input.
 
+    Returns:
+        What was built, from what; empty where nothing was.
+
     Raises:
-        SourceError: the tokenizer can't be read or has ids that the encoder does not know.
+        SourceError: the tokenizer can't be read or built, or has ids that the encoder does not know.
     """
     path = tokenizer or (source / "tokenizer.json" if source else None)
-    if path is None or (tokenizer is None and not path.exists()):
-        return
-    loaded = load_tokenizer(path, config)
+    built = build_tokenizer(path.parent) if path and not tokenizer and not path.exists() else None
+    if built:
+        loaded, content = built.tokenizer, json.loads(built.tokenizer.to_str())
+        check_ids(loaded, str(source), config)
+    elif path and (tokenizer or path.exists()):
+        loaded, content = load_tokenizer(path, config), read_object(path)
+    else:
+        return ""
     # Checkpoints carry the settings of their last use; these make every reader do what the server does.
     limits = {"truncation": _TRUNCATION | {"max_length": max_tokens}, "padding": None}
-    write_json(directory / "tokenizer.json", read_object(path) | limits)
+    write_json(directory / "tokenizer.json", content | limits)
     # A tokenizer from elsewhere is not described by the checkpoint's files.
     described_by = source if tokenizer is None else None
     settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
     special = read_object(described_by / "special_tokens_map.json") if described_by else {}
     special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
+    special = (built.special_tokens if built else {}) | special
     special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
     settings.setdefault("pad_token", special["pad_token"])
     # transformers, transformers.js and fastembed cut here rather than where tokenizer.json says; fastembed at
@@ -89,6 +101,7 @@ def write_tokenizer(
     settings["model_max_length"] = max_tokens
     write_json(directory / "tokenizer_config.json", settings)
     write_json(directory / "special_tokens_map.json", special)
+    return built.description if built else ""
 
 
 def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
@@ -101,16 +114,25 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise SourceError(f"{path} is not a tokenizer: {error}") from error
+    check_ids(tokenizer, str(path), config)
+    return tokenizer
+
+
+def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
+    """Check the ids of the tokenizer from `source` against the encoder's vocabulary.
+
+    Raises:
+        SourceError: there are none, or one is too large for the encoder.
+    """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
-        raise SourceError(f"{path} has an empty vocabulary: give another with --tokenizer")
+        raise SourceError(f"{source} has an empty vocabulary: give another with --tokenizer")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
     if largest >= config.vocab_size:
         raise SourceError(
-            f"{path} has the id {largest} ({token!r}), the encoder only ids below "
+            f"{source} has the id {largest} ({token!r}), the encoder only ids below "
             f"vocab_size={config.vocab_size}: the tokenizer belongs to another model"
         )
-    return tokenizer
 
 
 def copy_described(directory: Path, source: Path | None) -> None:

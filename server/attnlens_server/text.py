@@ -12,6 +12,7 @@ import tokenizers
 from attnlens.v1.encoder_service_pb2 import Token
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
+from attnlens_server.places import keep_white_space, token_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class TextEncoder:
         self._max_tokens = max_tokens
         for tokenizer in (self._counting, self._truncating):
             tokenizer.no_padding()
+            keep_white_space(tokenizer)
         num_special = self._counting.num_special_tokens_to_add(is_pair=False)
         if max_tokens <= num_special:
             raise ConfigError(
@@ -114,6 +116,7 @@ def describe_tokens(encoded: EncodedInput, text_encoder: TextEncoder | None) -> 
         spell = text_encoder.token_text if text_encoder else lambda _: ""
         return [Token(id=each, text=spell(each)) for each in encoded.input_ids.tolist()]
     encoding = encoded.encoding
+    is_cut = encoded.num_tokens < encoded.num_tokens_total
     byte_offsets = utf8_offsets(encoded.text)
     return [
         Token(
@@ -129,7 +132,7 @@ def describe_tokens(encoded: EncodedInput, text_encoder: TextEncoder | None) -> 
         for token_id, spelling, (start, end), word_index, is_special in zip(
             encoding.ids,
             encoding.tokens,
-            encoding.offsets,
+            token_places(encoded.text, encoding, is_cut=is_cut),
             encoding.word_ids,
             encoding.special_tokens_mask,
             strict=True,

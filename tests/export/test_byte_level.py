@@ -1,43 +1,23 @@
 """A RoBERTa with a byte-level BPE tokenizer, from a checkpoint to a server's tokens and a graph's answer."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from attnlens.bundle import read_manifest
-from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.grid import small_grid
 from attnlens_server.text import TextEncoder, describe_tokens
-from odd_models import OddModel
 
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-TRAINING_TEXT = ["the cat sat on the mat", "a café is near the river", "naïve cats like the café"]
-# Accents that the tokenizer merged and some that it did not, an emoji and a flag, a combining mark, CJK.
+# Accents, an emoji and a flag, a combining mark, CJK, runs of spaces.
 TEXTS = ["the café", "Zoë's naïve cat 😀!", "a🇳🇴b", "e\u0301te", "東京 the", "", "  two  spaces "]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("byte-level")
-    model = OddModel("Roberta", {"type_vocab_size": 1, "max_position_embeddings": 34, "num_hidden_layers": 1})
-    model.make().save_pretrained(directory / "source")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    tokenizer.save(str(directory / "source" / "tokenizer.json"))
-    settings = {"model_max_length": 34, "pad_token": "<pad>"}
-    (directory / "source" / "tokenizer_config.json").write_text(json.dumps(settings))
-    export_bundle(directory / "source", directory / "bundle", ExportOptions(grid=small_grid(32)))
-    return directory / "bundle"
+def bundle(small_bundle: Callable[[str], Path]) -> Path:
+    return small_bundle("byte-level")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -63,13 +43,11 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
         spelled = bytes(alphabet[character] for character in token.text)
         end = start + len(spelled)
         assert whole[start:end] == spelled
-        # Blanks around a word are not part of its place; a token of blanks alone has an empty one.
-        start_of_word = end - len(spelled.lstrip(b" "))
-        end_of_word = max(start_of_word, start + len(spelled.rstrip(b" ")))
-        if end_of_word > start_of_word:
-            # A part of a character stands for the whole character.
-            assert token.char_start == np.searchsorted(ends_of_characters, start_of_word, side="right") - 1
-            assert token.char_end == np.searchsorted(ends_of_characters, end_of_word)
+        # Blanks around a word are not part of its place, unless there is nothing else.
+        blanks = len(spelled) - len(spelled.lstrip(b" ")) if spelled.strip(b" ") else 0
+        # A part of a character stands for the whole character.
+        assert token.char_start == np.searchsorted(ends_of_characters, start + blanks, side="right") - 1
+        assert token.char_end == np.searchsorted(ends_of_characters, end)
         assert whole[token.byte_start : token.byte_end].decode() == text[token.char_start : token.char_end]
         start = end
     assert start == len(whole)

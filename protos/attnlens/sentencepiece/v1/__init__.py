@@ -1,0 +1,1 @@
+"""The file format of SentencePiece models, as far as the export reads it: `model`."""

@@ -1,0 +1,65 @@
+"""Each kind of tokenizer from a checkpoint's vocabulary to the tokens of a real server."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from attnlens_cli.attend import attend
+from attnlens_client import Client
+from served import ServerProcess
+from token_places import TABLES
+
+KINDS = ("wordpiece", "byte-level", "unigram")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind_and_address(
+    request: pytest.FixtureRequest, small_bundle: Callable[[str], Path]
+) -> Iterator[tuple[str, str]]:
+    with ServerProcess(small_bundle(request.param)) as server:
+        yield request.param, server.address
+
+
+def test_a_client_gets_the_places_that_were_counted_by_hand(kind_and_address: tuple[str, str]) -> None:
+    kind, address = kind_and_address
+    expected = TABLES[kind]
+    if kind == "unigram":
+        # Built from the model alone, the tokenizer has the space itself; that of transformers drops it.
+        before, after = expected["東京 の"][:3], expected["東京 の"][4:]
+        expected = expected | {"東京 の": [*before, ("▁", (2, 3), (6, 7)), *after]}
+    texts = [text for text in expected if text]
+    with Client(address) as client:
+        tokenized = client.tokenize(texts)
+        encoded = client.encode(texts)
+    for text, whole, result in zip(texts, tokenized, encoded, strict=True):
+        assert result.tokens == whole.tokens
+        assert [token.id for token in result.tokens[1:-1]] == [token.id for token in whole.tokens[1:-1]]
+        first, *tokens, last = result.tokens
+        assert first.is_special
+        assert last.is_special
+        assert [
+            (token.text, (token.char_start, token.char_end), (token.byte_start, token.byte_end))
+            for token in tokens
+        ] == expected[text]
+
+
+def test_attend_finds_a_word_that_the_tokenizer_took_apart(kind_and_address: tuple[str, str]) -> None:
+    kind, address = kind_and_address
+    text = "a café the"
+    command = [text, "--address", address]
+    result = CliRunner().invoke(attend, [*command, "--token", "café"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("attends to:") == {"wordpiece": 4, "byte-level": 5, "unigram": 3}[kind]
+    tokens = json.loads(CliRunner().invoke(attend, [*command, "--json"]).output)["tokens"]
+    held = [text[token["char_start"] : token["char_end"]] for token in tokens if not token["is_special"]]
+    assert (
+        held
+        == {
+            "wordpiece": ["a", "c", "a", "f", "é", "the"],
+            "byte-level": ["a", "c", "a", "f", "é", "é", "the"],
+            "unigram": ["a", "ca", "f", "é", "the"],
+        }[kind]
+    )

@@ -1,0 +1,35 @@
+"""Small encoders with random weights, exported with the tokenizers of tests/data/tokenizers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from odd_models import OddModel
+
+TOKENIZERS = Path(__file__).parent / "data" / "tokenizers"
+ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": 34}
+MODELS = {
+    "wordpiece": OddModel("Bert", ONE_LAYER),
+    "byte-level": OddModel("Roberta", ONE_LAYER | {"type_vocab_size": 1}),
+    "unigram": OddModel("XLMRoberta", ONE_LAYER | {"type_vocab_size": 1}),
+}
+
+
+def copy_without_json(kind: str, source: Path) -> None:
+    """Copy a tokenizer's files as they were before there was a tokenizer.json."""
+    shutil.copytree(TOKENIZERS / kind, source, ignore=lambda *_: ["tokenizer.json"], dirs_exist_ok=True)
+
+
+def export_small(kind: str, directory: Path) -> Path:
+    """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle."""
+    from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
+    from attnlens_export.grid import small_grid  # noqa: PLC0415
+
+    MODELS[kind].make().save_pretrained(directory / "source")
+    copy_without_json(kind, directory / "source")
+    path = directory / "source" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
+    summary = export_bundle(directory / "source", directory / "bundle", ExportOptions(grid=small_grid(32)))
+    assert " from " in summary.built_tokenizer
+    return directory / "bundle"
