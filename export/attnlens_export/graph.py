@@ -9,7 +9,7 @@ trace serves both. They are two files because a runtime computes, and many retur
 import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +19,8 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx import numpy_helper
+from onnxscript import FLOAT, INT64
+from onnxscript import opset17 as op17
 from torch import nn
 
 from attnlens_export.errors import GraphError
@@ -119,6 +121,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
                 dynamic_shapes=axes,
                 optimize=False,
                 verbose=False,
+                custom_translation_table={torch.ops.aten.index.Tensor: _index_one_axis},
             )
         except torch.onnx.errors.OnnxExporterError as error:
             raise GraphError(
@@ -130,6 +133,15 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     parameters = _restore_parameter_names(model.graph)
     simplify(model, parameters)
     return _split_weights(model)
+
+
+def _index_one_axis(tensor: FLOAT, indices: Sequence[INT64 | None]) -> FLOAT:
+    """Translate `tensor[:, :, index]`, of any type, into the lookup that it is.
+
+    torch.onnx makes a GatherND with transposes of all indexing, which fewer runtimes have.
+    """
+    ((axis, index),) = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    return op17.Gather(tensor, index, axis=axis)
 
 
 def _root_cause(error: BaseException) -> str:

@@ -33,6 +33,8 @@ LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
 # RMSNorm written out: its own operator came with opset 23.
 RMS_OPERATORS = frozenset({"ReduceMean", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
+# The convolution beside the first layer of DeBERTa version 2.
+CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
 _REASONS = {
@@ -92,6 +94,7 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
         LOCAL_OPERATORS: config.local_window is not None,
         RMS_OPERATORS: config.norm == "rms",
         SILU_OPERATORS: config.activation == "silu",
+        CONVOLUTION_OPERATORS: config.conv_kernel_size > 0,
     }
     return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
 

@@ -37,14 +37,15 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> None:
     Raises:
         GraphError: a reshape depends on the data in a way that no constant target expresses.
     """
+    keep = {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)}
     transpose_weights(model.graph, parameters)
-    fold(model)
+    fold(model, keep)
     for node in model.graph:
         if node.op_type == "Reshape":
             make_target_constant(model.graph, node)
     passes.RemoveUnusedNodesPass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    merge_constants(model.graph, {*parameters, *(name + TRANSPOSED_SUFFIX for name in parameters)})
+    merge_constants(model.graph, keep)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
@@ -76,11 +77,19 @@ def initializer(graph: ir.Graph, name: str, array: npt.NDArray[np.generic]) -> i
     return graph.initializers[name]
 
 
-def fold(model: ir.Model) -> None:
-    """Fold constants and shape arithmetic until nothing changes, at most twice as torch.onnx itself does."""
+def fold(model: ir.Model, keep: Collection[str]) -> None:
+    """Fold constants and shape arithmetic until nothing changes, at most twice as torch.onnx itself does.
+
+    What is computed of the initializers `keep` stays: folded, it would be a constant without their name.
+    """
+
+    def should_fold(node: ir.Node) -> bool | None:
+        is_kept = any(value is not None and value.name in keep for value in node.inputs)
+        return False if is_kept else None
+
     passes.InlinePass()(model)
     for _ in range(2):
-        optimizer.fold_constants(model)
+        optimizer.fold_constants(model, should_fold=should_fold)
         rewriter.rewrite(model)
         passes.IdentityEliminationPass()(model)
         passes.RemoveUnusedNodesPass()(model)

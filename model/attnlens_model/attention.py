@@ -176,19 +176,29 @@ class MultiHeadSelfAttention(nn.Module):
         Returns:
             The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
         """
-        query = self._split_heads(self.query(hidden_states), self.num_heads)
-        key = self._split_heads(self.key(hidden_states), self.num_key_value_heads)  # (B, G, T, K)
-        value = self._split_heads(self.value(hidden_states), self.num_key_value_heads)
+        query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K) twice
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if self.num_key_value_heads < self.num_heads:
             # One for each head of queries: a lookup, which every ONNX runtime has, unlike an Expand.
             key, value = key.index_select(1, self.shared_by), value.index_select(1, self.shared_by)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
+        return self.combine(weights, value), weights
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query (B, H, T, K), key and value (B, G, T, K) of (B, T, D)."""
+        return (
+            self._split_heads(self.query(hidden_states), self.num_heads),
+            self._split_heads(self.key(hidden_states), self.num_key_value_heads),
+            self._split_heads(self.value(hidden_states), self.num_key_value_heads),
+        )
+
+    def combine(self, weights: Tensor, value: Tensor) -> Tensor:
+        """Return the output (B, T, D) of weights (B, H, T, T) and values (B, H, T, K)."""
         context = self.dropout(weights) @ value  # (B, H, T, K)
         merged = context.transpose(1, 2).flatten(-2)  # (B, T, H * K)
         output: Tensor = self.output(merged)
-        return output, weights
+        return output
 
     def _split_heads(self, projected: Tensor, num_heads: int) -> Tensor:
         split = torch.unflatten(projected, -1, (num_heads, self.head_dim))  # (B, T, H, K)

@@ -22,9 +22,19 @@ _CHOICES = {
     "norm": NORMS,
     "norm_placement": NORM_PLACEMENTS,
     "feed_forward": FEED_FORWARDS,
+    "disentangled_attention": ("none", "c2p", "p2c", "c2p|p2c"),
+    "embedding_projection": ("after_norm", "before_norm"),
+    "conv_activation": (*ACTIVATIONS, "tanh"),
 }
 
 _FEWEST_BUCKETS = 4
+# Choices that disentangled attention does not know; each must be as it is by default.
+_NOT_DISENTANGLED = (
+    *("rotary_theta", "head_size", "num_key_value_heads", "attention_scale", "attention_bias"),
+    "relative_attention_num_buckets",
+)
+# Choices that only disentangled attention knows.
+_DISENTANGLED = ("distance_buckets", "max_relative_positions", "share_att_key", "distance_norm")
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,17 @@ class EncoderConfig:
         global_every_n_layers: layers 0, n, 2n ... are global, the others local.
         local_rotary_theta: `rotary_theta` of the local layers, not divided; None means that all layers rotate
             alike.
+        disentangled_attention: which terms of their distance are added to the score of two tokens: "c2p",
+            "p2c", "c2p|p2c" (disentangled.py) or "none".
+        distance_buckets: half as many distances are told apart one by one, the others by as many buckets; 0:
+            all up to `max_relative_positions` one by one.
+        max_relative_positions: from this distance on all are alike; null means `max_position_embeddings`.
+        share_att_key: whether distances are projected as content is; else they have projections of their own.
+        distance_norm: whether the distances' embeddings go through a LayerNorm.
+        embedding_projection: "after_norm", with a bias, or "before_norm", without.
+        conv_kernel_size: how many embeddings a convolution beside the first layer joins; 0 means none.
+        conv_groups: in how many groups it splits their components.
+        conv_activation: as `activation`, or "tanh".
         hidden_dropout: probability of dropping an element of a layer's output, in training.
         attention_dropout: probability of dropping an attention weight, in training.
 
@@ -120,6 +141,15 @@ class EncoderConfig:
     local_window: int | None = None
     global_every_n_layers: int = 1
     local_rotary_theta: float | None = None
+    disentangled_attention: str = "none"
+    distance_buckets: int = 0
+    max_relative_positions: int | None = None
+    share_att_key: bool = False
+    distance_norm: bool = False
+    embedding_projection: str = "after_norm"
+    conv_kernel_size: int = 0
+    conv_groups: int = 1
+    conv_activation: str = "tanh"
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -128,6 +158,8 @@ class EncoderConfig:
         self._check_parts()
         self._check_attention()
         self._check_rotation()
+        self._check_distances()
+        self._check_convolution()
         family_named(self.family)
 
     @property
@@ -145,6 +177,12 @@ class EncoderConfig:
     def num_distinct_layers(self) -> int:
         """The number of layers with weights of their own: L unless layers share them."""
         return self.num_hidden_groups or self.num_layers
+
+    @property
+    def farthest_distance(self) -> int:
+        """From this distance on all are alike to disentangled attention."""
+        stated = self.max_relative_positions
+        return self.max_position_embeddings if stated is None else stated
 
     def is_local(self, layer: int) -> bool:
         """Whether a token sees only its neighbourhood in layer `layer`, counted from 0."""
@@ -299,6 +337,28 @@ class EncoderConfig:
             self.rotary_theta is None or self.head_dim % 2 == 0,
             f"must be null for heads of the odd width {self.head_dim}: rotation pairs the components",
         )
+
+    def _check_distances(self) -> None:
+        is_chosen = self.disentangled_attention != "none"
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in _NOT_DISENTANGLED if is_chosen else _DISENTANGLED:
+            place = f"where disentangled_attention={self.disentangled_attention!r}"
+            limit = f"must be {json.dumps(defaults[name])} {place}"
+            _require(self, name, getattr(self, name) == defaults[name], limit)
+        farthest, middle = self.farthest_distance, self.distance_buckets // 2
+        _require(self, "max_relative_positions", farthest >= 1, "must be at least 1, or null")
+        is_usable = self.distance_buckets == 0 or 1 <= middle < farthest - 1
+        limit = (
+            f"must be 0 (no buckets), or at least 2 and less than 2 * (max_relative_positions={farthest} - 1)"
+        )
+        _require(self, "distance_buckets", is_usable, limit)
+
+    def _check_convolution(self) -> None:
+        size, groups = self.conv_kernel_size, self.conv_groups
+        is_usable = size == 0 or (size > 0 and size % 2 == 1)
+        _require(self, "conv_kernel_size", is_usable, "must be odd, or 0 (no convolution)")
+        divides = groups >= 1 and self.hidden_size % groups == 0
+        _require(self, "conv_groups", divides, f"must divide hidden_size={self.hidden_size}")
 
 
 def read_config(path: str | Path) -> EncoderConfig:

@@ -36,6 +36,7 @@ class Embeddings(nn.Module):
     Only the token embeddings are in every family.
 
     The projection is ELECTRA's (Clark et al. 2020, section 3.3) and ALBERT's (Lan et al. 2019, section 3.1).
+    DeBERTa's implementation projects before the norm, and without a bias.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -45,9 +46,12 @@ class Embeddings(nn.Module):
         has_positions = config.position_scheme != "none"
         self.position = nn.Embedding(config.max_position_embeddings, width) if has_positions else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = make_norm(config, width) if config.embedding_norm else None
+        self.is_projected_first = config.embedding_projection == "before_norm"
+        norm_width = config.hidden_size if self.is_projected_first else width
+        self.norm = make_norm(config, norm_width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.projection = nn.Linear(width, config.hidden_size) if config.embedding_size else None
+        has_bias = not self.is_projected_first
+        self.projection = nn.Linear(width, config.hidden_size, has_bias) if config.embedding_size else None
         self.position_scheme = config.position_scheme
         self.pad_token_id = config.pad_token_id
         for table in (self.token, self.position, self.token_type):
@@ -55,7 +59,8 @@ class Embeddings(nn.Module):
                 nn.init.normal_(table.weight, std=EMBEDDING_STD)
         if self.projection is not None:
             nn.init.xavier_uniform_(self.projection.weight)
-            nn.init.zeros_(self.projection.bias)
+            if has_bias:
+                nn.init.zeros_(self.projection.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed (B, T) ids -> (B, T, D). No `token_type_ids` means type 0 everywhere."""
@@ -64,8 +69,14 @@ class Embeddings(nn.Module):
             embedded = embedded + self._type_embeddings(self.token_type, token_type_ids)
         if self.position is not None:
             embedded = embedded + self._position_embeddings(self.position, attention_mask)
+        if self.is_projected_first:
+            embedded = self._projected(embedded)  # (B, T, D)
         embedded = self.dropout(embedded if self.norm is None else self.norm(embedded))
-        return embedded if self.projection is None else self.projection(embedded)  # (B, T, D)
+        return embedded if self.is_projected_first else self._projected(embedded)  # (B, T, D)
+
+    def _projected(self, embedded: Tensor) -> Tensor:
+        projected: Tensor = embedded if self.projection is None else self.projection(embedded)
+        return projected
 
     def _type_embeddings(self, table: nn.Embedding, token_type_ids: Tensor | None) -> Tensor:
         if table.num_embeddings == 1:

@@ -1,10 +1,11 @@
 """A transformer encoder of the BERT kind (Devlin et al. 2018) and its successors, composed of parts.
 
 `EncoderConfig` chooses among the parts: which position embedding a token gets and whether embeddings are
-projected (embeddings.py), a bias on scores by distance (relative_bias.py) or a rotation by position
-(rotary.py), which keys a layer sees and whether layers share their weights (here), the norm (norm.py) and its
-place, the feed-forward and its activation (layer.py), heads that share keys and values (attention.py). A
-family of published checkpoints is such a choice, not a class.
+projected (embeddings.py), a bias on scores by distance (relative_bias.py), vectors of the distances
+(disentangled.py) or a rotation by position (rotary.py), which keys a layer sees and whether layers share
+their weights (here), the norm (norm.py) and its place, the feed-forward (layer.py) and its activation
+(activations.py), heads that share keys and values (attention.py), a convolution beside the first layer
+(convolution.py). A family of published checkpoints is such a choice, not a class.
 
 It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
 ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from attnlens_model.attention import AttentionMask, causal_keep_mask, prepare_mask, window_keep_mask
 from attnlens_model.config import EncoderConfig
+from attnlens_model.convolution import NeighbourConvolution
+from attnlens_model.disentangled import DistanceEmbeddings
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
 from attnlens_model.norm import make_norm
@@ -56,9 +59,12 @@ class Encoder(nn.Module):
         self.config = config
         self.embeddings = Embeddings(config)
         self.relative_bias = RelativePositionBias(config) if config.relative_attention_num_buckets else None
+        is_disentangled = config.disentangled_attention != "none"
+        self.distances = DistanceEmbeddings(config) if is_disentangled else None
         self.layers = nn.ModuleList(
             EncoderLayer(config, index) for index in range(config.num_distinct_layers)
         )
+        self.convolution = NeighbourConvolution(config) if config.conv_kernel_size else None
         self.final_norm = make_norm(config, config.hidden_size) if config.norm_placement == "pre" else None
         self.rotary = _make_rotary(config, config.rotary_theta, config.rotary_divisor)
         self.local_rotary = _make_rotary(config, config.local_rotary_theta, 1.0)
@@ -94,13 +100,16 @@ class Encoder(nn.Module):
             self._check_inputs(input_ids, attention_mask, token_type_ids)
         hidden_states = self.embeddings(input_ids, attention_mask, token_type_ids)  # (B, T, D)
         patterns = self._attention_patterns(attention_mask, hidden_states.dtype)
-        bias = None if self.relative_bias is None else self.relative_bias(input_ids.shape[1])
+        position_part = self.relative_bias or self.distances
+        bias = None if position_part is None else position_part(input_ids.shape[1])
         attentions: tuple[Tensor, ...] = ()
         times_in_a_row = self.config.num_layers // len(self.layers)
         for index in range(self.config.num_layers):
             mask, rotation = patterns[self.config.is_local(index)]
             layer = self.layers[index // times_in_a_row]
-            hidden_states, weights = layer(hidden_states, mask, bias, rotation)
+            embedded, (hidden_states, weights) = hidden_states, layer(hidden_states, mask, bias, rotation)
+            if index == 0 and self.convolution is not None:
+                hidden_states = self.convolution(embedded, hidden_states, attention_mask)
             if output_attentions:
                 attentions += (weights,)
         if self.final_norm is not None:

@@ -3,40 +3,14 @@
 Letters in shapes: B batch, T tokens, D width, H heads.
 """
 
-import math
-from collections.abc import Callable
-
-import torch
 from torch import Tensor, nn
 
+from attnlens_model.activations import ACTIVATIONS
 from attnlens_model.attention import AttentionMask, MultiHeadSelfAttention
 from attnlens_model.config import EncoderConfig
+from attnlens_model.disentangled import DisentangledSelfAttention, Distances
 from attnlens_model.norm import make_norm
 from attnlens_model.rotary import Rotation
-
-
-def gelu(x: Tensor) -> Tensor:
-    """Gaussian error linear unit, exact: x * Phi(x) (Hendrycks & Gimpel 2016)."""
-    # Exactly this order: ONNX Runtime fuses it, and other orders crash or degrade other runtimes.
-    return x * 0.5 * (1.0 + torch.erf(x / 1.4142135623730951))
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """The tanh approximation of `gelu` (Hendrycks & Gimpel 2016)."""
-    return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def silu(x: Tensor) -> Tensor:
-    """Sigmoid linear unit: x * sigmoid(x) (Hendrycks & Gimpel 2016; "swish")."""
-    return x * torch.sigmoid(x)
-
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "relu": torch.relu,
-    "silu": silu,
-}
 
 
 class FeedForward(nn.Module):
@@ -52,7 +26,7 @@ class FeedForward(nn.Module):
         is_gated = config.feed_forward == "gated"
         self.gate = nn.Linear(width, middle, bias=config.up_bias) if is_gated else None
         self.down = nn.Linear(middle, width, bias=config.down_bias)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         for projection in (self.up, self.gate, self.down):
             if projection is not None:
                 nn.init.xavier_uniform_(projection.weight)
@@ -79,15 +53,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
-        self.attention = MultiHeadSelfAttention(
-            config.hidden_size,
-            config.num_heads,
-            config.attention_dropout,
-            head_dim=config.head_size,
-            num_key_value_heads=config.num_key_value_heads,
-            scale=config.attention_scale,
-            bias=config.attention_bias,
-        )
+        self.attention = _make_attention(config)
         self.is_pre_norm = config.norm_placement == "pre"
         is_normalised = self.is_pre_norm and config.embedding_norm and index == 0
         self.attention_norm = None if is_normalised else make_norm(config, config.hidden_size)
@@ -100,7 +66,7 @@ class EncoderLayer(nn.Module):
         self,
         hidden_states: Tensor,
         mask: AttentionMask,
-        position_bias: Tensor | None,
+        position_bias: Tensor | Distances | None,
         rotation: Rotation | None,
     ) -> tuple[Tensor, Tensor]:
         """(B, T, D) -> (B, T, D), and the attention weights (B, H, T, T)."""
@@ -114,3 +80,17 @@ class EncoderLayer(nn.Module):
 
 def _normalised(hidden_states: Tensor, norm: nn.Module | None) -> Tensor:
     return hidden_states if norm is None else norm(hidden_states)
+
+
+def _make_attention(config: EncoderConfig) -> MultiHeadSelfAttention:
+    if config.disentangled_attention != "none":
+        return DisentangledSelfAttention(config)
+    return MultiHeadSelfAttention(
+        config.hidden_size,
+        config.num_heads,
+        config.attention_dropout,
+        head_dim=config.head_size,
+        num_key_value_heads=config.num_key_value_heads,
+        scale=config.attention_scale,
+        bias=config.attention_bias,
+    )

@@ -29,9 +29,16 @@ MODELS = {
     "mpnet": OddModel("MPNet", {"max_position_embeddings": 132, "num_hidden_layers": 2}, 130),
     "electra": OddModel("Electra", {"embedding_size": 40, "num_hidden_layers": 2}),
     "albert": OddModel("Albert", {"embedding_size": 40, "num_hidden_groups": 2, "num_hidden_layers": 4}),
+    # The last bucket begins at 18; the convolution and the token types are those of no one published model.
+    "deberta_v2": OddModel(
+        "DebertaV2",
+        {"relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 8}
+        | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "max_relative_positions": 24}
+        | {"conv_kernel_size": 3, "type_vocab_size": 2, "num_hidden_layers": 2, "embedding_size": 40},
+    ),
 }
 # The BERT graph's operators (docs/bundle.md), and what a family adds.
-EXTRA_OPERATORS = {"roberta": {"CumSum"}, "mpnet": {"CumSum"}}
+EXTRA_OPERATORS = {"roberta": {"CumSum"}, "mpnet": {"CumSum"}, "deberta_v2": {"Conv"}}
 OPERATORS = {
     *("Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Reshape", "Shape"),
     *("Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"),

@@ -87,6 +87,7 @@ BAD_GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "loop": (add_node("Loop"), "operator Loop is not allowed (control flow)"),
     "scan": (add_node("Scan"), "operator Scan is not allowed (control flow)"),
     "clip": (add_node("Clip"), "operator Clip is not allowed"),
+    "conv": (add_node("Conv"), "operator Conv is not allowed"),
     "foreign domain": (add_node("Gelu", "com.microsoft"), "Gelu of the foreign domain 'com.microsoft'"),
     "axis name": (rename_axis, "input 'attention_mask' has axes ('batch_size', 's27') instead of"),
     "fixed axis": (fix_axis, "output 'attentions.0' has axes (2, 4, 'sequence_length', 'sequence_length')"),

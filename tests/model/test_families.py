@@ -131,12 +131,64 @@ T5 = [
     OddModel("T5", T5_SIZES | {"feed_forward_proj": "gated-silu", "num_heads": 1}, 1, **T5_SHAPE),
     OddModel("MT5", T5_SIZES | {"d_kv": 40, "layer_norm_epsilon": 1e-3}, 17, **T5_SHAPE),
 ]
-ODD_MODELS = [*ROBERTA, *DISTILBERT, *MPNET, *ELECTRA, *ALBERT, *MODERNBERT, *NOMIC, *GTE, *EUROBERT, *T5]
+# On both sides of the first log bucket and of the last, beyond which all distances are alike.
+DEBERTA_V3 = {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "position_buckets": 8,
+}
+DEBERTA = [
+    OddModel("DebertaV2", DEBERTA_V3, 64),
+    *(OddModel("DebertaV2", DEBERTA_V3 | {"num_hidden_layers": 2}, num_tokens) for num_tokens in (1, 5, 6)),
+    # Cut at the last bucket, which is reached on one side of the query at 15 and on the other at 16.
+    OddModel("DebertaV2", DEBERTA_V3 | {"max_relative_positions": 16, "share_att_key": False}, 40),
+    OddModel(
+        "DebertaV2",
+        DEBERTA_V3
+        | {"position_buckets": 9, "pos_att_type": ["c2p"], "share_att_key": False}
+        | {"type_vocab_size": 2, "norm_rel_ebd": "none", "embedding_size": 40, "layer_norm_eps": 1e-3},
+    ),
+    OddModel(
+        "DebertaV2",
+        DEBERTA_V3
+        | {"position_buckets": -1, "max_relative_positions": 12, "pos_att_type": "p2c"}
+        | {"position_biased_input": True, "type_vocab_size": 1, "share_att_key": False},
+    ),
+    OddModel(
+        "DebertaV2",
+        DEBERTA_V3
+        | {"position_buckets": 32, "conv_kernel_size": 3, "conv_act": "gelu", "embedding_size": 120},
+    ),
+    OddModel(
+        "DebertaV2",
+        {"conv_kernel_size": 5, "conv_groups": 4, "hidden_act": "relu", "num_attention_heads": 1}
+        | {"type_vocab_size": 3, "pad_token_id": 7},
+    ),
+]
+ODD_MODELS = [
+    *ROBERTA,
+    *DISTILBERT,
+    *MPNET,
+    *ELECTRA,
+    *ALBERT,
+    *MODERNBERT,
+    *NOMIC,
+    *GTE,
+    *EUROBERT,
+    *T5,
+    *DEBERTA,
+]
 ONE_OF_EACH = [
     *(ROBERTA[0], DISTILBERT[0], MPNET[0], ELECTRA[0], ALBERT[1]),
     *(MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], T5[0], T5[1]),
+    *(DEBERTA[0], DEBERTA[4], DEBERTA[5], DEBERTA[7]),
 ]
 HEADS = [
+    (DEBERTA[0], "ForMaskedLM", {"cls.predictions.bias"}),
+    (DEBERTA[4], "ForTokenClassification", {"classifier.weight"}),
     (ROBERTA[0], "ForMaskedLM", {"lm_head.bias"}),
     (ROBERTA[3], "ForSequenceClassification", {"classifier.dense.weight"}),
     (DISTILBERT[0], "ForMaskedLM", {"vocab_transform.weight"}),

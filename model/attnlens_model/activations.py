@@ -1,0 +1,32 @@
+"""The activations, each in the one arithmetic form that many runtimes take."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Gaussian error linear unit, exact: x * Phi(x) (Hendrycks & Gimpel 2016)."""
+    # Exactly this order: ONNX Runtime fuses it, and other orders crash or degrade other runtimes.
+    return x * 0.5 * (1.0 + torch.erf(x / 1.4142135623730951))
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh approximation of `gelu` (Hendrycks & Gimpel 2016)."""
+    return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def silu(x: Tensor) -> Tensor:
+    """Sigmoid linear unit: x * sigmoid(x) (Hendrycks & Gimpel 2016; "swish")."""
+    return x * torch.sigmoid(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": torch.relu,
+    "silu": silu,
+    "tanh": torch.tanh,
+}

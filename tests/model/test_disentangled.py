@@ -1,0 +1,182 @@
+"""Disentangled attention: buckets and scores against hand-made ones and the published implementation."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from attnlens_model import ConfigError, EncoderConfig
+from attnlens_model.disentangled import DisentangledSelfAttention, DistanceEmbeddings, bucketed_distances
+from attnlens_model.rotary import RotaryTables
+
+CONFIG = EncoderConfig(
+    vocab_size=20,
+    hidden_size=12,
+    num_layers=1,
+    num_heads=3,
+    intermediate_size=8,
+    max_position_embeddings=30,
+    disentangled_attention="c2p|p2c",
+    distance_buckets=8,
+    max_relative_positions=16,
+)
+PUBLISHED: dict[str, object] = {
+    "model_type": "deberta-v2",
+    "vocab_size": 128100,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+}
+
+
+def test_buckets_by_hand() -> None:
+    # 4 + ceil(log(distance / 4) / log(15 / 4) * 3): 4 * 3.75 ** (1 / 3) = 6.2, 4 * 3.75 ** (2 / 3) = 9.7
+    last_of_bucket = [*range(5), 6, 9, 15]
+    buckets = bucketed_distances(29, 8, 16)
+    assert [buckets[last] for last in last_of_bucket] == list(range(8))
+    assert [buckets[last + 1] for last in last_of_bucket[:-1]] == list(range(1, 8))
+    assert buckets[16] == 8
+    assert len(buckets) == 30
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "farthest", "longest"),
+    [(256, 512, 512), (256, 512, 2048), (8, 16, 64), (9, 64, 64), (8, 33, 64), (2, 5, 9), (64, 512, 512)],
+)
+def test_buckets_are_those_of_transformers(num_buckets: int, farthest: int, longest: int) -> None:
+    distances = torch.arange(longest)
+    expected = make_log_bucket_position(distances, num_buckets, farthest).long()
+    assert bucketed_distances(longest - 1, num_buckets, farthest) == expected.tolist()
+
+
+def test_where_a_logarithm_is_a_whole_number_rounding_does_not_decide() -> None:
+    # 12 / 9 is the square root of 16 / 9: half of the 8 steps, which fp32 takes for a little more.
+    assert bucketed_distances(12, 18, 17)[12] == 9 + 4
+    fp32 = make_log_bucket_position(torch.tensor([12]), 18, 17)
+    assert fp32.item() == 9 + 5
+
+
+@pytest.mark.parametrize(("terms", "is_shared"), [("c2p", False), ("p2c", True), ("c2p|p2c", False)])
+def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
+    config = dataclasses.replace(CONFIG, disentangled_attention=terms, share_att_key=is_shared)
+    attention, part = DisentangledSelfAttention(config).double().eval(), DistanceEmbeddings(config).double()
+    states = torch.randn(1, 30, 12, dtype=torch.float64)
+    distances = part(30)
+    _, weights = attention(states, None, distances)
+    query, key, _ = attention.project(states)
+    buckets = bucketed_distances(29, 8, 16)
+
+    def projected(module: torch.nn.Module, row: int, head: int) -> torch.Tensor:
+        vector: torch.Tensor = module(part.table.weight[row])
+        return vector[head * 4 : head * 4 + 4]
+
+    for head, i in ((0, 0), (1, 12), (2, 29)):
+        scores = []
+        for j in range(30):
+            row = min(max(8 + buckets[abs(i - j)] * (1 if i > j else -1), 0), 15)
+            score = query[0, head, i] @ key[0, head, j]
+            if "c2p" in terms:
+                score = score + query[0, head, i] @ projected(
+                    attention.distance_key or attention.key, row, head
+                )
+            if "p2c" in terms:
+                score = score + key[0, head, j] @ projected(
+                    attention.distance_query or attention.query, row, head
+                )
+            scores.append(score / math.sqrt(4 * (1 + len(terms.split("|")))))
+        assert torch.allclose(torch.stack(scores).softmax(0), weights[0, head, i], rtol=0, atol=1e-14)
+
+
+def test_distances_built_without_storage_have_their_rows() -> None:
+    with torch.device("meta"):
+        part = DistanceEmbeddings(dataclasses.replace(CONFIG, max_position_embeddings=17))
+    # Keys far behind the query take the last row, keys far ahead the first: there is one row more for those.
+    assert part.rows[:8].tolist() == [0, 1, 1, 1, 1, 1, 1, 2]
+    assert part.rows[-8:].tolist() == [14, 15, 15, 15, 15, 15, 15, 15]
+    assert list(part.state_dict()) == ["table.weight"]
+
+
+def test_another_kind_of_position_is_refused() -> None:
+    states, rotation = torch.zeros(1, 2, 12), RotaryTables(4, 2, 10_000.0, 1.0)(2)
+    attention = DisentangledSelfAttention(CONFIG)
+    with pytest.raises(TypeError, match="Distances"):
+        attention(states)
+    with pytest.raises(TypeError, match="rotation"):
+        attention(states, None, DistanceEmbeddings(CONFIG)(2), rotation)
+
+
+def test_the_published_configuration() -> None:
+    config = EncoderConfig.from_dict(PUBLISHED | {"max_relative_positions": -1, "attention_head_size": 64})
+    assert config.disentangled_attention == "c2p|p2c"
+    assert config.distance_buckets == 256
+    assert config.farthest_distance == config.max_tokens == 512
+    assert config.share_att_key
+    assert config.distance_norm
+    assert config.position_scheme == "none"
+    assert config.type_vocab_size == config.pad_token_id == 0
+    assert config.layer_norm_eps == 1e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pos_att_type": "p2p|c2p"}, "pos_att_type='p2p|c2p' is not supported"),
+        ({"pos_att_type": 3}, "pos_att_type=3 is not supported"),
+        ({"pos_att_type": ["c2p", "c2p"]}, "is not supported: only c2p, p2c or both are"),
+        ({"pos_att_type": []}, "with relative_attention=True is not supported"),
+        ({"relative_attention": False}, "with relative_attention=False is not supported"),
+        ({"norm_rel_ebd": "layer_norm|x"}, "norm_rel_ebd='layer_norm|x' is not supported"),
+        (
+            {"relative_attention": False, "pos_att_type": None},
+            "norm_rel_ebd='layer_norm' is not supported without relative_attention",
+        ),
+        ({"attention_head_size": 32}, "attention_head_size=32 is not supported"),
+        ({"position_buckets": 1}, "distance_buckets=1: must be 0 (no buckets), or at least 2"),
+        (
+            {"position_buckets": 256, "max_relative_positions": 129},
+            "and less than 2 * (max_relative_positions=129 - 1)",
+        ),
+        ({"conv_kernel_size": 4}, "conv_kernel_size=4: must be odd"),
+        ({"conv_kernel_size": 3, "conv_groups": 5}, "conv_groups=5: must divide hidden_size=768"),
+        ({"conv_act": "elu"}, "conv_activation='elu' is not supported"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EncoderConfig.from_dict(PUBLISHED | change)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"rotary_theta": 10_000.0},
+            "rotary_theta=10000.0: must be null where disentangled_attention='c2p|p2c'",
+        ),
+        ({"attention_bias": False}, "attention_bias=False: must be true where"),
+        ({"relative_attention_num_buckets": 32}, "relative_attention_num_buckets=32: must be 0 where"),
+        (
+            {"disentangled_attention": "none"},
+            "distance_buckets=8: must be 0 where disentangled_attention='none'",
+        ),
+        (
+            {"disentangled_attention": "p2p"},
+            "disentangled_attention='p2p' is not supported: choose one of none, c2p",
+        ),
+    ],
+)
+def test_choices_that_exclude_each_other_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(CONFIG, **change)  # type: ignore[arg-type]
+    assert message in str(caught.value)
