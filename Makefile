@@ -16,11 +16,17 @@ demo: .venv/ready ## export, check, serve and ask MiniLM
 test: .venv/ready ## every test
 	$(BIN)/python -m pytest
 
+# Tools that open bundles have versions of their own: one more environment, and the packages of npm.
+.ecosystem/ready: tests/ecosystem/requirements.txt
+	$(PYTHON) -m venv --clear .ecosystem
+	.ecosystem/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
 $(NODE): tests/node/package.json tests/node/package-lock.json
 	cd tests/node && npm ci
 	touch $@
 
-test-ecosystem: .venv/ready $(NODE) ## bundles in the packages of npm
+test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem
 
 check: .venv/ready ## format, lint, types, protos
@@ -37,4 +43,4 @@ protos: .venv/ready ## regenerate the stubs
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf .venv tests/node/node_modules dist build
+	rm -rf .venv .ecosystem tests/node/node_modules dist build

@@ -1,0 +1,51 @@
+"""Each tool runs once over all samples, when the first test asks; the tests look at what it returned."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ecosystem.tools import TOOLS, Answers, run_tool, table
+
+if TYPE_CHECKING:
+    from ecosystem.samples import Sample
+
+DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
+
+
+@pytest.fixture(scope="session")
+def samples(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> "dict[str, Sample]":
+    """MiniLM with its real weights, and small random encoders of other kinds."""
+    from ecosystem.samples import KINDS, draw, export  # noqa: PLC0415 - imports torch
+
+    directory = tmp_path_factory.mktemp("ecosystem")
+    minilm = export(minilm_dir, directory / "minilm" / "bundle", "mean", normalize=True)
+    return {"all-MiniLM-L6-v2": minilm} | {name: draw(kind, directory / name) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(scope="session")
+def ask(samples: "dict[str, Sample]", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
+    """Return what gives a tool's answers."""
+    answers: dict[str, Answers] = {}
+
+    def answer(tool: str) -> Answers:
+        if tool not in answers:
+            answers[tool] = run_tool(TOOLS[tool], samples, tmp_path_factory.mktemp("answers"))
+        return answers[tool]
+
+    return answer
+
+
+@pytest.fixture(scope="session")
+def differences(pytestconfig: pytest.Config) -> dict[tuple[str, str], float]:
+    """By tool and sample; printed at the end."""
+    measured: dict[tuple[str, str], float] = {}
+    pytestconfig.stash[DIFFERENCES] = measured
+    return measured
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if DIFFERENCES in config.stash:
+        terminalreporter.section("largest difference from sentence-transformers with the PyTorch checkpoint")
+        terminalreporter.write_line("\n".join(table(config.stash[DIFFERENCES])))

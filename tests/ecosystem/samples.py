@@ -1,0 +1,120 @@
+"""Checkpoints of several kinds, each with its bundle and the vectors that its publisher would get.
+
+The oracle is sentence-transformers with PyTorch, on the checkpoint and not on the bundle.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+
+from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.grid import small_grid
+from odd_models import OddModel
+from references import TEXTS
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A checkpoint to draw: its architecture, a folder of tests/data/tokenizers, and how it pools."""
+
+    model: OddModel
+    tokenizer: str
+    pooling: str
+    normalize: bool
+
+
+# Padding ids 0 and 1, with and without token types, and no special_tokens_map.json in any of them.
+KINDS = {
+    "roberta": Kind(OddModel("Roberta", {"type_vocab_size": 1}), "byte-level", "cls", normalize=False),
+    "xlm-roberta": Kind(OddModel("XLMRoberta", {"type_vocab_size": 1}), "unigram", "mean", normalize=False),
+    "distilbert": Kind(
+        OddModel("DistilBert", {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 160}),
+        "wordpiece",
+        "mean",
+        normalize=True,
+    ),
+}
+MAX_TOKENS = 60  # below what each of them could take, as publishers choose it
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A checkpoint with its bundle."""
+
+    checkpoint: Path
+    bundle: Path
+    pooling: str
+    normalize: bool
+
+    @cached_property
+    def oracle(self) -> Any:
+        return SentenceTransformer(str(self.checkpoint), device="cpu")
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Some batches of mixed lengths; the longest passage is longer than any of the encoders takes."""
+        lines = (DATA / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+        passages = [json.loads(line)["text"] for line in lines]
+        return [*TEXTS, *passages[::60], max(passages, key=len), "The last is a short one."]
+
+    @cached_property
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """Shape (texts, hidden_size)."""
+        vectors: npt.NDArray[np.float32] = self.oracle.encode(self.texts, batch_size=8)
+        return vectors
+
+    @cached_property
+    def is_cut(self) -> npt.NDArray[np.bool_]:
+        """Which texts are longer than the bundle's limit; shape (texts,)."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint)
+        lengths = [len(tokenizer(text, verbose=False)["input_ids"]) for text in self.texts]
+        return np.array(lengths) > int(self.oracle.max_seq_length)
+
+    def attentions(self, texts: list[str]) -> list[npt.NDArray[np.float32]]:
+        """The attention weights of each layer: (texts, heads, tokens, tokens)."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.checkpoint)
+        model = transformers.AutoModel.from_pretrained(self.checkpoint, attn_implementation="eager")
+        inputs = tokenizer(texts, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            outputs = model(**inputs, output_attentions=True)
+        return [layer.numpy() for layer in outputs.attentions]
+
+
+def draw(kind: Kind, directory: Path) -> Sample:
+    """Write a checkpoint as sentence-transformers lays it out, with random weights, and export it."""
+    checkpoint = directory / "checkpoint"
+    kind.model.make().save_pretrained(checkpoint)
+    shutil.copytree(DATA / "tokenizers" / kind.tokenizer, checkpoint, dirs_exist_ok=True)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    write(checkpoint / "modules.json", [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (path, name) in enumerate(modules[: 3 if kind.normalize else 2])
+    ])  # fmt: skip
+    write(checkpoint / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS})
+    (checkpoint / "1_Pooling").mkdir()
+    write(
+        checkpoint / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": 96, "pooling_mode": kind.pooling},
+    )
+    return export(checkpoint, directory / "bundle", kind.pooling, normalize=kind.normalize)
+
+
+def export(checkpoint: Path, bundle: Path, pooling: str, *, normalize: bool) -> Sample:
+    """Export a checkpoint; its parity is not the point here."""
+    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(40)))
+    return Sample(checkpoint, bundle, pooling, normalize)
+
+
+def write(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")

@@ -1,0 +1,69 @@
+"""Bundles, opened unchanged by the tools that people use, give the vectors of the PyTorch checkpoint."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ecosystem.tools import ATTENTION_TEXTS, TOOLS, Answers
+
+if TYPE_CHECKING:
+    from ecosystem.samples import Sample
+
+pytestmark = pytest.mark.ecosystem
+
+TOLERANCE = 1e-5
+NAMES = ["all-MiniLM-L6-v2", "roberta", "xlm-roberta", "distilbert"]
+
+Samples = dict[str, "Sample"]
+Ask = Callable[[str], Answers]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_vectors_are_those_of_the_checkpoint(
+    tool: str, name: str, samples: Samples, ask: Ask, differences: dict[tuple[str, str], float]
+) -> None:
+    sample = samples[name]
+    assert sample.is_cut.any()
+    assert not sample.is_cut.all()
+    vectors = np.array(ask(tool)[name]["embed"])
+    assert vectors.shape == sample.vectors.shape
+    differences[tool, name] = float(np.abs(vectors - sample.vectors).max())
+    assert differences[tool, name] <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tool", ["sentence-transformers", "optimum-onnx"])
+def test_the_graph_with_attention_weights_gives_the_same_vectors(
+    tool: str, name: str, samples: Samples, ask: Ask
+) -> None:
+    vectors = np.array(ask(tool)[name]["embed with attentions"])
+    np.testing.assert_allclose(vectors, samples[name].vectors, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tool", ["optimum-onnx", "@huggingface/transformers"])
+def test_the_attention_weights_are_those_of_the_checkpoint(
+    tool: str, name: str, samples: Samples, ask: Ask
+) -> None:
+    layers: list[Any] = ask(tool)[name]["attend"]
+    expected = samples[name].attentions(ATTENTION_TEXTS)
+    assert len(layers) == len(expected)
+    for layer, expected_layer in zip(layers, expected, strict=True):
+        # A query that is padding attends in its own way in every implementation, to nobody's use.
+        is_token = expected_layer.sum(axis=1).sum(axis=1) > 0  # (texts, tokens)
+        for text, (weights, expected_weights) in enumerate(zip(np.array(layer), expected_layer, strict=True)):
+            rows = is_token[text]
+            np.testing.assert_allclose(weights[:, rows], expected_weights[:, rows], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_js_alone_differs_where_a_text_was_cut(name: str, samples: Samples, ask: Ask) -> None:
+    """Its limit, which docs/ecosystem.md works around: a new version without it fails here."""
+    sample = samples[name]
+    vectors = np.array(ask("@huggingface/transformers")[name]["embed cut"])
+    differences = np.abs(vectors - sample.vectors).max(axis=1)
+    assert (differences[~sample.is_cut] <= TOLERANCE).all()
+    assert (differences[sample.is_cut] > 1e-4).all()

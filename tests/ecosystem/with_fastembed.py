@@ -1,0 +1,19 @@
+"""A bundle in fastembed, as a custom model."""
+
+from typing import Any
+
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+
+
+def embed(bundle: str, texts: list[str], name: str, pooling: str, normalize: bool, dim: int) -> list[Any]:
+    TextEmbedding.add_custom_model(
+        model=name,
+        pooling=PoolingType(pooling.upper()),
+        normalization=normalize,
+        sources=ModelSource(hf=name),  # wants a value; with specific_model_path nothing is fetched
+        dim=dim,
+        model_file="onnx/model.onnx",
+    )
+    model = TextEmbedding(name, specific_model_path=bundle)
+    return list(model.embed(texts, batch_size=8))

@@ -1,0 +1,10 @@
+"""A bundle in sentence-transformers, on its ONNX backend."""
+
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+
+def embed(bundle: str, texts: list[str], file_name: str = "onnx/model.onnx") -> Any:
+    model = SentenceTransformer(bundle, backend="onnx", model_kwargs={"file_name": file_name})
+    return model.encode(texts, batch_size=8)  # (texts, hidden_size), pooled as the bundle says
