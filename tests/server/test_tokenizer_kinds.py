@@ -1,13 +1,13 @@
 """Each kind of tokenizer from a checkpoint's vocabulary to the tokens of a real server."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from attnlens_cli.attend import attend
 from attnlens_client import Client
 from served import ServerProcess
 from token_places import TABLES
@@ -49,11 +49,11 @@ def test_a_client_gets_the_places_that_were_counted_by_hand(kind_and_address: tu
 def test_attend_finds_a_word_that_the_tokenizer_took_apart(kind_and_address: tuple[str, str]) -> None:
     kind, address = kind_and_address
     text = "a café the"
-    command = [text, "--address", address]
-    result = CliRunner().invoke(attend, [*command, "--token", "café"])
-    assert result.exit_code == 0, result.output
-    assert result.output.count("attends to:") == {"wordpiece": 4, "byte-level": 5, "unigram": 3}[kind]
-    tokens = json.loads(CliRunner().invoke(attend, [*command, "--json"]).output)["tokens"]
+    command = [sys.executable, "-m", "attnlens_cli.main", "attend", text, "--address", address]
+    result = subprocess.run([*command, "--token", "café"], capture_output=True, encoding="utf-8", check=True)
+    assert result.stdout.count("attends to:") == {"wordpiece": 4, "byte-level": 5, "unigram": 3}[kind]
+    printed = subprocess.run([*command, "--json"], capture_output=True, encoding="utf-8", check=True).stdout
+    tokens = json.loads(printed)["tokens"]
     held = [text[token["char_start"] : token["char_end"]] for token in tokens if not token["is_special"]]
     assert (
         held
