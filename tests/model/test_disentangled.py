@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from attnlens_model import ConfigError, EncoderConfig
+from attnlens_model import ConfigError, EncoderConfig, load_checkpoint
 from attnlens_model.disentangled import DisentangledSelfAttention, DistanceEmbeddings, bucketed_distances
 from attnlens_model.rotary import RotaryTables
+from odd_models import OddModel
 
 CONFIG = EncoderConfig(
     vocab_size=20,
@@ -180,3 +182,19 @@ def test_choices_that_exclude_each_other_are_refused(change: dict[str, object], 
     with pytest.raises(ConfigError) as caught:
         dataclasses.replace(CONFIG, **change)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_position_embeddings_that_no_encoder_reads_are_reported(tmp_path: Path) -> None:
+    keys = ("relative_attention", "pos_att_type", "position_biased_input")
+    model = OddModel("DebertaV2", {key: PUBLISHED[key] for key in keys} | {"num_hidden_layers": 1}).make()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    tensors = {f"deberta.{name}": tensor for name, tensor in model.state_dict().items()}
+    unread = "deberta.embeddings.position_embeddings.weight"
+    torch.save(tensors | {unread: torch.zeros(64, 96)}, tmp_path / "pytorch_model.bin")
+    assert load_checkpoint(tmp_path).unused_tensors == (unread,)
+
+
+def test_version_1_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="version 1 keeps query, key and value interleaved"):
+        EncoderConfig.from_dict(PUBLISHED | {"model_type": "deberta"})

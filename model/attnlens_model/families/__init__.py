@@ -18,6 +18,12 @@ def _discover() -> dict[str, Family]:
 
 FAMILIES = _discover()
 
+# Near relatives of a family that are not of it: the nearest name would be bad advice.
+_NOT_IMPLEMENTED = {
+    "deberta": "version 1 keeps query, key and value interleaved in one tensor, which this version does not "
+    "read; versions 2 and 3 (model_type 'deberta-v2') are supported",
+}
+
 
 def family_named(name: str) -> Family:
     """Return the family with our name `name`.
@@ -41,6 +47,8 @@ def family_of_model_type(model_type: str) -> Family:
         ConfigError: none claims it; the message names those that are supported and the nearest.
     """
     by_model_type = {known: family for family in FAMILIES.values() for known in family.model_types}
+    if model_type in _NOT_IMPLEMENTED:
+        raise ConfigError(f"model_type={model_type!r} is not supported: {_NOT_IMPLEMENTED[model_type]}")
     if model_type not in by_model_type:
         supported = ", ".join(sorted(by_model_type))
         raise ConfigError(
