@@ -26,12 +26,12 @@ CAUSAL_OPERATORS = frozenset({"Clip"})
 # What counting the tokens that are no padding needs beside them.
 PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
-# What turning the halves of queries and keys needs.
-ROTARY_OPERATORS = frozenset({"Concat"})
+# What swapping the halves of queries and keys needs, and repeating heads that are shared.
+JOINING_OPERATORS = frozenset({"Concat"})
 # What the distance of two tokens, cut at the window, needs.
 LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
 # RMSNorm written out: its own operator came with opset 23.
-RMS_OPERATORS = frozenset({"ReduceMean", "Sqrt"})
+RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
@@ -90,7 +90,7 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.position_scheme == "padding_offset",
-        ROTARY_OPERATORS: config.rotary_theta is not None,
+        JOINING_OPERATORS: config.rotary_theta is not None or config.num_key_value_heads is not None,
         LOCAL_OPERATORS: config.local_window is not None,
         RMS_OPERATORS: config.norm == "rms",
         SILU_OPERATORS: config.activation == "silu",

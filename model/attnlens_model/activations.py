@@ -1,4 +1,4 @@
-"""The activations, each in the one arithmetic form that many runtimes take."""
+"""The activations, in the arithmetic forms that many runtimes take."""
 
 import math
 from collections.abc import Callable
@@ -23,6 +23,20 @@ def silu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(x)
 
 
+def gelu_before_product(x: Tensor) -> Tensor:
+    """`gelu` in a form that nothing fuses.
+
+    OpenCV 5.0 crashes as it reads a graph in which `gelu` or `gelu_tanh` as above is a factor of a product.
+    """
+    return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh_before_product(x: Tensor) -> Tensor:
+    """`gelu_tanh`, for the same reason."""
+    scale = math.sqrt(2.0 / math.pi)
+    return x * 0.5 * (1.0 + torch.tanh(x * (scale + 0.044715 * scale * x * x)))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
@@ -30,3 +44,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
     "tanh": torch.tanh,
 }
+
+# Those whose result is multiplied by another projection.
+GATE_ACTIVATIONS = ACTIVATIONS | {"gelu": gelu_before_product, "gelu_tanh": gelu_tanh_before_product}

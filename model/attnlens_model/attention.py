@@ -99,8 +99,6 @@ class MultiHeadSelfAttention(nn.Module):
     than of queries are grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
     """
 
-    shared_by: Tensor
-
     def __init__(
         self,
         hidden_size: int,
@@ -145,10 +143,6 @@ class MultiHeadSelfAttention(nn.Module):
         self.value = nn.Linear(hidden_size, shared_width, bias=bias)
         self.output = nn.Linear(width, hidden_size, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        if num_shared < num_heads:
-            # The device is named so that the values exist even when the rest is built without storage.
-            shared_by = torch.arange(num_heads, device="cpu") // (num_heads // num_shared)  # (H,)
-            self.register_buffer("shared_by", shared_by, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -180,8 +174,7 @@ class MultiHeadSelfAttention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if self.num_key_value_heads < self.num_heads:
-            # One for each head of queries: a lookup, which every ONNX runtime has, unlike an Expand.
-            key, value = key.index_select(1, self.shared_by), value.index_select(1, self.shared_by)
+            key, value = self._repeat_heads(key), self._repeat_heads(value)  # (B, H, T, K)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         return self.combine(weights, value), weights
 
@@ -203,3 +196,9 @@ class MultiHeadSelfAttention(nn.Module):
     def _split_heads(self, projected: Tensor, num_heads: int) -> Tensor:
         split = torch.unflatten(projected, -1, (num_heads, self.head_dim))  # (B, T, H, K)
         return split.transpose(1, 2)  # (B, H, T, K)
+
+    def _repeat_heads(self, shared: Tensor) -> Tensor:
+        times = self.num_heads // self.num_key_value_heads
+        # Slices and one Concat, which every ONNX runtime has, unlike Expand.
+        heads = [shared[:, head : head + 1] for head in range(self.num_key_value_heads)]
+        return torch.cat([head for head in heads for _ in range(times)], dim=1)

@@ -5,7 +5,7 @@ Letters in shapes: B batch, T tokens, D width, H heads.
 
 from torch import Tensor, nn
 
-from attnlens_model.activations import ACTIVATIONS
+from attnlens_model.activations import ACTIVATIONS, GATE_ACTIVATIONS
 from attnlens_model.attention import AttentionMask, MultiHeadSelfAttention
 from attnlens_model.config import EncoderConfig
 from attnlens_model.disentangled import DisentangledSelfAttention, Distances
@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
         is_gated = config.feed_forward == "gated"
         self.gate = nn.Linear(width, middle, bias=config.up_bias) if is_gated else None
         self.down = nn.Linear(middle, width, bias=config.down_bias)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = (GATE_ACTIVATIONS if is_gated else ACTIVATIONS)[config.activation]
         for projection in (self.up, self.gate, self.down):
             if projection is not None:
                 nn.init.xavier_uniform_(projection.weight)
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             middle = self.activation(middle)
         else:
-            middle = self.activation(self.gate(hidden_states)) * middle
+            middle = middle * self.activation(self.gate(hidden_states))
         output: Tensor = self.down(middle)
         return output
 

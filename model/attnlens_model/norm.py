@@ -12,7 +12,7 @@ from attnlens_model.config import EncoderConfig
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467).
 
-    Written out: ONNX has an operator for it from opset 23 on, these five have been there from the beginning.
+    Written out: ONNX has an operator for it only from opset 23 on.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -25,7 +25,8 @@ class RMSNorm(nn.Module):
         is_half = hidden_states.dtype in (torch.float16, torch.bfloat16)
         # 256 squared is more than float16 can hold.
         exact = hidden_states.float() if is_half else hidden_states
-        mean_square = (exact * exact).mean(dim=-1, keepdim=True)  # (B, T, 1)
+        # The sum, not the mean: ONNX's ReduceMean takes its axis in one way up to opset 17, in another after.
+        mean_square = (exact * exact).sum(dim=-1, keepdim=True) * (1.0 / exact.shape[-1])  # (B, T, 1)
         normalised = exact / torch.sqrt(mean_square + self.eps)
         return normalised.to(hidden_states.dtype) * self.weight
 

@@ -36,9 +36,41 @@ MODELS = {
         | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "max_relative_positions": 24}
         | {"conv_kernel_size": 3, "type_vocab_size": 2, "num_hidden_layers": 2, "embedding_size": 40},
     ),
+    "modernbert": OddModel(
+        "ModernBert", {"pad_token_id": 0, "num_hidden_layers": 2, "local_attention": 16}, std=0.1
+    ),
+    "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 2}, std=0.1),
+    "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 2}, std=0.1),
+    "eurobert": OddModel(
+        "EuroBert",
+        {"pad_token_id": 2, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
+        std=0.1,
+    ),
+    "t5": OddModel(
+        "T5",
+        {
+            "num_hidden_layers": 2,
+            "d_kv": 20,
+            "d_ff": 160,
+            "n_positions": 132,
+            "feed_forward_proj": "gated-gelu",
+        },
+        130,
+        kind="EncoderModel",
+        std=0.05,
+    ),
 }
 # The BERT graph's operators (docs/bundle.md), and what a family adds.
-EXTRA_OPERATORS = {"roberta": {"CumSum"}, "mpnet": {"CumSum"}, "deberta_v2": {"Conv"}}
+EXTRA_OPERATORS = {
+    "roberta": {"CumSum"},
+    "mpnet": {"CumSum"},
+    "deberta_v2": {"Conv"},
+    "modernbert": {"Abs", "Clip", "Concat"},
+    "nomic_bert": {"Concat", "Sigmoid"},
+    "gte": {"Concat"},
+    "eurobert": {"Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+    "t5": {"ReduceSum", "Sqrt"},
+}
 OPERATORS = {
     *("Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Reshape", "Shape"),
     *("Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"),
@@ -144,5 +176,5 @@ def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported
 def test_a_fresh_encoder_of_each_family_has_a_config_that_others_read(exported: Exported) -> None:
     content = exported.config.to_hugging_face()
     theirs = type(exported.model.config)(**content)
-    assert content["architectures"] == [f"{exported.odd.name}Model"]
+    assert content["architectures"] == [f"{exported.odd.name}{exported.odd.kind}"]
     assert EncoderConfig.from_dict(theirs.to_dict()) == exported.config

@@ -116,19 +116,19 @@ EUROBERT = [
         std=0.1,
     ),
 ]
-T5_SIZES = {"d_model": 96, "num_layers": 3, "num_heads": 3, "d_ff": 160, "n_positions": 140}
+T5_SIZES = {"d_ff": 160, "n_positions": 140}
 T5_SHAPE: dict[str, Any] = {"kind": "EncoderModel", "std": 0.05}
 T5 = [
     OddModel("T5", T5_SIZES | {"d_kv": 20}, **T5_SHAPE),
     OddModel(
         "T5",
         T5_SIZES
-        | {"d_kv": 32, "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-2}
+        | {"d_kv": 32, "feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-2, "num_hidden_layers": 2}
         | {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 50},
         138,
         **T5_SHAPE,
     ),
-    OddModel("T5", T5_SIZES | {"feed_forward_proj": "gated-silu", "num_heads": 1}, 1, **T5_SHAPE),
+    OddModel("T5", T5_SIZES | {"feed_forward_proj": "gated-silu", "num_attention_heads": 1}, 1, **T5_SHAPE),
     OddModel("MT5", T5_SIZES | {"d_kv": 40, "layer_norm_epsilon": 1e-3}, 17, **T5_SHAPE),
 ]
 # On both sides of the first log bucket and of the last, beyond which all distances are alike.

@@ -1,0 +1,249 @@
+"""Checkpoints as their publishers wrote them, where that is not what `transformers` 5 writes."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnlens_model import CheckpointError, ConfigError, EncoderConfig, load_checkpoint, read_config
+from odd_models import OddModel, random_inputs
+
+# Each: the model, and its config.json with the keys that the publisher used.
+NOMIC = (
+    OddModel("NomicBert", {"layer_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 500.0}}, std=0.1),
+    {
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "attn_pdrop": 0.0,
+        "causal": False,
+        "layer_norm_epsilon": 1e-5,
+        "max_trained_positions": 48,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "n_embd": 96,
+        "n_head": 3,
+        "n_inner": 160,
+        "n_layer": 3,
+        "n_positions": 64,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "resid_pdrop": 0.0,
+        "rotary_emb_base": 500,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "type_vocab_size": 2,
+        "use_rms_norm": False,
+        "vocab_size": 300,
+    },
+)
+GTE = (
+    OddModel(
+        "Gte",
+        {"pad_token_id": 0, "type_vocab_size": 2, "rope_parameters": {"rope_theta": 700.0}},
+        std=0.1,
+    ),
+    {
+        "model_type": "new",
+        "attention_probs_dropout_prob": 0.0,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "max_position_embeddings": 64,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 3,
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": None,
+        "rope_theta": 700,
+        "type_vocab_size": 2,
+        "vocab_size": 300,
+    },
+)
+MODERNBERT = (
+    OddModel(
+        "ModernBert",
+        {"pad_token_id": 5, "global_attn_every_n_layers": 2, "local_attention": 10}
+        | {"global_rope_theta": 900.0, "local_rope_theta": 300.0},
+        std=0.1,
+    ),
+    {
+        "model_type": "modernbert",
+        "attention_bias": False,
+        "global_attn_every_n_layers": 2,
+        "global_rope_theta": 900.0,
+        "hidden_activation": "gelu",
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "layer_norm_eps": 1e-05,
+        "local_attention": 10,
+        "local_rope_theta": 300.0,
+        "max_position_embeddings": 64,
+        "norm_bias": False,
+        "norm_eps": 1e-05,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 3,
+        "pad_token_id": 5,
+        "position_embedding_type": "absolute",
+        "vocab_size": 300,
+    },
+)
+PUBLISHED: list[tuple[OddModel, dict[str, Any]]] = [NOMIC, GTE, MODERNBERT]
+
+
+@pytest.mark.parametrize(("odd", "config"), PUBLISHED, ids=["nomic", "gte", "modernbert"])
+def test_a_published_checkpoint_gives_what_transformers_gives(
+    odd: OddModel, config: dict[str, Any], tmp_path: Path
+) -> None:
+    model = odd.make()
+    model.save_pretrained(tmp_path)
+    expected = read_config(tmp_path / "config.json")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.config == expected
+    inputs = random_inputs(model.config, torch.ones(2, 33, dtype=torch.int64))
+    with torch.no_grad():
+        found = checkpoint.encoder(**inputs).last_hidden_state
+        assert (found - model(**inputs).last_hidden_state).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_projections_are_found_whether_a_checkpoint_fuses_them_or_not(fused: bool, tmp_path: Path) -> None:
+    model = GTE[0].make()
+    model.save_pretrained(tmp_path)
+    expected = load_checkpoint(tmp_path).encoder.state_dict()
+    if not fused:
+        (tmp_path / "model.safetensors").unlink()
+        tensors = model.state_dict()
+        assert "layers.2.mlp.gate_proj.weight" in tensors
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    found = load_checkpoint(tmp_path).encoder.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_fused_tensor_of_another_size_is_named_with_both_shapes(tmp_path: Path) -> None:
+    MODERNBERT[0].make().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"intermediate_size": 150}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"layers.0.mlp.Wi.weight \(320, 96\) instead of \(300, 96\)"):
+        load_checkpoint(tmp_path)
+
+
+def test_an_absent_fused_tensor_is_named_once(tmp_path: Path) -> None:
+    model = MODERNBERT[0].make()
+    model.config.save_pretrained(tmp_path)
+    tensors = model.state_dict()
+    del tensors["layers.1.attn.Wqkv.weight"]
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"1 missing: layers\.1\.attn\.Wqkv\.weight; check"):
+        load_checkpoint(tmp_path)
+
+
+def test_older_t5_files_with_the_embeddings_twice_are_read(tmp_path: Path) -> None:
+    model = OddModel("T5", {"d_ff": 160}, kind="ForConditionalGeneration", std=0.05).make()
+    model.config.save_pretrained(tmp_path)
+    tensors = model.state_dict()
+    assert {"shared.weight", "encoder.embed_tokens.weight"} <= set(tensors)
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    checkpoint = load_checkpoint(tmp_path)
+    assert torch.equal(checkpoint.encoder.state_dict()["embeddings.token.weight"], tensors["shared.weight"])
+    assert "decoder.embed_tokens.weight" in checkpoint.unused_tensors
+
+
+def test_the_fixed_scaling_of_gte_is_read() -> None:
+    """The published code: base * factor, and every frequency over factor^(2/K)."""
+    config = EncoderConfig.from_dict(GTE[1] | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
+    assert config.rotary_theta == pytest.approx(5600.0)
+    assert config.rotary_divisor == pytest.approx(8.0 ** (2 / 32))
+    # Written in a form that transformers knows, it is the same rotation.
+    assert EncoderConfig.from_dict(config.to_hugging_face()) == config
+
+
+def test_a_scaling_that_depends_on_the_batch_ends_at_the_trained_length() -> None:
+    config = EncoderConfig.from_dict(NOMIC[1] | {"rotary_scaling_factor": 2})
+    assert (config.max_tokens, config.rotary_theta, config.rotary_divisor) == (48, 500.0, 1.0)
+    assert EncoderConfig.from_dict(NOMIC[1]).max_tokens == 64
+
+
+def test_a_list_of_layer_kinds_and_a_step_say_the_same() -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    assert EncoderConfig.from_dict(MODERNBERT[1]) == EncoderConfig.from_dict(
+        MODERNBERT[1] | {"layer_types": kinds, "global_attn_every_n_layers": 3}
+    )
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+EURO = {
+    "model_type": "eurobert",
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "intermediate_size": 160,
+    "pad_token_id": 1,
+}
+T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "num_heads": 3, "d_ff": 160}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (NOMIC[1] | {"num_experts": 8}, "num_experts=8 is not supported"),
+        (NOMIC[1] | {"moe_every_n_layers": 2}, "moe_every_n_layers=2 is not supported"),
+        (NOMIC[1] | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5 is not supported"),
+        (NOMIC[1] | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not"),
+        (NOMIC[1] | {"prenorm": True}, "prenorm=True is not supported: only False is"),
+        (NOMIC[1] | {"causal": True}, "causal=True is not supported"),
+        (NOMIC[1] | {"activation_function": "gelu"}, "activation_function='gelu' is not.*swiglu, geglu"),
+        ({key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_base"}, "not say rotary_emb_base"),
+        (
+            {key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_fraction"},
+            "rotary_emb_fraction=None",
+        ),
+        (GTE[1] | {"position_embedding_type": "absolute"}, "position_embedding_type='absolute' is not"),
+        (GTE[1] | {"logn_attention_scale": True}, "logn_attention_scale=True is not supported"),
+        (GTE[1] | {"layer_norm_type": "rms_norm"}, "layer_norm_type='rms_norm' is not supported"),
+        (GTE[1] | {"rope_scaling": {"type": "yarn"}}, "rope_type='yarn' is not.*linear, dynamic, ntk"),
+        (GTE[1] | {"rope_scaling": {"type": "ntk"}}, "factor=None must be a number greater than 0"),
+        (GTE[1] | {"rope_scaling": "ntk"}, "rope_scaling='ntk' must be an object"),
+        (EURO | {"rope_parameters": YARN}, "rope_type='yarn' is not supported: .*default, linear, dynamic;"),
+        (EURO | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        (EURO | {"rope_theta": "big"}, "rope_theta='big' must be a number"),
+        (EURO | {"num_key_value_heads": 4}, "num_key_value_heads=4: must divide num_heads=6"),
+        (EURO | {"head_dim": 15}, "rotary_theta=10000.0: must be null for heads of the odd width 15"),
+        (MODERNBERT[1] | {"layer_types": ["full_attention"] * 2}, "layer_types=.* is not supported: of 3"),
+        (MODERNBERT[1] | {"layer_types": ["sliding_attention"] * 3}, "layer_types=.* is not supported: of 3"),
+        (MODERNBERT[1] | {"local_attention": 1}, "local_attention=1 is not supported"),
+        (MODERNBERT[1] | {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers=0 must be"),
+        (
+            MODERNBERT[1] | {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "scaling of the sliding_attention layers is not supported",
+        ),
+        (T5 | {"feed_forward_proj": "gated-tanh"}, "dense_act_fn='tanh' is not supported"),
+        ({"model_type": "umt5"}, "model_type='umt5' is not supported: .*nearest: 'mt5'"),
+    ],
+    ids=str,
+)
+def test_what_is_not_built_is_refused_with_its_name(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncoderConfig.from_dict(content)
+
+
+def test_the_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
+    assert EncoderConfig.from_dict(T5).feed_forward == "plain"
+    multilingual = EncoderConfig.from_dict(T5 | {"model_type": "mt5"})
+    assert (multilingual.feed_forward, multilingual.activation) == ("gated", "gelu_tanh")
+    assert multilingual.head_size == 64
+    assert math.isclose(multilingual.attention_scale or 0.0, 1.0)
+    assert EncoderConfig.from_dict(GTE[1]).pad_token_id == 0
+    assert EncoderConfig.from_dict(GTE[1] | {"model_type": "gte"}).pad_token_id == 1

@@ -1,0 +1,106 @@
+"""Rotation by position: the formula, the dtype that it is computed in, and where the tables live."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model.attention import window_keep_mask
+from attnlens_model.rotary import RotaryTables, rotate
+
+CONFIG = EncoderConfig(
+    vocab_size=50,
+    hidden_size=24,
+    num_layers=4,
+    num_heads=4,
+    intermediate_size=40,
+    max_position_embeddings=3000,
+    type_vocab_size=0,
+    position_scheme="none",
+    norm_placement="pre",
+    rotary_theta=700.0,
+    local_rotary_theta=90.0,
+    local_window=3,
+    global_every_n_layers=2,
+)
+
+
+def test_a_pair_turns_by_its_frequency_times_the_position() -> None:
+    tables = RotaryTables(head_dim=6, max_tokens=9, theta=50.0, divisor=2.5)
+    vector = torch.tensor([1.0, 2.0, -3.0, 0.5, -0.25, 4.0])
+    turned = rotate(vector.expand(1, 1, 9, 6), tables(9))[0, 0]
+    for position in range(9):
+        for pair in range(3):
+            angle = position * 50.0 ** (-2 * pair / 6) / 2.5
+            a, b = float(vector[pair]), float(vector[pair + 3])
+            assert float(turned[position, pair]) == pytest.approx(
+                a * math.cos(angle) - b * math.sin(angle), abs=1e-6
+            )
+            assert float(turned[position, pair + 3]) == pytest.approx(
+                b * math.cos(angle) + a * math.sin(angle), abs=1e-6
+            )
+
+
+def test_scores_depend_on_the_distance_alone() -> None:
+    tables = RotaryTables(head_dim=16, max_tokens=40, theta=10_000.0, divisor=1.0).double()
+    query, key = torch.randn(2, 16, dtype=torch.float64)
+    turned = [rotate(each.expand(1, 1, 40, 16), tables(40))[0, 0] for each in (query, key)]
+    scores = turned[0] @ turned[1].T
+    for distance in (-20, -1, 0, 7):
+        along = scores.diagonal(distance)
+        assert (along - along[0]).abs().max() < 1e-12
+    assert not torch.allclose(scores.diagonal(1)[:5], scores.diagonal(2)[:5])
+
+
+@pytest.mark.parametrize("module", ["rotary", "local_rotary"])
+def test_tables_of_another_dtype_are_rounded_from_float64_once(module: str) -> None:
+    encoder = new_encoder(CONFIG, seed=0)
+    theta = {"rotary": 700.0, "local_rotary": 90.0}[module]
+    frequencies = theta ** -(torch.arange(0, 6, 2, dtype=torch.float64) / 6)
+    exact = (torch.arange(3000, dtype=torch.float64)[:, None] * frequencies).cos().repeat(1, 2)
+    doubled = copy.deepcopy(encoder).half().float().double()
+    assert (getattr(doubled, module).cosines - exact).abs().max() < 1e-12
+    for dtype in (torch.float32, torch.float16):
+        assert torch.equal(getattr(encoder.to(dtype), module).cosines, exact.to(dtype))
+
+
+def test_tables_exist_in_an_encoder_that_is_built_without_storage_and_are_no_weights() -> None:
+    with torch.device("meta"):
+        encoder = Encoder(CONFIG)
+    assert encoder.rotary is not None
+    assert torch.equal(encoder.rotary.sines, RotaryTables(6, 3000, 700.0, 1.0).sines)
+    assert not any("rotary" in name for name in encoder.state_dict())
+
+
+@pytest.mark.parametrize("window", [1, 3, 4096])
+def test_the_window_reaches_as_far_on_both_sides(window: int) -> None:
+    positions = torch.arange(0, 9000, 37)
+    distance = (positions[:, None] - positions[None, :]).abs()
+    assert torch.equal(window_keep_mask(positions, window), (distance <= window).float())
+
+
+def test_local_layers_see_their_neighbourhood_and_global_ones_everything() -> None:
+    encoder = new_encoder(CONFIG, seed=1)
+    ids = torch.randint(0, 50, (2, 11))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        attentions = encoder(ids, mask, output_attentions=True).attentions
+    places = torch.arange(11)
+    near = (places[:, None] - places[None, :]).abs() <= 3
+    for layer, weights in enumerate(attentions):
+        seen = near if layer % 2 else torch.ones_like(near)
+        for row in range(2):
+            allowed = seen & (mask[row] == 1)[None, :]
+            assert ((weights[row] > 0) == allowed).all()
+
+
+def test_half_precision_of_the_mask_does_not_move_the_window() -> None:
+    encoder = new_encoder(CONFIG, seed=1).half()
+    ids = torch.randint(0, 50, (1, 2100))
+    with torch.no_grad():
+        weights = encoder(ids, torch.ones_like(ids), output_attentions=True).attentions[1]
+    # Beyond 2048 half precision can't tell neighbours apart.
+    assert ((weights[0, :, 2080] > 0).nonzero()[:, 1].unique() - 2080).tolist() == [-3, -2, -1, 0, 1, 2, 3]
