@@ -1,4 +1,6 @@
-"""The table of families and runtimes in docs/runtimes.md: `python bench/family_runtimes.py [NODE_MODULES]`.
+"""The table of families and runtimes in docs/runtimes.md.
+
+    python bench/family_runtimes.py NODE_MODULES [FAMILY ...]
 
 Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
 small grid in every runtime that is installed.
@@ -26,11 +28,11 @@ def cell(result: RuntimeResult) -> str:
 
 def main() -> None:
     """Print a row for each family."""
-    node_modules = Path(sys.argv[1]) if sys.argv[1:] else None
-    runtimes, _ = find_runtimes(RuntimeOptions((ALL,), node_modules))
+    node_modules, *families = sys.argv[1:]
+    runtimes, _ = find_runtimes(RuntimeOptions((ALL,), Path(node_modules)))
     print("| family | " + " | ".join(runtime.name for runtime in runtimes) + " |")
     print("|" + "---|" * (len(runtimes) + 1))
-    for family in MODELS:
+    for family in families or MODELS:
         with tempfile.TemporaryDirectory() as directory:
             bundle = Exported(family, Path(directory)).bundle
             cells = [cell(measure(bundle, runtime)) for runtime in runtimes]

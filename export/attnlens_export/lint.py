@@ -14,7 +14,7 @@ from attnlens_export.graph import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, OPSET,
 from attnlens_export.simplify import IR_VERSION
 from attnlens_model import EncoderConfig
 
-# What an encoder of the BERT kind needs. Each of these runs, at opset 17, in every runtime of docs/bundle.md.
+# What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
     {
         *("Add", "Div", "Erf", "LayerNormalization", "MatMul", "Mul", "Relu", "Softmax", "Sub", "Tanh"),
