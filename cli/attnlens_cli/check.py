@@ -23,6 +23,12 @@ Example:
   attnlens check bundles/minilm --runtime all
   attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
 
+parity_tokens_option = click.option(
+    "--parity-tokens",
+    type=click.IntRange(min=1),
+    help="Longest input to compare.  [default: what 1 GiB of attention maps allows]",
+)
+
 
 @click.command(epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -51,6 +57,7 @@ Example:
     metavar="SECONDS",
     help="How long a runtime may take to open a graph, and to run it once.",
 )
+@parity_tokens_option
 @click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
 def check(
     directory: Path,
@@ -59,6 +66,7 @@ def check(
     runtimes: tuple[str, ...],
     node_modules: Path | None,
     answer_timeout: float,
+    parity_tokens: int | None,
     as_json: bool,
 ) -> None:
     """Check a bundle: the hash of every file, the graphs, then parity with PyTorch.
@@ -84,7 +92,14 @@ def check(
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
     try:
         with progress_bar() as progress:
-            summary = check_bundle(directory, source, revision=revision, runtimes=options, progress=progress)
+            summary = check_bundle(
+                directory,
+                source,
+                revision=revision,
+                parity_tokens=parity_tokens,
+                runtimes=options,
+                progress=progress,
+            )
     except UnknownRuntimeError as error:
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError, ModelError, NotInstalledError) as error:
@@ -151,12 +166,12 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
             f"{1 - figure.min_cosine:.0e}",
             "[green]passed[/]" if all(each.passed for each in group) else "[red]FAILED[/]",
         )
+    table.caption, table.caption_justify = parity.describe_lengths(), "left"
     left_out = parity.left_out()
     if left_out:
-        table.caption = (
-            f"not compared, too large: {', '.join(f'{graph} at {case}' for graph, case in left_out)}"
+        table.caption += (
+            f"\nnot compared, too large: {', '.join(f'{graph} at {case}' for graph, case in left_out)}"
         )
-        table.caption_justify = "left"
     return table
 
 

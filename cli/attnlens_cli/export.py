@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from attnlens_cli.check import parity_tokens_option
 from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
 from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.stopping import stopped_by_signals
@@ -81,6 +82,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     type=click.Choice(LAYOUT_NAMES),
     help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
+@parity_tokens_option
 @click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
 @click.option(
     "--keep-failed", is_flag=True, help="Write a bundle that fails parity all the same, marked as failed."

@@ -16,7 +16,7 @@ from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.graph import embeddings_graph, trace
-from attnlens_export.grid import Case, full_grid
+from attnlens_export.grid import Case, default_grid
 from attnlens_export.lint import check_graph
 from attnlens_export.manifest import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_KINDS, describe_bundle
 from attnlens_export.parity import measure_parity
@@ -32,6 +32,7 @@ from attnlens_export.side_files import (
     write_tokenizer,
 )
 from attnlens_export.staging import staged
+from attnlens_export.structure import check_valid, read_structure
 from attnlens_export.weights import (
     MAX_EMBEDDED_BYTES,
     verify_places,
@@ -65,7 +66,8 @@ class ExportOptions:
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
         force: whether a bundle that is in the way is replaced.
         keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
-        grid: the parity cases; None: `full_grid`.
+        parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
+        grid: the parity cases; None: `default_grid`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
     """
 
@@ -80,6 +82,7 @@ class ExportOptions:
     tokenizer: Path | None = None
     force: bool = False
     keep_failed: bool = False
+    parity_tokens: int | None = None
     grid: Sequence[Case] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
 
@@ -152,11 +155,10 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
     """
     for path, kind in GRAPH_KINDS.items():
         try:
-            onnx.checker.check_model(directory / path)
-            structure = onnx.load(directory / path, load_external_data=False)
-        except (onnx.checker.ValidationError, OSError, ValueError) as error:
+            check_valid(directory / path)
+        except onnx.checker.ValidationError as error:
             raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
-        check_graph(structure, path, config, kind)
+        check_graph(read_structure(directory / path), path, config, kind)
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
@@ -210,7 +212,7 @@ def _build(
         config,
         directory,
         list(GRAPH_KINDS),
-        options.grid or full_grid(config.max_tokens),
+        options.grid or default_grid(config, options.parity_tokens),
         reference_name=model.source,
         progress=lambda done, total, case: progress(f"Parity {case}", done, total),
     )

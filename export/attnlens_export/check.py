@@ -5,22 +5,21 @@ graphs compute what the PyTorch encoder computes with those weights. With the ch
 compared with those of both graphs bit for bit: the grid reads a fraction of the embedding table only.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import numpy.typing as npt
 import torch
 from google.protobuf import json_format
-from onnx import numpy_helper
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
-from attnlens_export.grid import Case, full_grid
+from attnlens_export.grid import Case, default_grid
 from attnlens_export.manifest import (
     EMBEDDINGS_PATH,
     GRAPH_KINDS,
@@ -41,6 +40,7 @@ from attnlens_export.runtime_parity import (
 )
 from attnlens_export.side_files import read_max_tokens
 from attnlens_export.simplify import TRANSPOSED_SUFFIX
+from attnlens_export.structure import read_structure, read_weight
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 
@@ -66,6 +66,7 @@ def check_bundle(
     source: str | Path | None = None,
     *,
     revision: str | None = None,
+    parity_tokens: int | None = None,
     grid: Sequence[Case] | None = None,
     runtimes: RuntimeOptions | None = None,
     progress: Progress = no_progress,
@@ -76,7 +77,8 @@ def check_bundle(
         directory: the bundle.
         source: the checkpoint to compare with; None: the weights inside the bundle.
         revision: branch, tag or commit of `source` on the hub.
-        grid: the parity cases; None: `full_grid`.
+        parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
+        grid: the parity cases; None: `default_grid`.
         runtimes: in which other runtimes the cases run too; None: in none.
         progress: called before each step.
 
@@ -109,8 +111,8 @@ def check_bundle(
             raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
         encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"
     for path in GRAPH_KINDS:
-        _compare_weights(directory / path, config, encoder, name)
-    cases = grid or full_grid(config.max_tokens)
+        _compare_weights(directory / path, encoder, name)
+    cases = grid or default_grid(config, parity_tokens)
     parity = measure_parity(
         encoder,
         config,
@@ -187,15 +189,15 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:  # noq
         yield from _flatten(each, f"{name}.{key}" if name else str(key))
 
 
-def _compare_weights(path: Path, config: EncoderConfig, encoder: Encoder, name: str) -> None:
+def _compare_weights(path: Path, encoder: Encoder, name: str) -> None:
     """Compare the weights of a graph with those of the reference, bit for bit.
 
     Raises:
-        GraphError: a parameter differs, or as `rebuild_encoder`.
+        GraphError: a parameter differs, is missing, or has another shape.
     """
-    rebuilt = rebuild_encoder(path, config).state_dict()
-    for parameter, expected in encoder.state_dict().items():
-        found = rebuilt[parameter]
+    parameters = encoder.state_dict()
+    for parameter, array in _parameter_arrays(path, parameters):
+        found, expected = torch.from_numpy(array), parameters[parameter]
         if not torch.equal(found, expected):
             index = [int(axis) for axis in (found != expected).nonzero()[0]]
             raise GraphError(
@@ -207,26 +209,41 @@ def _compare_weights(path: Path, config: EncoderConfig, encoder: Encoder, name: 
 def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
     """Make the PyTorch encoder, fp32 and in eval mode, from the weights of an ONNX file.
 
+    Weights that are not stored transposed stay in the file, which must not change as long as the encoder is
+    used.
+
     Raises:
         GraphError: a parameter is missing, has another shape, or holds a NaN or an infinity.
     """
     with torch.device("meta"):
         encoder = Encoder(config)
-    tensors = {tensor.name: tensor for tensor in onnx.load(path).graph.initializer}
     weights = {}
-    for name, parameter in encoder.state_dict().items():
+    for name, array in _parameter_arrays(path, encoder.state_dict()):
+        if not np.isfinite(array).all():
+            raise GraphError(f"{path}: {name} holds a NaN or an infinity")
+        weights[name] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    encoder.load_state_dict(weights, assign=True)
+    return encoder.eval()
+
+
+def _parameter_arrays(
+    path: Path, parameters: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Yield every parameter by name as the file holds it, mapped rather than read.
+
+    Raises:
+        GraphError: one is missing, or has another shape.
+    """
+    tensors = {tensor.name: tensor for tensor in read_structure(path).graph.initializer}
+    for name, parameter in parameters.items():
         if name in tensors:
-            array = numpy_helper.to_array(tensors[name])
+            array = read_weight(path.parent, tensors[name])
         elif name + TRANSPOSED_SUFFIX in tensors:
-            array = numpy_helper.to_array(tensors[name + TRANSPOSED_SUFFIX]).T
+            array = read_weight(path.parent, tensors[name + TRANSPOSED_SUFFIX]).T
         else:
             raise GraphError(f"{path} holds no weight for the parameter {name}")
         if array.shape != tuple(parameter.shape):
             raise GraphError(
                 f"{path}: {name} has the shape {array.shape} instead of {tuple(parameter.shape)}"
             )
-        if not np.isfinite(array).all():
-            raise GraphError(f"{path}: {name} holds a NaN or an infinity")
-        weights[name] = torch.from_numpy(np.array(array, order="C"))
-    encoder.load_state_dict(weights, assign=True)
-    return encoder.eval()
+        yield name, array

@@ -7,11 +7,18 @@
 | 128                  | 1, 2, 3, 8  | all live; padded left, in the middle, right                  |
 | the longest possible | 1, 2        | all live; padded right                                       |
 
+An attention map grows with the square of the length, so the longest input is not always possible to compare:
+`default_grid` ends where the maps of one layer, in float64, or those of all layers, in fp32, would take more
+memory than `MAX_LAYER_MAP_BYTES` and `MAX_MAP_BYTES`. Where only the second is exceeded, hidden states are
+still compared, and both are at the longest length whose maps fit.
+
 Lengths above what the encoder takes are left out. At the long lengths, where a case costs seconds, more would
 repeat what the others show. The first row of a batch is always full, the others have a random number of live
 tokens. Ids are uniform over the whole vocabulary, the padding id among them; padding holds the padding id.
 """
 
+import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +34,11 @@ SEED = 20_260_101
 SHORT_LENGTHS = (1, 2, 7, 16, 33)
 EMPTY_ROW_LENGTHS = (7, 33)
 LONG_LENGTH = 128
+LONGEST_BATCH_SIZE = 2
+# While one layer's map is computed in float64, three or four more tensors of this size exist.
+MAX_LAYER_MAP_BYTES = 2**28
+# What an attention graph returns at once: 2 x 512 tokens of BERT-large are 0.8 GB.
+MAX_MAP_BYTES = 2**30
 
 IntArray = npt.NDArray[np.int64]
 
@@ -44,11 +56,12 @@ class Padding(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One input shape of the grid."""
+    """One input shape of the grid; without attention maps where they would take too much memory."""
 
     batch_size: int
     length: int
     padding: Padding
+    with_attentions: bool = True
 
     def __str__(self) -> str:
         return f"{self.batch_size}x{self.length} {self.padding}"
@@ -73,6 +86,40 @@ class Inputs:
         cut = (slice(row, row + 1), slice(0, int(live[-1]) + 1))
         types = None if self.token_type_ids is None else self.token_type_ids[cut]
         return type(self)(self.input_ids[cut], self.attention_mask[cut], types)
+
+
+def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case]:
+    """Return the grid for an encoder.
+
+    Args:
+        config: the encoder's configuration.
+        longest: the longest length, all its attention maps included; None: what the limits of this module
+            allow. Never more than the encoder takes.
+    """
+    if longest is not None:
+        return full_grid(min(longest, config.max_tokens))
+    both, hidden_only = longest_lengths(config)
+    cases = full_grid(hidden_only)
+    if both < hidden_only:
+        cases += [case for case in _longest_cases(both) if case not in cases]
+    return [
+        dataclasses.replace(case, with_attentions=map_bytes(case, config) <= MAX_MAP_BYTES) for case in cases
+    ]
+
+
+def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
+    """Return the longest input whose attention maps are compared, and whose hidden states are."""
+    # All layers at 4 bytes, one layer at 8.
+    one_token = Case(LONGEST_BATCH_SIZE, 1, Padding.NONE)
+    all_layers = math.isqrt(MAX_MAP_BYTES // map_bytes(one_token, config))
+    one_layer = math.isqrt(MAX_LAYER_MAP_BYTES // (8 * config.num_heads * LONGEST_BATCH_SIZE))
+    hidden_only = min(config.max_tokens, one_layer)
+    return min(hidden_only, all_layers), hidden_only
+
+
+def map_bytes(case: Case, config: EncoderConfig) -> int:
+    """Return the size of all fp32 attention maps of a case."""
+    return 4 * config.num_layers * config.num_heads * case.batch_size * case.length**2
 
 
 def full_grid(max_length: int) -> list[Case]:
@@ -121,8 +168,12 @@ def _long_cases(max_length: int) -> Iterator[Case]:
     yield Case(3, LONG_LENGTH, Padding.MIDDLE)
     yield Case(8, LONG_LENGTH, Padding.RIGHT)
     if max_length not in (*SHORT_LENGTHS, LONG_LENGTH):
-        yield Case(1, max_length, Padding.NONE)
-        yield Case(2, max_length, Padding.RIGHT)
+        yield from _longest_cases(max_length)
+
+
+def _longest_cases(length: int) -> Iterator[Case]:
+    yield Case(1, length, Padding.NONE)
+    yield Case(LONGEST_BATCH_SIZE, length, Padding.RIGHT)
 
 
 def _row_mask(case: Case, row: int, generator: np.random.Generator) -> IntArray:

@@ -9,6 +9,7 @@ from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.lint import axes_of
+from attnlens_export.structure import read_structure
 from attnlens_model import EncoderConfig
 
 EMBEDDINGS_PATH = "onnx/model.onnx"
@@ -75,7 +76,7 @@ def describe_architecture(config: EncoderConfig) -> Architecture:
 
 
 def _describe_graph(directory: Path, path: str) -> Graph:
-    model = onnx.load(directory / path, load_external_data=False)
+    model = read_structure(directory / path)
     return Graph(
         path=path,
         kind=GRAPH_KINDS[path],

@@ -8,29 +8,30 @@ reference.
 B batch, T tokens, D width, H heads, L layers.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import onnxruntime
-import torch
 
-from attnlens_export.compare import BoolArray, FloatArray, difference, max_abs_difference, select_live
+from attnlens_export.compare import (
+    BoolArray,
+    Difference,
+    FloatArray,
+    difference,
+    max_abs_difference,
+    select_live,
+)
 from attnlens_export.graph import ATTENTION_PREFIX, HIDDEN_OUTPUT
 from attnlens_export.grid import Case, Inputs, make_inputs
+from attnlens_export.reference import run_float64, run_fp32
 from attnlens_export.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
+from attnlens_export.structure import read_structure
 from attnlens_model import Encoder, EncoderConfig
 
-# Attention maps above this are left out of the comparison; 2 x 512 tokens of BERT-large are 0.8 GB.
-MAX_MAP_BYTES = 2**30
 ATTENTIONS = "attentions"
-
-# From here on PyTorch may use all its threads.
-_TOKENS_FOR_THREADS = 256
 
 CaseProgress = Callable[[int, int, str], None]
 Tensors = dict[str, FloatArray]
@@ -43,27 +44,10 @@ class Outputs:
     hidden: FloatArray
     attentions: tuple[FloatArray, ...]
 
-    def kinds(self) -> dict[str, Tensors]:
-        """Return the tensors by name, grouped by output kind."""
-        hidden = {HIDDEN_OUTPUT: {HIDDEN_OUTPUT: self.hidden}}
-        if not self.attentions:
-            return hidden
-        named = {f"{ATTENTION_PREFIX}{layer}": weights for layer, weights in enumerate(self.attentions)}
-        return hidden | {ATTENTIONS: named}
-
-
-class Reference:
-    """The PyTorch encoder in fp32 and a float64 copy of it."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._fp32 = encoder
-        self._float64 = copy.deepcopy(encoder).double()
-
-    def run(self, inputs: Inputs, with_attentions: bool) -> tuple[Outputs, Outputs]:
-        """Return the outputs in fp32 and in float64."""
-        return _run_torch(self._fp32, inputs, with_attentions), _run_torch(
-            self._float64, inputs, with_attentions
-        )
+    def by_name(self) -> Tensors:
+        """Return the tensors by the names of a graph's outputs."""
+        maps = {_map_name(layer): weights for layer, weights in enumerate(self.attentions)}
+        return {HIDDEN_OUTPUT: self.hidden} | maps
 
 
 class RunnableGraph(Protocol):
@@ -85,6 +69,8 @@ class Graph:
         options = onnxruntime.SessionOptions()
         # The threads must not burn the cores between two runs, while PyTorch computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # The arena would keep what the largest input needed, rounded up to a power of two.
+        options.enable_cpu_mem_arena = False
         self._session = onnxruntime.InferenceSession(
             directory / path,
             providers=["CPUExecutionProvider"],
@@ -93,15 +79,34 @@ class Graph:
             disabled_optimizers=["SkipLayerNormFusion"],
         )
 
-    @property
-    def has_attentions(self) -> bool:
-        """Whether it returns attention maps."""
-        return len(self._session.get_outputs()) > 1
-
     def run(self, inputs: Inputs) -> Outputs:
         """Return every output."""
         hidden, *attentions = self._session.run(None, inputs.feed())
         return Outputs(hidden, tuple(attentions))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a graph returned for one input shape.
+
+    Attributes:
+        tensors: by name. They are taken out as they are compared, so that their memory is free again.
+        alone_errors: by output kind, how much the shortest text differs from the same text run alone.
+        invariants: what holds for any encoder.
+    """
+
+    tensors: Tensors
+    alone_errors: dict[str, float]
+    invariants: Invariants
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One output of a graph against both references, on live tokens."""
+
+    difference: Difference
+    error_float64: float
+    reference_error_float64: float
 
 
 def measure_parity(
@@ -116,6 +121,9 @@ def measure_parity(
 ) -> ParityResult:
     """Run every case through every graph and through PyTorch.
 
+    Memory is what decides the order. Graphs without attention maps come first, one after the other, and
+    their small outputs are kept; then each case is compared layer by layer.
+
     Args:
         encoder: the reference, fp32, in eval mode, on the CPU.
         config: its configuration.
@@ -128,76 +136,115 @@ def measure_parity(
     Returns:
         The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
     """
-    reference = Reference(encoder)
-    graphs = [Graph(directory, path) for path in graph_paths]
+    inputs = {case: make_inputs(case, config) for case in cases}
+    with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
+    kept: dict[str, dict[Case, Run]] = {}
+    for path in graph_paths:
+        if path not in with_maps:
+            graph = Graph(directory, path)
+            kept[path] = {
+                case: run_case(graph, case, inputs[case], config) for case in _announced(cases, progress)
+            }
+            del graph
+    graphs = {path: Graph(directory, path) for path in with_maps}
     measurements: list[Measurement] = []
     invariants: list[Invariants] = []
+    for case in _announced(cases, progress):
+        runs = {
+            path: kept[path].pop(case) if path in kept else run_case(graphs[path], case, inputs[case], config)
+            for path in graph_paths
+            if path in kept or case.with_attentions
+        }
+        invariants += [run.invariants for run in runs.values()]
+        measurements += compare_case(encoder, case, inputs[case], runs)
+    progress(len(cases), len(cases), "")
+    return ParityResult(
+        tuple(cases), tuple(measurements), tuple(invariants), reference_name, config.max_tokens
+    )
+
+
+def _announced(cases: Sequence[Case], progress: CaseProgress) -> Iterator[Case]:
     for number, case in enumerate(cases):
         progress(number, len(cases), str(case))
-        inputs = make_inputs(case, config)
-        with_attentions = map_bytes(case, config) <= MAX_MAP_BYTES
-        with torch_threads(case):
-            fp32, float64 = reference.run(inputs, with_attentions)
-        for graph in graphs:
-            if graph.has_attentions and not with_attentions:
-                continue
-            found, holds = measure_case(graph, case, inputs, fp32, float64, config)
-            measurements += found
-            invariants.append(holds)
-    progress(len(cases), len(cases), "")
-    return ParityResult(tuple(cases), tuple(measurements), tuple(invariants), reference_name)
+        yield case
 
 
-def measure_case(
-    graph: RunnableGraph, case: Case, inputs: Inputs, fp32: Outputs, float64: Outputs, config: EncoderConfig
-) -> tuple[list[Measurement], Invariants]:
-    """Run a case and compare: one measurement for each output kind, and what holds for any encoder."""
+def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
+    """Run a graph on a case, and check what needs no reference."""
     outputs = graph.run(inputs)
-    measurements = _measure(graph, case, inputs, outputs, fp32, float64)
-    return [*measurements], _check_invariants(graph.path, case, inputs, outputs, config)
-
-
-def map_bytes(case: Case, config: EncoderConfig) -> int:
-    """Return the size of all fp32 attention maps of a case."""
-    return 4 * config.num_layers * config.num_heads * case.batch_size * case.length**2
-
-
-def _measure(
-    graph: RunnableGraph, case: Case, inputs: Inputs, outputs: Outputs, fp32: Outputs, float64: Outputs
-) -> Iterator[Measurement]:
-    live = inputs.attention_mask == 1
-    alone = _alone_errors(graph, inputs, outputs)
-    for kind, measured in outputs.kinds().items():
-        expected, exact = fp32.kinds()[kind], float64.kinds()[kind]
-        found = {name: difference(measured[name], expected[name], live) for name in measured}
-        # A NaN is worse than any number.
-        worst = max(found, key=lambda name: np.nan_to_num(found[name].max_abs, nan=np.inf))
-        reference_error = _live_error(expected, exact, live)
-        counts = [each.count for each in found.values()]
-        yield Measurement(
-            graph=graph.path,
-            case=case,
-            output=kind,
-            max_abs_error=found[worst].max_abs,
-            max_abs_error_float64=_live_error(measured, exact, live),
-            torch_abs_error_float64=reference_error,
-            mean_abs_error=float(np.average([each.mean_abs for each in found.values()], weights=counts)),
-            p99_abs_error=max_or_nan(each.p99_abs for each in found.values()),
-            min_cosine=-max_or_nan(-each.min_cosine for each in found.values()),
-            num_elements=sum(counts),
-            allowed_error=allowed_error(reference_error),
-            alone_error=alone.get(kind, 0.0),
-            worst_output=worst,
-            worst_index=found[worst].index,
-            worst_values=found[worst].values,
-        )
-
-
-def _live_error(measured: Tensors, exact: Tensors, live: BoolArray) -> float:
-    return max(
-        max_abs_difference(select_live(measured[name], live), select_live(exact[name], live))
-        for name in measured
+    return Run(
+        outputs.by_name(),
+        _alone_errors(graph, inputs, outputs),
+        _check_invariants(graph.path, case, inputs, outputs, config),
     )
+
+
+def compare_case(
+    encoder: Encoder, case: Case, inputs: Inputs, runs: Mapping[str, Run]
+) -> Iterator[Measurement]:
+    """Compare what graphs, by path, returned with PyTorch; their tensors are gone afterwards."""
+    live = inputs.attention_mask == 1
+    expected = Outputs(*run_fp32(encoder, inputs, case.with_attentions)).by_name()
+    compared: dict[str, dict[str, _Comparison]] = {path: {} for path in runs}
+
+    def compare(name: str, exact: FloatArray) -> None:
+        if name not in expected:
+            return
+        fp32 = expected.pop(name)
+        reference_error = _live_error(fp32, exact, live)
+        for path, run in runs.items():
+            if name in run.tensors:
+                measured = run.tensors.pop(name)
+                compared[path][name] = _Comparison(
+                    difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
+                )
+
+    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(_map_name(layer), exact))
+    compare(HIDDEN_OUTPUT, hidden)
+    for path, comparisons in compared.items():
+        for kind in (HIDDEN_OUTPUT, ATTENTIONS):
+            of_kind = {name: each for name, each in comparisons.items() if _kind(name) == kind}
+            if of_kind:
+                yield _measurement(path, case, kind, of_kind, runs[path].alone_errors.get(kind, 0.0))
+
+
+def _measurement(
+    path: str, case: Case, kind: str, compared: dict[str, _Comparison], alone_error: float
+) -> Measurement:
+    found = {name: each.difference for name, each in compared.items()}
+    # A NaN is worse than any number.
+    worst = max(found, key=lambda name: np.nan_to_num(found[name].max_abs, nan=np.inf))
+    reference_error = max_or_nan(each.reference_error_float64 for each in compared.values())
+    counts = [each.count for each in found.values()]
+    return Measurement(
+        graph=path,
+        case=case,
+        output=kind,
+        max_abs_error=found[worst].max_abs,
+        max_abs_error_float64=max_or_nan(each.error_float64 for each in compared.values()),
+        torch_abs_error_float64=reference_error,
+        mean_abs_error=float(np.average([each.mean_abs for each in found.values()], weights=counts)),
+        p99_abs_error=max_or_nan(each.p99_abs for each in found.values()),
+        min_cosine=-max_or_nan(-each.min_cosine for each in found.values()),
+        num_elements=sum(counts),
+        allowed_error=allowed_error(reference_error),
+        alone_error=alone_error,
+        worst_output=worst,
+        worst_index=found[worst].index,
+        worst_values=found[worst].values,
+    )
+
+
+def _map_name(layer: int) -> str:
+    return f"{ATTENTION_PREFIX}{layer}"
+
+
+def _kind(name: str) -> str:
+    return HIDDEN_OUTPUT if name == HIDDEN_OUTPUT else ATTENTIONS
+
+
+def _live_error(measured: FloatArray, exact: FloatArray, live: BoolArray) -> float:
+    return max_abs_difference(select_live(measured, live), select_live(exact, live))
 
 
 def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dict[str, float]:
@@ -213,10 +260,11 @@ def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dic
         outputs.hidden[row : row + 1, :length],
         tuple(layer[row : row + 1, :, :length, :length] for layer in outputs.attentions),
     )
-    together = cut.kinds()
-    return {
-        kind: _live_error(tensors, together[kind], live) for kind, tensors in graph.run(own).kinds().items()
-    }
+    together = cut.by_name()
+    errors: dict[str, list[float]] = {}
+    for name, tensor in graph.run(own).by_name().items():
+        errors.setdefault(_kind(name), []).append(_live_error(tensor, together[name], live))
+    return {kind: max_or_nan(each) for kind, each in errors.items()}
 
 
 def _check_invariants(
@@ -236,25 +284,3 @@ def _check_invariants(
         masked_weight = max(masked_weight, float(np.abs(np.where(masked, layer, 0)).max()))
         empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
     return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)
-
-
-@contextmanager
-def torch_threads(case: Case) -> Iterator[None]:
-    """Keep PyTorch to one thread for small inputs.
-
-    More do not help there, and on a busy machine each operation then waits for a thread that has no core.
-    """
-    threads = torch.get_num_threads()
-    if case.batch_size * case.length < _TOKENS_FOR_THREADS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@torch.inference_mode()
-def _run_torch(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Outputs:
-    feed = {name: torch.from_numpy(array) for name, array in inputs.feed().items()}
-    output = encoder(**feed, output_attentions=with_attentions)
-    return Outputs(output.last_hidden_state.numpy(), tuple(layer.numpy() for layer in output.attentions))

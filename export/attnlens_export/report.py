@@ -37,6 +37,11 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "reference_error_ratio": REFERENCE_ERROR_RATIO,
         "reference": result.reference_name,
+        "max_tokens": result.max_tokens,
+        "longest_input_tokens": {
+            f"{graph} {output}": max(each.case.length for each in group)
+            for (graph, output), group in result.by_output().items()
+        },
         "failures": result.failures(),
         "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
         "measurements": [_as_json(each) for each in result.measurements],
@@ -121,6 +126,7 @@ def _invariants_list(result: ParityResult) -> str:
             f"- attention in a text of nothing but padding is at most {empty:g}",
             f"- a text alone and in a batch differ by at most {alone:.1e}",
             f"- every output is finite: {'yes' if finite else 'NO'}",
+            f"- {result.describe_lengths()}",
             *(f"- {graph} at {case}: not compared, too large" for graph, case in result.left_out()),
         ]
     )

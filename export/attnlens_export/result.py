@@ -123,12 +123,14 @@ class ParityResult:
         measurements: one for each graph, shape and output kind.
         invariants: one for each graph and shape.
         reference_name: where the weights of the PyTorch encoder came from.
+        max_tokens: the longest input that the encoder takes.
     """
 
     cases: tuple[Case, ...]
     measurements: tuple[Measurement, ...]
     invariants: tuple[Invariants, ...]
     reference_name: str
+    max_tokens: int
 
     @property
     def passed(self) -> bool:
@@ -146,6 +148,16 @@ class ParityResult:
         measured = {(each.graph, each.case) for each in self.invariants}
         graphs = dict.fromkeys(each.graph for each in self.invariants)
         return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
+
+    def describe_lengths(self) -> str:
+        """Return one line: the longest input that was compared, of each output where they differ."""
+        longest: dict[str, int] = {}
+        for each in self.measurements:
+            longest[each.output] = max(longest.get(each.output, 0), each.case.length)
+        named = ", ".join(f"{output} {length}" for output, length in longest.items())
+        lengths = set(longest.values())
+        tokens = str(lengths.pop()) if len(lengths) == 1 else named
+        return f"longest input compared, in tokens: {tokens}; the encoder takes {self.max_tokens}"
 
     def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by graph and output kind."""
@@ -177,6 +189,7 @@ def summarize(group: Sequence[Measurement]) -> ParityFigure:
         mean_abs_error=float(np.average([each.mean_abs_error for each in group], weights=counts)),
         p99_abs_error=max_or_nan(each.p99_abs_error for each in group),
         min_cosine=-max_or_nan(-each.min_cosine for each in group),
+        longest_input_tokens=max(each.case.length for each in group),
     )
 
 

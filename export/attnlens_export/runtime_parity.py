@@ -4,7 +4,7 @@ Each runs both graphs in processes of their own. What it can't do (it refuses a 
 answer) ends the measurement of that graph and stands in the result beside what was measured until then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,11 @@ from attnlens_export.grid import Case, Inputs, make_inputs
 from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH, GRAPH_KINDS
 from attnlens_export.parity import (
     ATTENTIONS,
-    MAX_MAP_BYTES,
     CaseProgress,
     Outputs,
-    Reference,
-    map_bytes,
-    measure_case,
-    torch_threads,
+    Run,
+    compare_case,
+    run_case,
 )
 from attnlens_export.report import report_content
 from attnlens_export.result import Invariants, Measurement, ParityResult, summarize
@@ -173,7 +171,7 @@ class RuntimeParity:
         cases: Sequence[Case],
         reference_name: str,
     ) -> None:
-        self._reference = Reference(encoder)
+        self._encoder = encoder
         self._config = config
         self._directory = directory
         self._cases = cases
@@ -195,12 +193,18 @@ class RuntimeParity:
             graphs = self._open(runtime, timeout_s, processes, stops)
             for number, case in enumerate(self._cases):
                 progress(number, len(self._cases), str(case))
-                for found, holds in self._measure_case(case, graphs, stops):
-                    measurements += found
-                    invariants.append(holds)
+                inputs = make_inputs(case, self._config)
+                runs = self._run_case(case, inputs, graphs, stops)
+                invariants += [run.invariants for run in runs.values()]
+                if runs:
+                    measurements += compare_case(self._encoder, case, inputs, runs)
         progress(len(self._cases), len(self._cases), "")
         parity = ParityResult(
-            tuple(self._cases), tuple(measurements), tuple(invariants), self._reference_name
+            tuple(self._cases),
+            tuple(measurements),
+            tuple(invariants),
+            self._reference_name,
+            self._config.max_tokens,
         )
         return RuntimeResult(runtime.name, runtime.version, parity, stops)
 
@@ -218,23 +222,16 @@ class RuntimeParity:
                 graphs.append(_ProcessGraph(path, opened, self._config))
         return graphs
 
-    def _measure_case(
-        self, case: Case, graphs: Sequence[_ProcessGraph], stops: dict[str, str]
-    ) -> Iterator[tuple[list[Measurement], Invariants]]:
-        """Measure a case in the graphs that have not stopped; note those that stop at it."""
-        with_attentions = map_bytes(case, self._config) <= MAX_MAP_BYTES
-        running = [
-            graph
-            for graph in graphs
-            if graph.path not in stops and (with_attentions or graph.path == EMBEDDINGS_PATH)
-        ]
-        if not running:
-            return
-        inputs = make_inputs(case, self._config)
-        with torch_threads(case):
-            fp32, float64 = self._reference.run(inputs, with_attentions)
-        for graph in running:
+    def _run_case(
+        self, case: Case, inputs: Inputs, graphs: Sequence[_ProcessGraph], stops: dict[str, str]
+    ) -> dict[str, Run]:
+        """Run a case in the graphs that have not stopped; note those that stop at it."""
+        runs = {}
+        for graph in graphs:
+            if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
+                continue
             try:
-                yield measure_case(graph, case, inputs, fp32, float64, self._config)
+                runs[graph.path] = run_case(graph, case, inputs, self._config)
             except RuntimeFailureError as error:
                 stops[graph.path] = f"stopped at {case}: {error}"
+        return runs

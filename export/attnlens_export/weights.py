@@ -27,10 +27,13 @@ SHARED_FROM_BYTES = 1024
 # A protobuf message must stay below 2 GiB; the graph's structure takes far less than the difference.
 MAX_EMBEDDED_BYTES = 2**31 - 2**24
 
+MODEL_GRAPH = 7
+GRAPH_INITIALIZER = 5
+TENSOR_RAW_DATA = 9
 _LENGTH_DELIMITED = 2
-_MODEL_GRAPH = 7
-_GRAPH_INITIALIZER = 5
-_TENSOR_RAW_DATA = 9
+
+# So much of a weight is copied at a time.
+_BLOCK_BYTES = 2**24
 
 Array = npt.NDArray[np.generic]
 
@@ -58,7 +61,7 @@ def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Arr
     envelope = onnx.ModelProto()
     envelope.CopyFrom(proto)
     envelope.ClearField("graph")
-    start = envelope.SerializeToString() + _tag(_MODEL_GRAPH)
+    start = envelope.SerializeToString() + _tag(MODEL_GRAPH)
     nodes = proto.graph.SerializeToString()
     # The graph's length stands before it in 1 to 5 bytes and, through the padding, depends on how many.
     for length_size in range(1, 6):
@@ -73,7 +76,7 @@ def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Arr
             file.write(header)
             if weights[name].nbytes >= SHARED_FROM_BYTES:
                 places[name] = Place(path.name, file.tell(), weights[name].nbytes)
-            file.write(_bytes(weights[name]))
+            file.writelines(_blocks(weights[name]))
     return places
 
 
@@ -85,7 +88,7 @@ def write_data(path: Path, weights: Mapping[str, Array]) -> dict[str, Place]:
             if array.nbytes >= SHARED_FROM_BYTES:
                 file.write(bytes(-file.tell() % ALIGNMENT))
                 places[name] = Place(path.name, file.tell(), array.nbytes)
-                file.write(_bytes(array))
+                file.writelines(_blocks(array))
     return places
 
 
@@ -100,7 +103,7 @@ def write_referring(
         tensor = model.graph.initializer.add()
         tensor.CopyFrom(_describe(name, array))
         if place is None:
-            tensor.raw_data = _bytes(array)
+            tensor.raw_data = b"".join(_blocks(array))
             continue
         tensor.data_location = onnx.TensorProto.EXTERNAL
         for key, value in (("location", place.location), ("offset", place.offset), ("length", place.length)):
@@ -119,9 +122,14 @@ def verify_places(directory: Path, weights: Mapping[str, Array], places: Mapping
             raise GraphError(
                 f"{place.location}: {name} begins at byte {place.offset}, not a multiple of {ALIGNMENT}"
             )
-        stored = np.memmap(directory / place.location, np.uint8, "r", place.offset, (place.length,))
-        if not np.array_equal(stored, np.frombuffer(_bytes(weights[name]), np.uint8)):
+        if not _are_stored(directory / place.location, place.offset, weights[name]):
             raise GraphError(f"{place.location}: the bytes of {name} are not those of the parameter")
+
+
+def _are_stored(path: Path, offset: int, array: Array) -> bool:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return all(file.read(len(block)) == block for block in _blocks(array))
 
 
 def _lay_out(weights: Mapping[str, Array], position: int) -> tuple[int, dict[str, bytes]]:
@@ -140,12 +148,12 @@ def _lay_out(weights: Mapping[str, Array], position: int) -> tuple[int, dict[str
 def _headers(name: str, array: Array) -> Iterator[bytes]:
     """Yield what may precede a weight's bytes, each with one blank of padding more."""
     tensor = _describe(name, array)
-    raw = _tag(_TENSOR_RAW_DATA) + _varint(array.nbytes)
+    raw = _tag(TENSOR_RAW_DATA) + _varint(array.nbytes)
     # Twice the alignment, since a longer header may also lengthen the length before it.
     for blanks in range(2 * ALIGNMENT):
         tensor.doc_string = " " * blanks
         fields = tensor.SerializeToString() + raw
-        yield _tag(_GRAPH_INITIALIZER) + _varint(len(fields) + array.nbytes) + fields
+        yield _tag(GRAPH_INITIALIZER) + _varint(len(fields) + array.nbytes) + fields
 
 
 def _describe(name: str, array: Array) -> onnx.TensorProto:
@@ -153,8 +161,13 @@ def _describe(name: str, array: Array) -> onnx.TensorProto:
     return onnx.TensorProto(name=name, dims=array.shape, data_type=data_type)
 
 
-def _bytes(array: Array) -> bytes:
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+def _blocks(array: Array) -> Iterator[bytes]:
+    """Yield the bytes of an array, some rows at a time."""
+    little_endian = array.dtype.newbyteorder("<")
+    rows = array if array.ndim else array[None]
+    step = max(1, _BLOCK_BYTES * len(rows) // max(1, array.nbytes))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step].astype(little_endian, copy=False).tobytes()
 
 
 def _tag(field: int) -> bytes:

@@ -13,15 +13,18 @@ from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens_cli.check import check
 from attnlens_cli.export import export
 from attnlens_export import bundle
-from attnlens_export.grid import small_grid
+from attnlens_export.grid import Case, default_grid, small_grid
 from attnlens_export.manifest import describe_bundle
 from attnlens_model import Encoder, EncoderConfig
 
 
 @pytest.fixture(autouse=True)
 def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "full_grid", small_grid)
-    monkeypatch.setattr("attnlens_export.check.full_grid", small_grid)
+    def quick(config: EncoderConfig, longest: int | None) -> list[Case]:
+        return small_grid(longest or config.max_tokens)
+
+    monkeypatch.setattr(bundle, "default_grid", quick)
+    monkeypatch.setattr("attnlens_export.check.default_grid", quick)
 
 
 @pytest.fixture
@@ -292,14 +295,39 @@ def test_an_ignored_hangup_stays_ignored(
 def test_what_was_not_compared_is_said(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlens_export.parity.MAX_MAP_BYTES", 4 * 2 * 4 * 2 * 33**2 - 1)
+    """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
+    monkeypatch.setattr(bundle, "default_grid", default_grid)
+    monkeypatch.setattr("attnlens_export.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
+    monkeypatch.setattr("attnlens_export.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
+    monkeypatch.setattr("attnlens_export.grid.SHORT_LENGTHS", (7,))
     result = run_export("--config", config_file, "--output", output)
     assert result.exit_code == 0, result.output
-    assert "not compared, too large: onnx/model_attentions.onnx at 2x33 right" in result.stdout
+    lengths = "longest input compared, in tokens: last_hidden_state 38, attentions 26; the encoder takes 40"
+    assert lengths in " ".join(result.stdout.split())
+    left_out = "onnx/model_attentions.onnx at 1x38 none, onnx/model_attentions.onnx at 2x38 right"
+    assert f"not compared, too large: {left_out}" in " ".join(result.stdout.split())
     report = json.loads((output / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["left_out"] == [
-        {"graph": "onnx/model_attentions.onnx", "batch_size": 2, "length": 33, "padding": "right"}
+        {"graph": "onnx/model_attentions.onnx", "batch_size": size, "length": 38, "padding": padding}
+        for size, padding in ((1, "none"), (2, "right"))
     ]
+    assert lengths in (output / "parity" / "report.md").read_text(encoding="utf-8")
+    figures = read_manifest(output).parity.figures
+    found = [(each.graph.rpartition("/")[2], each.output, each.longest_input_tokens) for each in figures]
+    assert found == [
+        ("model.onnx", "last_hidden_state", 38),
+        ("model_attentions.onnx", "last_hidden_state", 26),
+        ("model_attentions.onnx", "attentions", 26),
+    ]
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_the_longest_input_that_is_compared_can_be_chosen(config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output, "--parity-tokens", 11)
+    assert result.exit_code == 0, result.output
+    assert "longest input compared, in tokens: 11; the encoder takes 40" in result.stdout
+    result = run_check(output, "--parity-tokens", 13)
+    assert "longest input compared, in tokens: 13; the encoder takes 40" in result.stdout
 
 
 def test_help_has_an_example() -> None:

@@ -1,5 +1,6 @@
 """One bundle of each family: its graphs against `transformers`, and what its files say."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.check import check_bundle
-from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_export.check import check_bundle, rebuild_encoder
+from attnlens_export.grid import Case, Padding, make_inputs, small_grid
+from attnlens_export.reference import run_float64, run_fp32
 from attnlens_model import EncoderConfig, read_config
 from odd_models import OddModel, padded_masks, random_inputs
 from runtimes.measured import found, measure
@@ -107,6 +109,23 @@ def live_differences(found: list[np.ndarray], expected: list[np.ndarray], mask: 
         np.abs(a - b).transpose(0, 2, 1, 3)[live].max() for a, b in zip(found[1:], expected[1:], strict=True)
     ]
     return [float(np.abs(found[0] - expected[0])[live].max()), float(max(maps))]
+
+
+def test_the_float64_reference_is_that_of_a_float64_copy(exported: Exported) -> None:
+    """To the last bit: only where and when parameters are cast differs."""
+    encoder = rebuild_encoder(exported.bundle / "onnx" / "model.onnx", exported.config)
+    inputs = make_inputs(Case(3, 21, Padding.MIDDLE), exported.config)
+    maps: list[np.ndarray] = []
+    hidden = run_float64(encoder, inputs, lambda _layer, weights: maps.append(weights))
+    exact, fp32 = copy.deepcopy(encoder).double(), run_fp32(encoder, inputs, with_attentions=True)
+    with torch.no_grad():
+        feed = {name: torch.from_numpy(array) for name, array in inputs.feed().items()}
+        output = exact(**feed, output_attentions=True)
+    expected = [each.numpy() for each in (output.last_hidden_state, *output.attentions)]
+    assert len(maps) == exported.config.num_layers
+    for tensor, wanted, single in zip([hidden, *maps], expected, [fp32[0], *fp32[1]], strict=True):
+        assert np.array_equal(tensor, wanted)
+        assert 0 < np.abs(tensor - single).max() < 1e-4
 
 
 def test_a_graph_gives_what_transformers_gives(exported: Exported) -> None:

@@ -17,7 +17,7 @@ from attnlens_model import EncoderConfig
 
 @pytest.fixture(autouse=True)
 def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "full_grid", small_grid)
+    monkeypatch.setattr(bundle, "default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from attnlens_export import parity
 from attnlens_export.compare import difference
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
-from attnlens_export.grid import Case, Inputs, Padding, full_grid, make_inputs, small_grid
+from attnlens_export.grid import Case, Inputs, Padding, default_grid, full_grid, make_inputs, small_grid
 from attnlens_export.parity import Graph, Outputs, measure_parity
 from attnlens_export.report import write_report
 from attnlens_export.result import Measurement, ParityResult, allowed_error
@@ -267,10 +267,9 @@ def test_the_gate_is_the_larger_of_the_tolerance_and_four_times_the_error_of_tor
 
 
 def test_maps_that_would_fill_the_memory_are_left_out(
-    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path
 ) -> None:
-    cases = [Case(1, 7, Padding.NONE), Case(1, 40, Padding.NONE)]
-    monkeypatch.setattr(parity, "MAX_MAP_BYTES", parity.map_bytes(cases[0], tiny_config))
+    cases = [Case(1, 7, Padding.NONE), Case(1, 40, Padding.NONE, with_attentions=False)]
     result = measure(tiny_encoder, tiny_config, graph_dir, cases, "embeddings.onnx", "model.onnx")
     found = {(each.graph, each.case.length) for each in result.measurements}
     assert found == {("embeddings.onnx", 7), ("embeddings.onnx", 40), ("model.onnx", 7)}
@@ -280,6 +279,42 @@ def test_maps_that_would_fill_the_memory_are_left_out(
     assert "- model.onnx at 1x40 none: not compared" in (graph_dir / "report.md").read_text(encoding="utf-8")
 
 
+def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=99,
+        hidden_size=num_heads * 64,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=7,
+        max_position_embeddings=max_tokens,
+    )
+
+
+def test_the_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
+    """22 layers of 12 heads: 2 x 713 tokens are 1 GiB of maps, 2 x 1182 256 MiB a layer in float64."""
+    grid = default_grid(sized(22, 12, 8192))
+    assert [case for case in grid if case.length > 128] == [
+        Case(1, 1182, Padding.NONE, with_attentions=False),
+        Case(2, 1182, Padding.RIGHT, with_attentions=False),
+        Case(1, 713, Padding.NONE),
+        Case(2, 713, Padding.RIGHT),
+    ]
+    assert 8 * 12 * 2 * 1182**2 <= 2**28 < 8 * 12 * 2 * 1183**2
+    assert 4 * 22 * 12 * 2 * 713**2 <= 2**30 < 4 * 22 * 12 * 2 * 714**2
+
+
+def test_the_longest_length_can_be_chosen_and_is_at_most_what_the_encoder_takes() -> None:
+    grid = default_grid(sized(22, 12, 8192), 2000)
+    assert max(case.length for case in grid) == 2000
+    assert all(case.with_attentions for case in grid)
+    assert default_grid(sized(2, 2, 300), 2000) == full_grid(300)
+
+
+@pytest.mark.parametrize("sizes", [(6, 12, 512), (24, 16, 512), (12, 12, 514), (2, 2, 8)])
+def test_the_grid_of_a_usual_encoder_is_whole(sizes: tuple[int, int, int]) -> None:
+    assert default_grid(sized(*sizes)) == full_grid(sizes[2])
+
+
 def test_nothing_measured_is_not_passed() -> None:
     no_measurements: tuple[Measurement, ...] = ()
-    assert not ParityResult((), no_measurements, (), "nothing").passed
+    assert not ParityResult((), no_measurements, (), "nothing", 1).passed

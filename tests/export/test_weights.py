@@ -81,9 +81,15 @@ def test_a_data_file_holds_the_large_weights_and_the_graph_the_small_ones(tmp_pa
     assert_same(read(tmp_path / "model.onnx"), weights)
 
 
-def test_a_transposed_view_is_written_in_its_own_order(tmp_path: Path) -> None:
-    weights: Weights = {"w.T": np.arange(20 * 30, dtype=np.float32).reshape(20, 30).T}
-    write_embedded(tmp_path / "model.onnx", small_model(), weights)
+@pytest.mark.parametrize("block_bytes", [1, 250, 2**24])
+def test_a_transposed_view_is_written_in_its_own_order(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.weights._BLOCK_BYTES", block_bytes)
+    matrix = np.arange(20 * 30, dtype=np.float32).reshape(20, 30)
+    weights: Weights = {"w.T": matrix.T, "w": matrix, "scalar": matrix[3, 4]}
+    places = write_embedded(tmp_path / "model.onnx", small_model(), weights)
+    verify_places(tmp_path, weights, places)
     assert_same(read(tmp_path / "model.onnx"), weights)
 
 

@@ -30,7 +30,7 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlens_export.check.full_grid", small_grid)
+    monkeypatch.setattr("attnlens_export.check.default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
 def register(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:

@@ -533,6 +533,7 @@ class ParityFigure(_message.Message):
     MEAN_ABS_ERROR_FIELD_NUMBER: _builtins.int
     P99_ABS_ERROR_FIELD_NUMBER: _builtins.int
     MIN_COSINE_FIELD_NUMBER: _builtins.int
+    LONGEST_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     """The graph's path."""
     output: _builtins.str
@@ -549,6 +550,10 @@ class ParityFigure(_message.Message):
     """The largest 99th percentile of |ONNX - PyTorch fp32| of any case."""
     min_cosine: _builtins.float
     """The smallest cosine between rows of ONNX and PyTorch fp32."""
+    longest_input_tokens: _builtins.int
+    """The longest input that was compared, in tokens, padding included. It may be less than
+    `Architecture.max_position_embeddings`, where attention maps grow too large to compare.
+    """
     def __init__(
         self,
         *,
@@ -560,10 +565,11 @@ class ParityFigure(_message.Message):
         mean_abs_error: _builtins.float = ...,
         p99_abs_error: _builtins.float = ...,
         min_cosine: _builtins.float = ...,
+        longest_input_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "output", b"output", "p99_abs_error", b"p99_abs_error", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "output", b"output", "p99_abs_error", b"p99_abs_error", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

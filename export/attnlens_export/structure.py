@@ -1,0 +1,150 @@
+"""Reading an ONNX file without reading its weights.
+
+The outer fields of the protobuf wire format (https://protobuf.dev/programming-guides/encoding) are walked by
+hand, as attnlens_export.weights writes them: a parser would hold the whole file, and what it makes of it,
+in memory.
+"""
+
+import math
+import mmap
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import external_data_helper, helper, numpy_helper
+
+from attnlens_export.errors import GraphError
+from attnlens_export.weights import GRAPH_INITIALIZER, MODEL_GRAPH, SHARED_FROM_BYTES, TENSOR_RAW_DATA
+
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
+
+Array = npt.NDArray[np.generic]
+
+
+class _Field(NamedTuple):
+    """A field of a message: its number, and where it, its content and its end are."""
+
+    number: int
+    start: int
+    content: int
+    end: int
+
+
+def read_structure(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file, but of every weight of 1 KiB or more only where it is.
+
+    Returns:
+        The model; such a weight, even one inside the file, is external data: location, offset and length.
+
+    Raises:
+        GraphError: the file is not an ONNX model.
+    """
+    model = onnx.ModelProto()
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for field in _fields(data, 0, len(data)):
+                if field.number != MODEL_GRAPH:
+                    model.MergeFromString(data[field.start : field.end])
+                    continue
+                for part in _fields(data, field.content, field.end):
+                    if part.number == GRAPH_INITIALIZER:
+                        model.graph.initializer.append(_read_tensor(data, part, path.name))
+                    else:
+                        model.graph.MergeFromString(data[part.start : part.end])
+    # Protobuf's own error is a ValueError, as is that of an empty file.
+    except (OSError, ValueError, IndexError) as error:
+        raise GraphError(f"{path} is not valid ONNX: {error}") from error
+    return model
+
+
+def check_valid(path: Path) -> None:
+    """Check a file with ONNX's own checker, which would read all of it into memory, twice.
+
+    Raises:
+        GraphError: the file is not an ONNX model, or a weight has another length than its shape says.
+        onnx.checker.ValidationError: as the checker says.
+    """
+    structure = read_structure(path)
+    for tensor in _external(structure):
+        info = external_data_helper.ExternalDataInfo(tensor)
+        size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if info.length != size:
+            raise GraphError(f"{path}: {tensor.name} has {info.length} bytes instead of {size}")
+    external = {external_data_helper.ExternalDataInfo(tensor).location for tensor in _external(structure)}
+    if path.name not in external:
+        onnx.checker.check_model(path)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        # Of what is external the checker looks at the file's length; this one's takes no space on the disk.
+        with (Path(name) / path.name).open("wb") as stand_in:
+            stand_in.truncate(path.stat().st_size)
+        (Path(name) / "structure").write_bytes(structure.SerializeToString())
+        onnx.checker.check_model(Path(name) / "structure")
+
+
+def _external(structure: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    return filter(external_data_helper.uses_external_data, structure.graph.initializer)
+
+
+def read_weight(directory: Path, tensor: onnx.TensorProto) -> Array:
+    """Return an initializer of a structure, mapped from its file in `directory` where it is external."""
+    if not external_data_helper.uses_external_data(tensor):
+        return numpy_helper.to_array(tensor).copy()
+    info = external_data_helper.ExternalDataInfo(tensor)
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type)).newbyteorder("<")
+    shape = tuple(tensor.dims)
+    # Copy on write, as above: PyTorch takes no array that can't be written to.
+    return np.memmap(directory / info.location, dtype, "c", info.offset or 0, shape)
+
+
+def _read_tensor(data: mmap.mmap, field: _Field, location: str) -> onnx.TensorProto:
+    tensor, raw = onnx.TensorProto(), None
+    for part in _fields(data, field.content, field.end):
+        if part.number == TENSOR_RAW_DATA and part.end - part.content >= SHARED_FROM_BYTES:
+            raw = part
+        else:
+            tensor.MergeFromString(data[part.start : part.end])
+    if raw is not None:
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        place = {"location": location, "offset": raw.content, "length": raw.end - raw.content}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
+    """Yield the fields of the message between two positions."""
+    while position < end:
+        start = position
+        tag, position = _read_varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _VARINT:
+            content = position
+            _, position = _read_varint(data, position)
+        elif wire_type == _LENGTH_DELIMITED:
+            length, content = _read_varint(data, position)
+            position = content + length
+        elif wire_type in _FIXED_SIZES:
+            content, position = position, position + _FIXED_SIZES[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {start}")
+        if position > end:
+            raise ValueError(f"the field at byte {start} is longer than what holds it")
+        yield _Field(number, start, content, position)
+
+
+def _read_varint(data: mmap.mmap, position: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
+    number = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the eighth bit says that more follow
+            return number, position
+        shift += 7
