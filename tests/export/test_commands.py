@@ -15,6 +15,7 @@ from attnlens_cli.export import export
 from attnlens_export import bundle
 from attnlens_export.grid import Case, default_grid, small_grid
 from attnlens_export.manifest import describe_bundle
+from attnlens_export.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
 
 
@@ -54,6 +55,7 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
     assert dict(manifest.prompts) == {"query": "query: ", "maths": "a=b "}
     assert manifest.default_prompt_name == "query"
     assert manifest.pooling.pooling == Pooling.POOLING_WEIGHTED_MEAN
+    assert read_prompts(output) == Prompts(dict(manifest.prompts), "query")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def checkpoint(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         Dense(32, 24, activation_function=torch.nn.Tanh()),
         Normalize(),
         Dense(24, 40, bias=False, activation_function=torch.nn.GELU()),
-        Dense(40, 16, activation_function=torch.nn.Identity()),
+        Dense(40, 48, activation_function=torch.nn.Identity()),
         Normalize(),
     ]
     pooling = Pooling(32, "weightedmean", include_prompt=False)
@@ -109,7 +109,7 @@ def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
     for choice in choices:
         options: EmbedOptions = {**choice, "truncate": True}
         found = client.embed(TEXTS, **options)
-        assert found.shape == (5, 16)
+        assert found.shape == (5, 48)
         np.testing.assert_allclose(found, theirs.encode(TEXTS, **choice), atol=1e-5, err_msg=str(choice))
 
 
@@ -154,20 +154,20 @@ def test_sentence_transformers_opens_the_bundle_with_the_same_vectors_and_prompt
 
 def test_the_model_tells_its_width_layers_and_prompts(client: Client) -> None:
     model = client.get_model()
-    assert (model.hidden_size, model.embedding_size) == (32, 16)
+    assert (model.hidden_size, model.embedding_size) == (32, 48)
     assert (model.pooling, model.normalize, model.exclude_prompt) == ("weighted_mean", True, True)
     assert (dict(model.prompts), model.default_prompt_name) == (PROMPTS, "passage")
     layers = [(layer.in_features, layer.out_features, layer.bias, layer.activation) for layer in model.dense]
-    assert layers == [(32, 24, True, "tanh"), (24, 40, False, "gelu"), (40, 16, True, "identity")]
+    assert layers == [(32, 24, True, "tanh"), (24, 40, False, "gelu"), (40, 48, True, "identity")]
     assert [layer.normalize_input for layer in model.dense] == [False, True, False]
 
 
 def test_dimensions_count_those_of_the_last_layer_and_are_scaled_again(client: Client) -> None:
     whole, cut = client.embed(TEXTS[:1]), client.embed(TEXTS[:1], dimensions=5)
     np.testing.assert_allclose(cut, whole[:, :5] / np.linalg.norm(whole[:, :5]), atol=1e-6)
-    with pytest.raises(InvalidRequestError, match="dimensions is 17: it must be from 1 to 16"):
-        client.embed(TEXTS[:1], dimensions=17)
-    assert client.embed([]).shape == (0, 16)
+    with pytest.raises(InvalidRequestError, match="dimensions is 49: it must be from 1 to 48"):
+        client.embed(TEXTS[:1], dimensions=49)
+    assert client.embed([]).shape == (0, 48)
 
 
 def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
@@ -247,7 +247,7 @@ def test_the_command_line_takes_prompts_and_shows_them(client: Client, tmp_path:
         return result.output
 
     shown = " ".join(run(info).split())
-    assert "embedding size 16 embeddings weighted_mean" in shown
+    assert "embedding size 48 embeddings weighted_mean" in shown
     assert "weighted_mean over the tokens, those of a prompt left out; dense 32 -> 24 (tanh); " in shown
     assert "passage: 'passage: ' (default)" in shown
     (tmp_path / "texts.txt").write_text("A cat.\n")
