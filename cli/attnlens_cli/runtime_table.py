@@ -20,7 +20,7 @@ def show_runtimes(summary: "CheckSummary") -> None:
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     table = Table(
-        title="Largest error against PyTorch of the same inputs in other runtimes",
+        title="The same inputs in other runtimes, largest error against PyTorch",
         title_justify="left",
         box=SIMPLE,
         pad_edge=False,
@@ -28,7 +28,7 @@ def show_runtimes(summary: "CheckSummary") -> None:
     )
     table.add_column("\nruntime", no_wrap=True)
     table.add_column("\nversion", no_wrap=True)
-    headings = ("model\nhidden", "model_attentions\nhidden", "\nattentions", "\nshapes", "\nverdict")
+    headings = ("model\nhidden", "att.\nhidden", "att.\nweights", "\nshapes", "\nverdict")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for result in summary.runtimes:
@@ -47,7 +47,7 @@ def show_runtimes(summary: "CheckSummary") -> None:
 
 def _cells(result: "RuntimeResult") -> list[str]:
     errors = ["-" if error is None else f"{error:.1e}" for error in result.worst_errors()]
-    done = f"{result.num_cases} of {len(result.parity.cases)}"
+    done = f"{result.num_cases}/{len(result.parity.cases)}"
     verdict = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
     return [*errors, done, verdict]
 
