@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnlens_cli.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
+from attnlens_cli.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +92,7 @@ def check(
         raise click.UsageError("--revision needs --source")
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
     try:
-        with progress_bar() as progress:
+        with stopped_by_signals(), progress_bar() as progress:
             summary = check_bundle(
                 directory,
                 source,

@@ -142,7 +142,10 @@ async def _run(job: Job, server: Server) -> Counts:
     settings = server.client_settings()
     async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
         model = await client.get_model(server.model)
-        like = await client.embed([], **job.options)  # (0, D)
+        try:
+            like = await client.embed([], **job.options)  # (0, D)
+        except ValueError as error:  # bytes that are no UTF-8
+            raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
             if job.output == _STDIO:
                 target = sys.stdout.buffer

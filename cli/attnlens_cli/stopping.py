@@ -1,4 +1,4 @@
-"""Signals that end a command which is writing a directory."""
+"""Signals that end a command which has files or processes to clean up."""
 
 import signal
 from collections.abc import Iterator

@@ -160,10 +160,20 @@ def embed_request(
         data_type=_data_type(dtype),
     )
     if prompt_name is not None:
-        request.prompt_name = prompt_name
+        request.prompt_name = _sendable("prompt_name", prompt_name)
     if prompt is not None:
-        request.prompt = prompt
+        request.prompt = _sendable("prompt", prompt)
     return request
+
+
+def _sendable(name: str, text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {type(text).__name__}: give a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} can't be sent: {error}") from error
+    return text
 
 
 def prompt_bytes(request: EmbedRequest, model: ModelInfo) -> int:

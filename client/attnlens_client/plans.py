@@ -60,7 +60,7 @@ class Plan(Generic[Request, Response, Result]):
         if model is not None:
             added = self.prompt_bytes(model)
             sizes = [size + added for size in self.text_bytes]
-            _check_sizes(sizes, model.limits.max_text_bytes)
+            _check_sizes(sizes, model.limits.max_text_bytes, " with the prompt" if added else "")
             runs = splitting.split(self.costs(model), sizes, model.limits, batch_size)
         for run in runs:
             request = type(self.template)()
@@ -131,11 +131,11 @@ def _is_much(sizes_bytes: Iterable[int]) -> bool:
     return len(sizes) > 1 or sum(sizes) > _SHORT_BYTES
 
 
-def _check_sizes(text_bytes: Iterable[int], limit: int) -> None:
+def _check_sizes(text_bytes: Iterable[int], limit: int, what: str) -> None:
     for index, size in enumerate(text_bytes):
         if 0 < limit < size:
             raise InvalidRequestError(
-                f"texts[{index}] has {size} bytes, a text may have {limit}: send it in pieces",
+                f"texts[{index}] has {size} bytes{what}, a text may have {limit}: send it in pieces",
                 grpc.StatusCode.INVALID_ARGUMENT,
                 text_index=index,
             )

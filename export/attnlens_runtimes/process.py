@@ -95,7 +95,12 @@ class GraphProcess:
         line = self._read_line()
         if not line.endswith(b"\n"):
             raise RuntimeFailureError(self._why_it_ended())
-        content: dict[str, Any] = json.loads(line)
+        try:
+            content: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            # A library that prints past the worker, or a program that is no worker.
+            text = " ".join(line.decode(errors="replace").split())
+            raise RuntimeFailureError(_shortened(f"printed instead of an answer: {text}")) from error
         if "error" in content:
             raise RuntimeFailureError(_shortened(content["error"]))
         return content

@@ -22,6 +22,7 @@ Feed = dict[str, npt.NDArray[np.int64]]
 Run = Callable[[Feed], Sequence[npt.NDArray[Any]]]
 """Runs an open graph and returns every output in the graph's order."""
 
+_PACKAGE = "package.json"
 NODE_RUNNER = Path(__file__).parent / "node" / "worker.mjs"
 
 
@@ -98,13 +99,18 @@ class NodeRuntime:
         if node is None:
             raise NotInstalledError(f"{self.name} needs Node.js: `node` is not on the PATH")
         places = [node_modules] if node_modules else list(_node_modules())
-        package = next((each / self.name for each in places if (each / self.name).is_dir()), None)
+        package = next((each / self.name for each in places if (each / self.name / _PACKAGE).is_file()), None)
         if package is None:
             where = str(node_modules) if node_modules else "node_modules here or above, or in NODE_PATH"
             raise NotInstalledError(
                 f"{self.name} is not installed: npm install {self.name} (looked in {where})"
             )
-        version = json.loads((package / "package.json").read_text(encoding="utf-8"))["version"]
+        try:
+            version = str(json.loads((package / _PACKAGE).read_text(encoding="utf-8"))["version"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise NotInstalledError(
+                f"{package / _PACKAGE} is damaged: npm install {self.name} again ({error})"
+            ) from error
         return Installed(self.name, version, (node, str(NODE_RUNNER), str(package.resolve())))
 
 

@@ -94,11 +94,14 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
         shapes["linear.bias"] = (dense.out_features,)
     try:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
-    except (SafetensorError, OSError, KeyError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
+        # The last three: numpy lacks the element type.
         raise StartupError(f"{path} can't be read: {error}") from error
     found = {name: array.shape for name, array in weights.items()}
     if found != shapes or any(array.dtype != np.float32 for array in weights.values()):
         raise StartupError(f"{path} holds {found} instead of {shapes} in fp32: export the bundle again")
+    if not dense.out_features or not all(np.isfinite(array).all() for array in weights.values()):
+        raise StartupError(f"{path} is empty, or holds a NaN or an infinity: export the bundle again")
     return DenseLayer(
         weights["linear.weight"],
         weights.get("linear.bias"),

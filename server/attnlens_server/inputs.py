@@ -71,7 +71,9 @@ class InputEncoder:
                 )
             if each.num_tokens <= each.num_excluded:
                 beside = " beside the prompt, which does not count" if each.num_excluded else ""
-                description = f"has no tokens{beside}: send some text"
+                is_full = each.num_tokens_total > self._max_tokens
+                remedy = f"shorten the prompt to fit {self._max_tokens}" if is_full else "send some text"
+                description = f"has no tokens{beside}: {remedy}"
                 raise InvalidFieldsError([FieldViolation(f"{field}.text", description)])
         return encoded
 

@@ -104,7 +104,7 @@ class RequestChecker:
         width = embedding_size(self._manifest)
         violations: list[FieldViolation] = []
         prompt = self._prompt(request, violations)
-        violations += self._check_inputs(request.inputs, prompt=prompt)
+        violations += self._check_inputs(request.inputs, prompt_bytes=len(prompt.encode()))
         if prompt and request.HasField("prompt_choice"):
             violations += _check_no_ids(request.inputs)
         violations += _check_enum("pooling", request.pooling, Pooling)
@@ -178,21 +178,21 @@ class RequestChecker:
         return prompts.get(self._manifest.default_prompt_name, "")
 
     def _check_inputs(
-        self, inputs: Sequence[Input], prefix: str = "", prompt: str = ""
+        self, inputs: Sequence[Input], prefix: str = "", prompt_bytes: int = 0
     ) -> Iterator[FieldViolation]:
         too_many = list(self._check_count(f"{prefix}inputs", len(inputs)))
         if too_many:
             yield from too_many
             return
         texts = [each.text for each in inputs if each.HasField("text")]
-        yield from self._check_total(f"{prefix}inputs", texts, prompt)
+        yield from self._check_total(f"{prefix}inputs", texts, prompt_bytes)
         for index, each in enumerate(inputs):
             field = f"{prefix}inputs[{index}]"
             kind = each.WhichOneof("content")
             if kind is None:
                 yield FieldViolation(field, "is empty: set text or token_ids")
             elif kind == "text":
-                yield from self._check_text(f"{field}.text", each.text, prompt)
+                yield from self._check_text(f"{field}.text", each.text, prompt_bytes)
             else:
                 yield from self._check_ids(f"{field}.token_ids.ids", each.token_ids.ids)
 
@@ -205,22 +205,22 @@ class RequestChecker:
                 field, f"has {count} texts, a request may have {limit}: send several requests"
             )
 
-    def _check_total(self, field: str, texts: Sequence[str], prompt: str = "") -> Iterator[FieldViolation]:
+    def _check_total(
+        self, field: str, texts: Sequence[str], prompt_bytes: int = 0
+    ) -> Iterator[FieldViolation]:
         limit = self._config.request_text_limit
-        size = sum(len(text.encode()) for text in texts) + len(texts) * len(prompt.encode())
+        size = sum(len(text.encode()) for text in texts) + len(texts) * prompt_bytes
         if size > limit:
-            text = (
-                f"has {size} bytes of text{_with(prompt)}, a request may have {limit}: send several requests"
-            )
-            yield FieldViolation(field, text)
+            what = f"{size} bytes of text{_with_prompt(prompt_bytes)}"
+            yield FieldViolation(field, f"has {what}, a request may have {limit}: send several requests")
 
-    def _check_text(self, field: str, text: str, prompt: str = "") -> Iterator[FieldViolation]:
+    def _check_text(self, field: str, text: str, prompt_bytes: int = 0) -> Iterator[FieldViolation]:
         limit = self._config.max_text_bytes
         if not self._has_tokenizer:
             yield FieldViolation(field, "can't be used: this model has no tokenizer, send token_ids")
-        elif (size := len(prompt.encode()) + len(text.encode())) > limit:
-            description = f"has {size} bytes{_with(prompt)}, a text may have {limit}: send it in pieces"
-            yield FieldViolation(field, description)
+        elif (size := prompt_bytes + len(text.encode())) > limit:
+            what = f"{size} bytes{_with_prompt(prompt_bytes)}"
+            yield FieldViolation(field, f"has {what}, a text may have {limit}: send it in pieces")
 
     def _check_ids(self, field: str, ids: Sequence[int]) -> Iterator[FieldViolation]:
         vocab_size = self._manifest.architecture.vocab_size
@@ -242,8 +242,8 @@ def _check_no_ids(inputs: Sequence[Input]) -> Iterator[FieldViolation]:
             yield FieldViolation(f"inputs[{index}].token_ids", text)
 
 
-def _with(prompt: str) -> str:
-    return " with the prompt" if prompt else ""
+def _with_prompt(prompt_bytes: int) -> str:
+    return " with the prompt" if prompt_bytes else ""
 
 
 def _known_names(names: Sequence[str]) -> str:

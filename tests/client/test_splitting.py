@@ -84,7 +84,9 @@ def test_the_bytes_of_a_prompt_count_for_each_text(options: EmbedOptions, size: 
     model = model_info(message)
     requests = [request for _, request in plans.embed(["abcde"] * 6, **options).requests(model, 100)]
     assert [len(each.inputs) for each in requests] == runs
-    with pytest.raises(InvalidRequestError, match=r"texts\[0\] has 16 bytes, a text may have 15"):
+    with pytest.raises(
+        InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, a text may have 15"
+    ):
         list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
 
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import triton_to_np_dtype
 
 from attnlens.bundle import BundleError, describe_file, read_manifest, verify_files, write_manifest
-from attnlens.v1.manifest_pb2 import Graph, Manifest, ValueInfo
+from attnlens.v1.manifest_pb2 import Activation, Graph, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import ExportOptions, OutputError, SourceError, bundle, export_bundle
 from attnlens_export.graph import TracedGraph
@@ -236,6 +236,30 @@ def test_the_repository_says_what_the_server_does_not(
     page = (repository / "README.md").read_text(encoding="utf-8")
     for words in ("cuts at 256", "with id 0", "More than 512", "mean pooling", "scaled to length 1"):
         assert words in page
+
+
+def test_dense_layers_and_prompts_are_said(tiny_bundle: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    manifest = read_manifest(copied)
+    (copied / "2_Dense").mkdir()
+    weights = copied / "2_Dense" / "model.safetensors"
+    weights.write_bytes(b"weights")
+    manifest.files.append(describe_file(copied, weights))
+    manifest.pooling.dense.add(path="2_Dense", activation=Activation.ACTIVATION_TANH, bias=True)
+    manifest.pooling.exclude_prompt = True
+    manifest.prompts["query"] = "query: "
+    manifest.default_prompt_name = "query"
+    write_manifest(copied, manifest)
+    for layout in ("triton", "ovms"):
+        repository = write_layout(copied, layout, tmp_path / layout).directory
+        assert (repository / "2_Dense.safetensors").samefile(weights)
+        assert model_names(repository) == {"tiny", "tiny_attentions"}
+        page = (repository / "README.md").read_text(encoding="utf-8")
+        assert (
+            "mean pooling over its tokens without those of a prompt, "
+            "then tanh(linear.weight x + linear.bias) with the weights of `2_Dense.safetensors`."
+        ) in page
+        assert "a text, 'query: ' unless another is wanted, is one of `prompts` in `bundle.json`" in page
 
 
 def test_the_documentation_shows_what_is_written(triton: Path, ovms: Path) -> None:

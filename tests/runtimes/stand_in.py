@@ -52,6 +52,9 @@ def misbehave(behaviour: str, outputs: list[Any], mask: np.ndarray[Any, Any], di
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(directory).joinpath("child").write_text(str(child.pid))
         time.sleep(600)
+    elif behaviour == "prints":
+        sys.stdout.write("a remark\n")
+        sys.stdout.flush()
     elif behaviour == "exits":
         sys.exit("out of luck")
     elif behaviour == "refuses an input":

@@ -1,6 +1,7 @@
 """`attnlens check --runtime`: the table, the JSON, the exit codes."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from click.testing import CliRunner, Result
 from attnlens_cli.check import check
 from attnlens_export import runtime_parity
 from attnlens_export.grid import small_grid
-from attnlens_runtimes import RUNTIMES, Installed
+from attnlens_runtimes import RUNTIMES, GraphProcess, Installed
+from attnlens_runtimes.runtime import Feed
 from runtimes.stand_in import stand_in
 
 
@@ -100,6 +102,36 @@ def test_a_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--answer-timeout", "4")
     assert result.exit_code == 1
     assert "stopped at 2x33 right: no answer in 4 s" in result.stdout
+
+
+def test_a_signal_ends_the_runtime_and_leaves_no_files(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "works")
+    processes: list[GraphProcess] = []
+
+    def interrupted(process: GraphProcess, _feed: Feed) -> None:
+        processes.append(process)
+        assert process.directory.is_dir()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(GraphProcess, "run", interrupted)
+    result = run_check(tiny_bundle, "--runtime", "stand-in")
+    assert result.exit_code == 143
+    assert result.stderr.splitlines()[-1] == "check: stopped by SIGTERM"
+    [process] = processes
+    assert not process.directory.exists()
+    assert process._process.poll() is not None
+
+
+def test_a_package_that_is_damaged_counts_as_missing(tiny_bundle: Path, tmp_path: Path) -> None:
+    for name, content in (("onnxruntime-node", None), ("onnxruntime-web", "{")):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / "package.json").write_text(content)
+        result = run_check(tiny_bundle, "--runtime", name, "--node-modules", tmp_path)
+        assert result.exit_code == 1
+        assert f"npm install {name}" in result.stderr
 
 
 def test_a_name_that_is_not_there_is_refused_before_anything_is_read(

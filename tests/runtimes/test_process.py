@@ -51,6 +51,14 @@ def test_a_graph_that_is_refused_is_never_open(graph: Path) -> None:
         pytest.fail("it is open")
 
 
+def test_what_is_no_answer_is_quoted(graph: Path) -> None:
+    with (
+        GraphProcess(stand_in("prints"), graph, timeout_s=60) as process,
+        pytest.raises(RuntimeFailureError, match="printed instead of an answer: a remark"),
+    ):
+        process.run(feed(LENGTH))
+
+
 def test_silence_ends_with_the_time_limit_and_leaves_no_process(graph: Path) -> None:
     with GraphProcess(stand_in("hangs"), graph, timeout_s=3) as process:
         with pytest.raises(RuntimeFailureError, match="no answer in 3 s"):

@@ -218,7 +218,8 @@ def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Pat
 
 def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Client) -> None:
     """The prompt alone fills what the model takes."""
-    with pytest.raises(InvalidRequestError, match="has no tokens beside the prompt, which does not count"):
+    message = "has no tokens beside the prompt, which does not count: shorten the prompt to fit 48"
+    with pytest.raises(InvalidRequestError, match=message):
         client.embed(["A cat."], prompt="word " * 60, truncate=True)
     with pytest.raises(InputTooLongError, match=r"has \d+ tokens with the prompt, the model takes 48"):
         client.embed(["A cat."], prompt="word " * 60)
@@ -238,6 +239,14 @@ def test_encode_and_tokenize_take_texts_as_they_are(client: Client) -> None:
     assert [token.text for token in encoded.tokens] == ["[CLS]", "a", "cat", ".", "[SEP]"]
     assert encoded.tokens == tokenized.tokens
     assert (encoded.tokens[2].char_start, encoded.tokens[2].char_end) == (2, 5)
+
+
+def test_a_prompt_that_is_no_unicode_is_a_mistake_of_usage(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("A cat.\n")
+    arguments = [str(tmp_path / "texts.txt"), "--address", client.address, "--prompt", "\udcff"]
+    result = CliRunner().invoke(embed, arguments)
+    assert result.exit_code == 2
+    assert "prompt can't be sent" in result.stderr
 
 
 def test_the_command_line_takes_prompts_and_shows_them(client: Client, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from attnlens.bundle import MANIFEST_NAME, read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import OutputError, SourceError
 from attnlens_export.layouts.ovms import ovms_tree
-from attnlens_export.layouts.readme import readme
+from attnlens_export.layouts.readme import dense_file, readme
 from attnlens_export.layouts.served_model import Content, ServedModel, Tree, served_models
 from attnlens_export.layouts.triton import triton_tree
 from attnlens_export.staging import TargetKind, check_target, staged
@@ -124,6 +124,8 @@ def _about(bundle: Path, manifest: Manifest, models: Sequence[ServedModel], star
     has_tokenizer = any(file.path == TOKENIZER_NAME for file in manifest.files)
     page = readme(manifest, models, start, TOKENIZER_NAME if has_tokenizer else None)
     about: Tree = {"README.md": page.encode(), BUNDLE_NAME: bundle / MANIFEST_NAME}
+    for layer in manifest.pooling.dense:
+        about[dense_file(layer)] = bundle / layer.path / "model.safetensors"
     return about | ({TOKENIZER_NAME: bundle / TOKENIZER_NAME} if has_tokenizer else {})
 
 
