@@ -56,7 +56,7 @@ def build_tokenizer(source: Path) -> BuiltTokenizer | None:
     special = _special_tokens(source, settings, recipe)
     spelled = {name: str(token["content"]) for name, token in special.items()}
     tokenizer, description = _BUILDERS[recipe.kind](source, recipe, settings, spelled)
-    _add_tokens(tokenizer, _added_tokens(source, settings), special, source)
+    _add_tokens(tokenizer, _added_tokens(source, settings), special, recipe.appended, source)
     absent = [name for name, token in spelled.items() if tokenizer.token_to_id(token) is None]
     missing = [spelled.pop(name) for name in absent if name in recipe.needed]
     if missing:
@@ -175,7 +175,11 @@ def _added_tokens(source: Path, settings: dict[str, Any]) -> dict[int, dict[str,
 
 
 def _add_tokens(
-    tokenizer: Tokenizer, added: dict[int, dict[str, Any]], special: dict[str, dict[str, Any]], source: Path
+    tokenizer: Tokenizer,
+    added: dict[int, dict[str, Any]],
+    special: dict[str, dict[str, Any]],
+    appended: tuple[str, ...],
+    source: Path,
 ) -> None:
     """Add the tokens that were added after training, and make the special ones special.
 
@@ -190,8 +194,8 @@ def _add_tokens(
                 f"the added token {text!r} of {source} has the id {number}, but the vocabulary leads to "
                 f"{tokenizer.token_to_id(text)}: {_REMEDY}"
             )
-    for token in special.values():
-        if tokenizer.token_to_id(str(token["content"])) is not None:
+    for name, token in special.items():
+        if name in appended or tokenizer.token_to_id(str(token["content"])) is not None:
             tokenizer.add_tokens([_added_token(token)])
 
 

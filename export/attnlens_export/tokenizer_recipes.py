@@ -18,6 +18,7 @@ class Recipe:
         trims_offsets: whether the post-processor is RoBERTa's, which reports places without white space.
         mask_takes_space: whether the mask token swallows a space before it.
         has_unknown: whether what has no token becomes the unknown token (bytes always have one).
+        appended: names of special tokens that follow the vocabulary where it lacks them.
         fixed_settings: keys of tokenizer_config.json of which one value only is built.
     """
 
@@ -30,6 +31,7 @@ class Recipe:
     trims_offsets: bool = False
     mask_takes_space: bool = False
     has_unknown: bool = True
+    appended: tuple[str, ...] = ()
     fixed_settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -113,7 +115,12 @@ RECIPES: dict[str, Recipe] = {
         mask_takes_space=True,
     ),
     "DebertaV2Tokenizer": Recipe(
-        "unigram", _SENTENCEPIECE_FILES, _BERT, fixed_settings={"split_by_punct": False}
+        "unigram",
+        _SENTENCEPIECE_FILES,
+        _BERT,
+        # [MASK] of deberta-v3-base is in none of its files: its class adds it.
+        appended=("mask_token",),
+        fixed_settings={"split_by_punct": False},
     ),
     "T5Tokenizer": Recipe(
         "unigram",

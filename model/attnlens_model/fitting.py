@@ -47,6 +47,7 @@ def fit_tensors(
         for ours, theirs in layout.weight_names(num_layers)
         if all(name in parameters for name in ours)
     }
+    _check_all_named(parameters, wanted.values(), family)
     known = {*wanted, *(prefix + buffer for buffer in family.buffers)}
     others = [name for name in originals if name not in known]
     roots = tuple(prefix + root for root in layout.roots)
@@ -70,6 +71,17 @@ def fit_tensors(
             "never usable: fetch it again"
         )
     return FittedTensors(fitted, tuple(originals[name] for name in others))
+
+
+def _check_all_named(parameters: Iterable[str], wanted: Iterable[Iterable[str]], family: Family) -> None:
+    named = {name for names in wanted for name in names}
+    nameless = [name for name in parameters if name not in named]
+    if nameless:
+        raise CheckpointError(
+            f"the weights do not fit config.json; it asks for {_names(nameless)}, and the "
+            f"{family.name} family's checkpoints of this layout have no such tensors; check that both belong "
+            "together"
+        )
 
 
 def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:

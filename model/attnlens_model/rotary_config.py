@@ -58,6 +58,10 @@ def read_rotary_parameters(
     share = parameters.get("partial_rotary_factor")
     if share not in (None, 1, 1.0):
         raise ConfigError(f"partial_rotary_factor={share!r} is not supported: only 1.0, the whole head, is")
+    if parameters.get("mixed_b") is not None:
+        raise ConfigError(
+            f"mixed_b={parameters['mixed_b']!r} is not supported: only the plain kind of 'ntk' is"
+        )
     theta = _number("rope_theta", parameters.get("rope_theta", default_theta))
     if kind in ("default", "dynamic"):
         return RotaryBase(theta, 1.0)

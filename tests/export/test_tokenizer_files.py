@@ -208,6 +208,15 @@ def test_deberta_stands_between_cls_and_sep_with_its_mask_behind_the_pieces(
     assert tokenizer.token_to_id("[MASK]") == 298
 
 
+def test_the_mask_of_deberta_v3_is_in_none_of_its_files(sentencepiece_source: Any, tmp_path: Path) -> None:
+    source = shutil.copytree(sentencepiece_source("DebertaV2Tokenizer"), tmp_path, dirs_exist_ok=True)
+    (source / "added_tokens.json").unlink()
+    text = "a [MASK]"
+    oracle = transformers.DebertaV2Tokenizer.from_pretrained(source, vocab_file=str(source / "spiece.model"))
+    assert built(source).encode(text).ids == oracle(text)["input_ids"]
+    assert 298 in oracle(text)["input_ids"]
+
+
 def test_albert_cuts_a_number_from_its_comma(sentencepiece_source: Any, tmp_path: Path) -> None:
     from attnlens.sentencepiece.v1.model_pb2 import Model, Piece  # noqa: PLC0415
 

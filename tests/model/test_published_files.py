@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import T5EncoderModel
 
 from attnlens_model import CheckpointError, ConfigError, EncoderConfig, load_checkpoint, read_config
 from odd_models import OddModel, random_inputs
@@ -160,6 +161,33 @@ def test_older_t5_files_with_the_embeddings_twice_are_read(tmp_path: Path) -> No
     assert "decoder.embed_tokens.weight" in checkpoint.unused_tensors
 
 
+# What transformers writes beside it, and goes by; with the name of the feed-forward that it did not change.
+@pytest.mark.parametrize("stated", [{"dense_act_fn": "silu"}, {"dense_act_fn": "gelu", "is_gated_act": True}])
+def test_the_parts_of_a_t5_feed_forward_outweigh_its_name(stated: dict[str, Any], tmp_path: Path) -> None:
+    gated = "is_gated_act" in stated
+    name = "gated-gelu" if gated else "relu"
+    OddModel(
+        "T5", {"d_ff": 160, "feed_forward_proj": name}, kind="EncoderModel", std=0.05
+    ).make().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text()) | {"feed_forward_proj": "relu"} | stated
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = T5EncoderModel.from_pretrained(tmp_path).eval()
+    inputs = random_inputs(model.config, torch.ones(2, 9, dtype=torch.int64))
+    with torch.no_grad():
+        found = load_checkpoint(tmp_path).encoder(**inputs).last_hidden_state
+        assert (found - model(**inputs).last_hidden_state).abs().max() < 1e-4
+
+
+def test_a_gate_that_the_weights_lack_is_named(tmp_path: Path) -> None:
+    OddModel("T5", {"d_ff": 160}, kind="EncoderModel").make().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text()) | {"is_gated_act": True}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        CheckpointError, match=r"asks for layers\.0\.feed_forward\.gate\.weight.* the t5 family"
+    ):
+        load_checkpoint(tmp_path)
+
+
 def test_the_fixed_scaling_of_gte_is_read() -> None:
     """The published code: base * factor, and every frequency over factor^(2/K)."""
     config = EncoderConfig.from_dict(GTE[1] | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
@@ -202,6 +230,7 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (NOMIC[1] | {"moe_every_n_layers": 2}, "moe_every_n_layers=2 is not supported"),
         (NOMIC[1] | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5 is not supported"),
         (NOMIC[1] | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not"),
+        (NOMIC[1] | {"rotary_head_dim": True}, "rotary_head_dim=True is not supported"),
         (NOMIC[1] | {"prenorm": True}, "prenorm=True is not supported: only False is"),
         (NOMIC[1] | {"causal": True}, "causal=True is not supported"),
         (NOMIC[1] | {"activation_function": "gelu"}, "activation_function='gelu' is not.*swiglu, geglu"),
@@ -215,6 +244,7 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (GTE[1] | {"layer_norm_type": "rms_norm"}, "layer_norm_type='rms_norm' is not supported"),
         (GTE[1] | {"rope_scaling": {"type": "yarn"}}, "rope_type='yarn' is not.*linear, dynamic, ntk"),
         (GTE[1] | {"rope_scaling": {"type": "ntk"}}, "factor=None must be a number greater than 0"),
+        (GTE[1] | {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b=0.6 is not"),
         (GTE[1] | {"rope_scaling": "ntk"}, "rope_scaling='ntk' must be an object"),
         (EURO | {"rope_parameters": YARN}, "rope_type='yarn' is not supported: .*default, linear, dynamic;"),
         (EURO | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
@@ -224,12 +254,14 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (MODERNBERT[1] | {"layer_types": ["full_attention"] * 2}, "layer_types=.* is not supported: of 3"),
         (MODERNBERT[1] | {"layer_types": ["sliding_attention"] * 3}, "layer_types=.* is not supported: of 3"),
         (MODERNBERT[1] | {"local_attention": 1}, "local_attention=1 is not supported"),
+        (MODERNBERT[1] | {"sliding_window": 10}, "sliding_window=10 contradicts local_attention=10: .*, 5"),
         (MODERNBERT[1] | {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers=0 must be"),
         (
             MODERNBERT[1] | {"rope_scaling": {"type": "linear", "factor": 2.0}},
             "scaling of the sliding_attention layers is not supported",
         ),
         (T5 | {"feed_forward_proj": "gated-tanh"}, "dense_act_fn='tanh' is not supported"),
+        (T5 | {"is_decoder": True}, "is_decoder=True is not supported"),
         ({"model_type": "umt5"}, "model_type='umt5' is not supported: .*nearest: 'mt5'"),
     ],
     ids=str,

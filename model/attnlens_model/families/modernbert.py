@@ -58,6 +58,11 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     window = content.get("local_attention", _DEFAULT_WINDOW)
     if not isinstance(window, int) or window < 2:  # noqa: PLR2004 - one key on each side
         raise ConfigError(f"local_attention={window!r} is not supported: it must be an integer of at least 2")
+    if content.get("sliding_window") not in (None, window // 2):
+        raise ConfigError(
+            f"sliding_window={content['sliding_window']!r} contradicts local_attention={window}: "
+            f"leave it out, or write half of that, {window // 2}"
+        )
     return fields | {
         "rotary_theta": rotations[_GLOBAL].theta,
         "rotary_divisor": rotations[_GLOBAL].divisor,

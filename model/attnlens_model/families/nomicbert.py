@@ -52,6 +52,8 @@ _HUB_CONFIG = ConfigTable(
         "rotary_emb_fraction": (1.0,),
         "rotary_emb_interleaved": (False, None),
         "rotary_emb_scale_base": (None,),
+        # Turns by the number of the head instead of the position.
+        "rotary_head_dim": (False, None),
         "prenorm": (False, None),
         "parallel_block": (False, None),
         "use_rms_norm": (False, None),

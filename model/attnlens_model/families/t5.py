@@ -42,6 +42,7 @@ _CONFIG = ConfigTable(
         "down_bias": False,
         "attention_scale": 1.0,
     },
+    required_values={"is_decoder": (False, None)},
 )
 
 
@@ -51,9 +52,11 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     if name == "gated-gelu":
         # So that files of T5 v1.1 mean the approximation that they were trained with.
         activation = "gelu_new"
-    fields = _CONFIG.read({**content, "dense_act_fn": activation})
+    # transformers writes both beside `feed_forward_proj`, and goes by them where they are there.
+    fields = _CONFIG.read({"dense_act_fn": activation, **content})
+    is_gated = content.get("is_gated_act", name.startswith(_GATED))
     return fields | {
-        "feed_forward": "gated" if name.startswith(_GATED) else "plain",
+        "feed_forward": "gated" if is_gated else "plain",
         "head_size": unusual_head_size(content.get("d_kv", 64), fields),
     }
 
