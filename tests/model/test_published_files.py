@@ -171,7 +171,8 @@ def test_the_parts_of_a_t5_feed_forward_outweigh_its_name(stated: dict[str, Any]
     ).make().save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text()) | {"feed_forward_proj": "relu"} | stated
     (tmp_path / "config.json").write_text(json.dumps(content))
-    model = T5EncoderModel.from_pretrained(tmp_path).eval()
+    model: Any = T5EncoderModel.from_pretrained(tmp_path)
+    model.eval()
     inputs = random_inputs(model.config, torch.ones(2, 9, dtype=torch.int64))
     with torch.no_grad():
         found = load_checkpoint(tmp_path).encoder(**inputs).last_hidden_state
