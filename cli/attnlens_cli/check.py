@@ -14,6 +14,7 @@ from attnlens_cli.stopping import stopped_by_signals
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from attnlens.v1.manifest_pb2 import ParityFigure
     from attnlens_export.bundle import Progress
     from attnlens_export.result import ParityResult
 
@@ -114,7 +115,7 @@ def check(
             parity_table(parity, f"{summary.manifest.model_name} against {parity.reference_name}")
         )
         click.echo(
-            f"{len(summary.manifest.files)} files have the hashes of the manifest; both graphs are portable"
+            f"{len(summary.manifest.files)} files have the hashes of the manifest; the graphs are portable"
         )
         if summary.runtimes or summary.missing:
             show_runtimes(summary)
@@ -160,20 +161,36 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
         figure = summarize(group)
         table.add_row(
             f"  {output}",
-            f"{figure.max_abs_error:.1e}",
-            f"{figure.max_abs_error_float64:.1e}",
-            f"{figure.torch_abs_error_float64:.1e}",
-            f"{figure.p99_abs_error:.1e}",
-            f"{1 - figure.min_cosine:.0e}",
-            "[green]passed[/]" if all(each.passed for each in group) else "[red]FAILED[/]",
+            *_cells(figure),
+            _verdict(passed=all(each.passed for each in group)),
         )
+    if parity.half is not None:
+        figure = parity.half.figure()
+        table.add_row(figure.graph.rpartition("/")[2])
+        table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=not parity.half.failures()))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"
+    if parity.half is not None:
+        table.caption += f"\n{parity.half.describe()}"
     left_out = parity.left_out()
     if left_out:
         table.caption += (
             f"\nnot compared, too large: {', '.join(f'{graph} at {case}' for graph, case in left_out)}"
         )
     return table
+
+
+def _cells(figure: "ParityFigure") -> list[str]:
+    errors = (
+        figure.max_abs_error,
+        figure.max_abs_error_float64,
+        figure.torch_abs_error_float64,
+        figure.p99_abs_error,
+    )
+    return [*(f"{error:.1e}" for error in errors), f"{1 - figure.min_cosine:.0e}"]
+
+
+def _verdict(*, passed: bool) -> str:
+    return "[green]passed[/]" if passed else "[red]FAILED[/]"
 
 
 @contextmanager

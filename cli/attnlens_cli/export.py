@@ -82,6 +82,13 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     type=click.Choice(LAYOUT_NAMES),
     help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="fp16 adds onnx/model_fp16.onnx, embeddings for a GPU; the others stay fp32.",
+)
 @parity_tokens_option
 @click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
 @click.option(

@@ -7,18 +7,29 @@ export that is interrupted leaves the target as it was.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
 from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.errors import GraphError, ParityError, SourceError
-from attnlens_export.graph import embeddings_graph, trace
+from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Case, default_grid
+from attnlens_export.half import to_half
+from attnlens_export.half_parity import measure_half
 from attnlens_export.lint import check_graph
-from attnlens_export.manifest import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_KINDS, describe_bundle
+from attnlens_export.manifest import (
+    ATTENTIONS_PATH,
+    DATA_PATH,
+    EMBEDDINGS_PATH,
+    GRAPH_KINDS,
+    HALF_PATH,
+    describe_bundle,
+    graph_kinds,
+)
 from attnlens_export.parity import measure_parity
 from attnlens_export.pooling import read_pooling, write_pooling
 from attnlens_export.prompts import read_prompts, write_prompts
@@ -46,6 +57,9 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps of it are done, and of how many."""
 
 
+Precision = Literal["fp32", "fp16"]
+
+
 def no_progress(stage: str, done: int, total: int) -> None:
     """Report nothing."""
 
@@ -69,6 +83,7 @@ class ExportOptions:
         parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
         grid: the parity cases; None: `default_grid`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
+        precision: `fp16` adds a graph of the embeddings in fp16.
     """
 
     name: str | None = None
@@ -85,6 +100,7 @@ class ExportOptions:
     parity_tokens: int | None = None
     grid: Sequence[Case] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
+    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)
@@ -147,18 +163,19 @@ def export_bundle(
 
 
 def check_graphs(directory: Path, config: EncoderConfig) -> None:
-    """Check both graphs of a bundle with ONNX's own checker and with ours.
+    """Check the graphs of a bundle with ONNX's own checker and with ours.
 
     Raises:
         GraphError: ONNX refuses one.
         LintError: one is not what a bundle promises.
     """
-    for path, kind in GRAPH_KINDS.items():
+    for path, kind in graph_kinds(directory).items():
         try:
             check_valid(directory / path)
         except onnx.checker.ValidationError as error:
             raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
-        check_graph(read_structure(directory / path), path, config, kind)
+        has_half = path == HALF_PATH
+        check_graph(read_structure(directory / path), path, config, kind, has_half=has_half)
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
@@ -207,15 +224,23 @@ def _build(
     write_pooling(directory, model.directory, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     check_graphs(directory, config)
+    cases = options.grid or default_grid(config, options.parity_tokens)
+
+    def case_progress(done: int, total: int, case: str) -> None:
+        progress(f"Parity {case}", done, total)
+
     parity = measure_parity(
         model.encoder,
         config,
         directory,
         list(GRAPH_KINDS),
-        options.grid or default_grid(config, options.parity_tokens),
+        cases,
         reference_name=model.source,
-        progress=lambda done, total, case: progress(f"Parity {case}", done, total),
+        progress=case_progress,
     )
+    if options.precision == "fp16":
+        half = measure_half(model.encoder, config, directory, cases, progress=case_progress)
+        parity = replace(parity, half=half)
     if not parity.passed and not options.keep_failed:
         raise ParityError(describe_failure(parity))
     write_report(directory / "parity", parity, model.name)
@@ -248,7 +273,25 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
         places = write_embedded(directory / EMBEDDINGS_PATH, embeddings.proto, weights)
     write_referring(directory / ATTENTIONS_PATH, attentions.proto, weights, places)
     verify_places(directory / "onnx", weights, places)
+    if options.precision == "fp16":
+        _write_half(directory / HALF_PATH, embeddings, options.max_embedded_bytes)
     return has_external_data
+
+
+def _write_half(path: Path, embeddings: TracedGraph, max_bytes: int) -> None:
+    """Write the graph in fp16, which is always a single file.
+
+    Raises:
+        GraphError: it would be too large for one, or a weight is beyond the range of fp16.
+    """
+    half = to_half(embeddings)
+    size_bytes = sum(array.nbytes for array in half.weights.values())
+    if size_bytes > max_bytes:
+        raise GraphError(
+            f"{path.name} would hold {size_bytes} bytes of weights, one file at most {max_bytes}: "
+            "export without --precision fp16"
+        )
+    write_embedded(path, half.proto, half.weights)
 
 
 def describe_failure(parity: ParityResult) -> str:

@@ -6,7 +6,7 @@ compared with those of both graphs bit for bit: the grid reads a fraction of the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.grid import Case, default_grid
+from attnlens_export.half_parity import measure_half
 from attnlens_export.manifest import (
     EMBEDDINGS_PATH,
     GRAPH_KINDS,
+    HALF_PATH,
     bundle_files,
     describe_architecture,
     describe_graphs,
@@ -122,6 +124,9 @@ def check_bundle(
         reference_name=name,
         progress=_progress_of("Parity", progress),
     )
+    if (directory / HALF_PATH).is_file():
+        half = measure_half(encoder, config, directory, cases, progress=_progress_of("Parity", progress))
+        parity = replace(parity, half=half)
     if runtimes is None:
         return CheckSummary(manifest, parity)
     elsewhere = RuntimeParity(encoder, config, directory, cases, name)

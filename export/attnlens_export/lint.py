@@ -48,7 +48,14 @@ _REASONS = {
 Interface = dict[str, tuple[int, tuple[int | str, ...]]]
 
 
-def check_graph(model: onnx.ModelProto, path: str, config: EncoderConfig, kind: GraphKind.ValueType) -> None:
+def check_graph(
+    model: onnx.ModelProto,
+    path: str,
+    config: EncoderConfig,
+    kind: GraphKind.ValueType,
+    *,
+    has_half: bool = False,
+) -> None:
     """Check operators, versions and the shapes of inputs and outputs.
 
     Args:
@@ -56,6 +63,7 @@ def check_graph(model: onnx.ModelProto, path: str, config: EncoderConfig, kind: 
         path: what to call it in the error.
         config: the encoder that it was made from.
         kind: which outputs it must have.
+        has_half: whether weights may be in fp16; inputs and outputs never are.
 
     Raises:
         LintError: with every finding.
@@ -63,7 +71,7 @@ def check_graph(model: onnx.ModelProto, path: str, config: EncoderConfig, kind: 
     findings = [
         *_version_findings(model),
         *_operator_findings(model, config),
-        *_initializer_findings(model),
+        *_initializer_findings(model, has_half=has_half),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
         *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
@@ -112,11 +120,12 @@ def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[st
     return findings
 
 
-def _initializer_findings(model: onnx.ModelProto) -> list[str]:
+def _initializer_findings(model: onnx.ModelProto, *, has_half: bool) -> list[str]:
+    allowed = {TensorProto.FLOAT, TensorProto.INT64} | ({TensorProto.FLOAT16} if has_half else set())
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
         for tensor in model.graph.initializer
-        if tensor.data_type not in (TensorProto.FLOAT, TensorProto.INT64)
+        if tensor.data_type not in allowed
     ]
 
 

@@ -14,6 +14,7 @@ from attnlens_model import EncoderConfig
 
 EMBEDDINGS_PATH = "onnx/model.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
+HALF_PATH = "onnx/model_fp16.onnx"
 DATA_PATH = "onnx/model.onnx_data"
 GRAPH_KINDS = {
     EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
@@ -45,8 +46,14 @@ def bundle_files(directory: Path) -> list[Path]:
 
 
 def describe_graphs(directory: Path) -> list[Graph]:
-    """Return the description of both graphs."""
-    return [_describe_graph(directory, path) for path in GRAPH_KINDS]
+    """Return the description of each graph."""
+    return [_describe_graph(directory, path, kind) for path, kind in graph_kinds(directory).items()]
+
+
+def graph_kinds(directory: Path) -> dict[str, GraphKind.ValueType]:
+    """Return the graphs of a bundle by path: both in fp32, then the one in fp16 if it is there."""
+    has_half = (directory / HALF_PATH).is_file()
+    return GRAPH_KINDS | ({HALF_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS} if has_half else {})
 
 
 def tool_versions() -> dict[str, str]:
@@ -75,14 +82,14 @@ def describe_architecture(config: EncoderConfig) -> Architecture:
     )
 
 
-def _describe_graph(directory: Path, path: str) -> Graph:
+def _describe_graph(directory: Path, path: str, kind: GraphKind.ValueType) -> Graph:
     model = read_structure(directory / path)
     return Graph(
         path=path,
-        kind=GRAPH_KINDS[path],
+        kind=kind,
         opset=model.opset_import[0].version,
         ir_version=model.ir_version,
-        data_type=DataType.DATA_TYPE_FLOAT32,
+        data_type=DataType.DATA_TYPE_FLOAT16 if path == HALF_PATH else DataType.DATA_TYPE_FLOAT32,
         inputs=[_describe_value(value) for value in model.graph.input],
         outputs=[_describe_value(value) for value in model.graph.output],
     )

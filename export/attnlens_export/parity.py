@@ -71,6 +71,7 @@ class Graph:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep what the largest input needed, rounded up to a power of two.
         options.enable_cpu_mem_arena = False
+        options.log_severity_level = 3  # errors come as exceptions
         self._session = onnxruntime.InferenceSession(
             directory / path,
             providers=["CPUExecutionProvider"],

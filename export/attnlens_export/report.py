@@ -8,6 +8,7 @@ from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.grid import Case
+from attnlens_export.half_result import MIN_COSINE, HalfResult
 from attnlens_export.json_files import write_json
 from attnlens_export.manifest import tool_versions
 from attnlens_export.result import (
@@ -46,6 +47,18 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
         "measurements": [_as_json(each) for each in result.measurements],
         "invariants": [_as_json(each) for each in result.invariants],
+        "fp16": None if result.half is None else _half_as_json(result.half),
+    }
+
+
+def _half_as_json(half: HalfResult) -> dict[str, Any]:
+    return {
+        "min_cosine_allowed": MIN_COSINE,
+        "weights": dataclasses.asdict(half.weights),
+        "measurements": [
+            {key: _finite(value) for key, value in dataclasses.asdict(each).items()}
+            for each in half.measurements
+        ],
     }
 
 
@@ -83,12 +96,23 @@ def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) ->
         "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_output().values()),
         "## What holds for any encoder",
         _invariants_list(result),
+        *(_half_section(result.half) if result.half else ()),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
     ]
     if not result.passed:
         sections[2:2] = ["## Failures", "\n".join(f"- {line}" for line in result.failures())]
     return "\n\n".join(sections) + "\n"
+
+
+def _half_section(half: HalfResult) -> tuple[str, str]:
+    text = (
+        f"{len(half.measurements)} inputs, each as ONNX Runtime computes it on the CPU and with every fp16\n"
+        "result rounded, as a GPU does (the errors above are of the second). The gate is a cosine of\n"
+        f"{MIN_COSINE} with PyTorch fp32 for every token, and the range.\n\n"
+        f"- smallest cosine: {half.figure().min_cosine:.7f}\n- {half.describe()}"
+    )
+    return "## In fp16", text
 
 
 def _figures_table(figures: list[ParityFigure]) -> str:

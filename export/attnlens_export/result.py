@@ -7,6 +7,7 @@ import numpy as np
 
 from attnlens.v1.manifest_pb2 import Parity, ParityFigure
 from attnlens_export.grid import Case
+from attnlens_export.half_result import HalfResult
 
 TOLERANCE = 1e-5
 REFERENCE_ERROR_RATIO = 4.0
@@ -124,6 +125,7 @@ class ParityResult:
         invariants: one for each graph and shape.
         reference_name: where the weights of the PyTorch encoder came from.
         max_tokens: the longest input that the encoder takes.
+        half: what was found of the graph in fp16; None where there is none.
     """
 
     cases: tuple[Case, ...]
@@ -131,6 +133,7 @@ class ParityResult:
     invariants: tuple[Invariants, ...]
     reference_name: str
     max_tokens: int
+    half: HalfResult | None = None
 
     @property
     def passed(self) -> bool:
@@ -141,7 +144,8 @@ class ParityResult:
         """Return a line for each gate that did not hold, the worst first."""
         by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
         lines = [line for measurement in by_excess for line in measurement.failures()]
-        return lines + [line for invariants in self.invariants for line in invariants.failures()]
+        lines += [line for invariants in self.invariants for line in invariants.failures()]
+        return lines + (self.half.failures() if self.half else [])
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""
@@ -173,7 +177,10 @@ class ParityResult:
             tolerance=TOLERANCE,
             reference_error_ratio=REFERENCE_ERROR_RATIO,
             num_cases=len(self.cases),
-            figures=[summarize(group) for group in self.by_output().values()],
+            figures=[
+                *(summarize(group) for group in self.by_output().values()),
+                *([self.half.figure()] if self.half else []),
+            ],
         )
 
 

@@ -209,7 +209,7 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
-        """The ONNX files."""
+        """The ONNX files: one of each kind in fp32, perhaps that of embeddings in fp16 too."""
 
     @_builtins.property
     def parity(self) -> Global___Parity:
@@ -415,7 +415,9 @@ class Graph(_message.Message):
     ir_version: _builtins.int
     """The version of the ONNX intermediate representation."""
     data_type: _tensor_pb2.DataType.ValueType
-    """The element type of the weights and of the arithmetic."""
+    """The element type of the weights and of the arithmetic; for FLOAT16 that of the products of matrices, norms,
+    sums and softmax being in fp32.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
         """The inputs, in order."""
@@ -491,7 +493,9 @@ class Parity(_message.Message):
     passed: _builtins.bool
     """True where every gate held. A server refuses a bundle where it did not."""
     tolerance: _builtins.float
-    """The largest allowed absolute error against the PyTorch encoder in fp32."""
+    """The largest allowed absolute error against the PyTorch encoder in fp32. A graph in fp16 has a gate of its own:
+    `min_cosine` at least 0.9999, and `max_fp16_value` at most 65504.
+    """
     reference_error_ratio: _builtins.float
     """Where an error is above `tolerance` it may still be at most this multiple of the error that
     PyTorch in fp32 itself has against float64 on the same input.
@@ -521,7 +525,9 @@ Global___Parity: _TypeAlias = Parity  # noqa: Y015
 
 @_typing.final
 class ParityFigure(_message.Message):
-    """The worst errors of one output of one graph over the whole grid, live tokens only."""
+    """The worst errors of one output of one graph over the whole grid, live tokens only. For a graph in fp16 over the
+    short inputs of the grid and, where the bundle has a tokenizer, some sentences.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -534,6 +540,7 @@ class ParityFigure(_message.Message):
     P99_ABS_ERROR_FIELD_NUMBER: _builtins.int
     MIN_COSINE_FIELD_NUMBER: _builtins.int
     LONGEST_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_FP16_VALUE_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     """The graph's path."""
     output: _builtins.str
@@ -554,6 +561,10 @@ class ParityFigure(_message.Message):
     """The longest input that was compared, in tokens, padding included. It may be less than
     `Architecture.max_position_embeddings`, where attention maps grow too large to compare.
     """
+    max_fp16_value: _builtins.float
+    """For a graph in fp16: the largest magnitude of any value in fp16, at padded positions too. The largest that
+    fp16 holds is 65504. 0 for other graphs.
+    """
     def __init__(
         self,
         *,
@@ -566,10 +577,11 @@ class ParityFigure(_message.Message):
         p99_abs_error: _builtins.float = ...,
         min_cosine: _builtins.float = ...,
         longest_input_tokens: _builtins.int = ...,
+        max_fp16_value: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "output", b"output", "p99_abs_error", b"p99_abs_error", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "max_fp16_value", b"max_fp16_value", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "output", b"output", "p99_abs_error", b"p99_abs_error", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
