@@ -8,6 +8,7 @@ import click
 
 from attnlens_cli.check import parity_tokens_option
 from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
+from attnlens_cli.left_out import describe_left_out
 from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.stopping import stopped_by_signals
 
@@ -191,5 +192,5 @@ def _describe(summary: "BundleSummary") -> str:
     if summary.built_tokenizer:
         lines.append(f"tokenizer.json was built: {summary.built_tokenizer}")
     if summary.unused_tensors:
-        lines.append(f"not part of the encoder: {', '.join(summary.unused_tensors)}")
+        lines.append(describe_left_out(summary.unused_tensors))
     return "\n".join(lines)

@@ -62,7 +62,7 @@ def fit_tensors(
     for name, shapes in wanted.items():
         parts = _split(tensors[originals[name]], shapes)
         # After the cast, which makes an infinity of a large float64.
-        if not all(part.isfinite().all() for part in parts.values()):
+        if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])
         fitted |= parts
     if broken:
@@ -96,6 +96,11 @@ def _split(tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor
     return {
         name: part.to(torch.float32, copy=True).contiguous() for name, part in zip(shapes, parts, strict=True)
     }
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # Of a NaN both bounds are NaN. `isfinite` would make a second tensor of the same size.
+    return all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def _find_layout(names: Iterable[str], family: Family) -> tuple[Layout, str]:

@@ -3,12 +3,12 @@
 import json
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from attnlens_model.errors import CheckpointError
@@ -16,11 +16,30 @@ from attnlens_model.errors import CheckpointError
 _INDEX_SUFFIX = ".index.json"
 _ZIP_START = b"PK\x03\x04"
 
+_Reader = Callable[[], Tensor]
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
+
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors that are read when they are asked for, each time anew."""
+
+    def __init__(self, readers: Mapping[str, _Reader]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+def read_tensors(directory: Path) -> Mapping[str, Tensor]:
     """Return every tensor of a checkpoint by its name, mapped from the file rather than read where possible.
 
-    The first that exists of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
+    A tensor of a safetensors file is read, and takes memory, only while it is held. The first that exists of
+    `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
     `pytorch_model.bin.index.json` is taken.
 
     Raises:
@@ -29,17 +48,17 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     readers = {"model.safetensors": _read_safetensors, "pytorch_model.bin": _read_pickle}
     for name, read in readers.items():
         if (directory / name).is_file():
-            return read(directory / name)
+            return _Tensors(read(directory / name))
         index = directory / (name + _INDEX_SUFFIX)
         if index.is_file():
-            return _read_shards(index, read)
+            return _Tensors(_read_shards(index, read))
     layouts = ", ".join(f"{name}, {name}{_INDEX_SUFFIX}" for name in readers)
     raise CheckpointError(f"{directory} holds no weights: none of {layouts} is there")
 
 
-def _read_shards(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _read_shards(index: Path, read: Callable[[Path], dict[str, _Reader]]) -> dict[str, _Reader]:
     weight_map = _weight_map(index)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, _Reader] = {}
     for shard in sorted(set(weight_map.values())):
         # The index names files beside itself: a path in it would read from somewhere else.
         if Path(shard).name != shard:
@@ -63,15 +82,27 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         raise CheckpointError(f"{index} is no index of shards: it must be JSON with a weight_map") from error
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> dict[str, _Reader]:
     try:
-        return safetensors.torch.load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: partial(_read_one, path, name) for name in file.keys()}  # noqa: SIM118 - no mapping
     # A foreign format: a damaged or unusual file also comes out as a KeyError, RuntimeError, ...
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged: {_told(error)}; fetch it again") from error
+        raise _damage(path, error) from error
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _read_one(path: Path, name: str) -> Tensor:
+    # Opened for each tensor: what was read of a mapping counts as memory until all of the mapping is gone.
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    # As above, a dtype that this torch does not have among them.
+    except Exception as error:
+        raise _damage(path, error) from error
+    return tensor
+
+
+def _read_pickle(path: Path) -> dict[str, _Reader]:
     # Only the zip format, the default since torch 1.6, can be mapped.
     is_zip = zipfile.is_zipfile(path)
     with path.open("rb") as file:
@@ -86,12 +117,17 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     # A foreign format that says what to build: damage comes out as any exception at all.
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged: {_told(error)}; fetch it again") from error
+        raise _damage(path, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} is no table of tensors: save the model's state_dict()")
-    return tensors
+    return {name: partial(_itself, tensor) for name, tensor in tensors.items()}
 
 
-def _told(error: Exception) -> str:
-    """Return the first line of what an exception says, or its kind."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _damage(path: Path, error: Exception) -> CheckpointError:
+    """Return the error with the first line of what a foreign exception says, or its kind."""
+    told = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return CheckpointError(f"{path} is damaged: {told}; fetch it again")

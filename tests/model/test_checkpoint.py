@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
 
-from attnlens_model import CheckpointError, Encoder, load_checkpoint
+from attnlens_model import CheckpointError, Encoder, fitting, load_checkpoint
 from attnlens_model.families import FAMILIES
 
 SIZES: dict[str, Any] = {
@@ -81,6 +81,24 @@ def test_a_loaded_encoder_does_not_change_when_its_file_does(published: Path) ->
         file.seek(size // 2)
         file.write(b"\x7f" * (size - size // 2))
     assert torch.equal(hidden_states(encoder), before)
+
+
+def test_what_was_copied_of_a_file_is_no_longer_mapped(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped pages that were read are memory of the process: a large file would be held twice."""
+    (published / "model.safetensors").unlink()
+    bert().save_pretrained(published, max_shard_size="40KB")
+    is_finite = fitting._is_finite
+    seen = []
+
+    def checked(copied: Tensor) -> bool:
+        assert str(published) not in Path("/proc/self/maps").read_text()
+        seen.append(copied)
+        return is_finite(copied)
+
+    monkeypatch.setattr(fitting, "_is_finite", checked)
+    assert len(list(load_checkpoint(published).encoder.parameters())) == len(seen)
 
 
 def test_sharded_safetensors(published: Path) -> None:
