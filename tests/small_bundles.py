@@ -21,8 +21,11 @@ def copy_without_json(kind: str, source: Path) -> None:
     shutil.copytree(TOKENIZERS / kind, source, ignore=lambda *_: ["tokenizer.json"], dirs_exist_ok=True)
 
 
-def export_small(kind: str, directory: Path) -> Path:
-    """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle."""
+def export_small(kind: str, directory: Path, **options: Any) -> Path:
+    """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle.
+
+    `options` are those of `ExportOptions`.
+    """
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
     from attnlens_export.grid import small_grid  # noqa: PLC0415
 
@@ -30,6 +33,7 @@ def export_small(kind: str, directory: Path) -> Path:
     copy_without_json(kind, directory / "source")
     path = directory / "source" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
-    summary = export_bundle(directory / "source", directory / "bundle", ExportOptions(grid=small_grid(32)))
+    chosen = ExportOptions(grid=small_grid(32), **options)
+    summary = export_bundle(directory / "source", directory / "bundle", chosen)
     assert " from " in summary.built_tokenizer
     return directory / "bundle"

@@ -59,6 +59,7 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
         "embeddings": _embedding_line(model),
         "prompts": _prompts_line(model),
         "execution providers": ", ".join(model.execution_providers),
+        "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
         "bytes of text in a request": f"{limits.max_request_text_bytes:,}",

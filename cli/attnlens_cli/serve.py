@@ -22,6 +22,13 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     show_default=True,
     help="Where to run. With cuda, the server refuses to start unless CUDA runs the model.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="What embeddings are computed in; fp16 is for a GPU, and needs a bundle that was exported with it.",
+)
 @click.option("--device-id", default=0, show_default=True, help="Which GPU.")
 @click.option(
     "--intra-op-threads",

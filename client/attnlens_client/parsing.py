@@ -12,6 +12,7 @@ import numpy as np
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling
+from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client.errors import InvalidRequestError, ServerError
 from attnlens_client.results import (
     Array,
@@ -186,6 +187,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             max_request_text_bytes=limits.max_request_text_bytes,
         ),
         execution_providers=tuple(message.execution_providers),
+        precision="fp16" if message.precision == DataType.DATA_TYPE_FLOAT16 else "fp32",
         parity=_parity(message),
         versions=dict(message.versions),
     )

@@ -166,6 +166,7 @@ class ModelInfo:
         exclude_prompt: whether the tokens of a prompt are left out of the pooling.
         prompts: what `embed` may put before a text, by name.
         default_prompt_name: the prompt that it uses unless told; empty: none.
+        precision: `fp32` or `fp16`: of embeddings and of token vectors without attention.
         versions: by package name.
     """
 
@@ -190,5 +191,6 @@ class ModelInfo:
     max_tokens: int
     limits: Limits
     execution_providers: tuple[str, ...]
+    precision: str
     parity: Parity
     versions: Mapping[str, str]

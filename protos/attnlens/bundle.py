@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from google.protobuf import json_format
 
 from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphKind, Manifest
+from attnlens.v1.tensor_pb2 import DataType
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -90,16 +91,21 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             )
 
 
-def find_graph(manifest: Manifest, kind: GraphKind.ValueType) -> Graph:
-    """Return the graph of `kind`.
+def find_graph(
+    manifest: Manifest,
+    kind: GraphKind.ValueType,
+    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+) -> Graph:
+    """Return the graph of `kind` that computes in `data_type`.
 
     Raises:
         BundleError: the bundle has no such graph.
     """
     for graph in manifest.graphs:
-        if graph.kind == kind:
+        if (graph.kind, graph.data_type) == (kind, data_type):
             return graph
-    raise BundleError(f"the bundle of {manifest.model_name!r} has no {GraphKind.Name(kind)} graph")
+    names = f"{GraphKind.Name(kind)} graph of {DataType.Name(data_type)}"
+    raise BundleError(f"the bundle of {manifest.model_name!r} has no {names}")
 
 
 def embedding_size(manifest: Manifest) -> int:

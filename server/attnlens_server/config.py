@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Provider = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "fp16"]
 
 MIB = 1 << 20
 
@@ -22,6 +23,7 @@ class ServerConfig:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
+        precision: `fp16` computes embeddings with the bundle's graph in fp16; attention stays fp32.
         device_id: which GPU, for CUDA.
         intra_op_threads: threads of an ONNX Runtime session; 0 means one a physical core.
         max_batch_tokens: tokens of one batch, padding included; a longer text runs alone.
@@ -48,6 +50,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     provider: Provider = "auto"
+    precision: Precision = "fp32"
     device_id: int = 0
     intra_op_threads: int = 0
     max_batch_tokens: int = 512
@@ -70,6 +73,8 @@ class ServerConfig:
         """Check every field. Raises ConfigError for the first that is wrong."""
         if self.provider not in get_args(Provider):
             raise ConfigError(f"provider is {self.provider!r}: use one of {', '.join(get_args(Provider))}")
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"precision is {self.precision!r}: use one of {', '.join(get_args(Precision))}")
         self._check_range("port", 0, 65535)
         self._check_range("device_id", 0, 1023)
         self._check_range("intra_op_threads", 0, 1024)

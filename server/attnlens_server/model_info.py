@@ -8,6 +8,7 @@ import onnxruntime
 from attnlens.bundle import embedding_size
 from attnlens.v1.encoder_service_pb2 import Limits, Model
 from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.bundle import DATA_TYPES
 from attnlens_server.config import ServerConfig
 
 
@@ -38,4 +39,5 @@ def describe_model(
         embedding_size=embedding_size(manifest),
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
+        precision=DATA_TYPES[config.precision],
     )

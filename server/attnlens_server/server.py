@@ -51,7 +51,7 @@ class Server:
             ConfigError: an option does not fit it.
         """
         self._config = config
-        self._bundle = open_bundle(config.bundle)
+        self._bundle = open_bundle(config.bundle, config.precision)
         self._max_tokens = _max_tokens(self._bundle, config)
         self._engine = Engine(self._bundle, config)
         self._workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")

@@ -885,6 +885,7 @@ class Model(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What requests may ask for."""
     source: _builtins.str
@@ -897,6 +898,10 @@ class Model(_message.Message):
     """The width of an embedding: that of a token vector, or of what the last dense layer returns."""
     default_prompt_name: _builtins.str
     """The name of the prompt that Embed uses where a request says nothing. Empty: none."""
+    precision: _tensor_pb2.DataType.ValueType
+    """What embeddings, and token vectors without attention, are computed in: DATA_TYPE_FLOAT16, or else
+    DATA_TYPE_FLOAT32. With attention it is always DATA_TYPE_FLOAT32.
+    """
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
         """The sizes: width, layers, heads, vocabulary."""
@@ -943,10 +948,11 @@ class Model(_message.Message):
         embedding_size: _builtins.int = ...,
         prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         default_prompt_name: _builtins.str = ...,
+        precision: _tensor_pb2.DataType.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,16 +6,16 @@ attention, which is heavier, never stands in the way of one for embeddings.
 
 import logging
 import time
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine.item import Item
 from attnlens_server.engine.pack import BatchLimits
-from attnlens_server.engine.session import Session, resolve_provider
+from attnlens_server.engine.session import CPU, Session, resolve_provider
 from attnlens_server.engine.worker import SessionWorker
 from attnlens_server.errors import GraphUnavailableError, StartupError
 
@@ -43,7 +43,7 @@ class Engine:
         attention_bytes = 4 * architecture.num_layers * architecture.num_heads  # of one pair of tokens
         self.embeddings = SessionWorker(
             "embeddings",
-            lambda: self._open_session(GraphKind.GRAPH_KIND_EMBEDDINGS),
+            self._open_embeddings,
             BatchLimits(config.max_batch_tokens),
             architecture.pad_token_id,
         )
@@ -86,20 +86,29 @@ class Engine:
 
     def _open_attentions(self) -> Session:
         self._bundle.verify()  # its hash was taken at the start, which may be long ago
-        return self._open_session(GraphKind.GRAPH_KIND_ATTENTIONS)
+        return self._open_session(self._bundle.attentions_path)
 
-    def _open_session(self, kind: GraphKind.ValueType) -> Session:
+    def _open_embeddings(self) -> Session:
+        session = self._open_session(self._bundle.embeddings_path)
+        if self._bundle.precision == "fp16" and session.providers[0] == CPU:
+            logger.warning(
+                "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
+                "than the fp32 graph; it is for a GPU, use --precision fp32 here"
+            )
+        return session
+
+    def _open_session(self, graph: Path) -> Session:
         try:
-            return self._open_session_on(self._provider, kind)
+            return self._open_session_on(self._provider, graph)
         except StartupError as error:
             if self._provider == "cpu" or self._config.provider != "auto":
                 raise
             logger.warning("provider auto falls back to the CPU: %s", error)
-            return self._open_session_on("cpu", kind)
+            return self._open_session_on("cpu", graph)
 
-    def _open_session_on(self, provider: Literal["cpu", "cuda"], kind: GraphKind.ValueType) -> Session:
+    def _open_session_on(self, provider: Literal["cpu", "cuda"], graph: Path) -> Session:
         return Session(
-            self._bundle.graph_path(kind),
+            graph,
             provider,
             threads=self._config.intra_op_threads,
             device_id=self._config.device_id,

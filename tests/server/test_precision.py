@@ -1,0 +1,94 @@
+"""A server that computes embeddings in fp16, beside one in fp32 with the same bundle."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner
+
+from attnlens_cli.info import info
+from attnlens_client import Client
+from attnlens_server.config import ConfigError, ServerConfig
+from served import ServerProcess
+
+TEXTS = ["a cat", "the cat sat on the mat", "cat", ""]
+
+
+@pytest.fixture(scope="module")
+def half_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from small_bundles import export_small  # noqa: PLC0415 - imports torch
+
+    return export_small("wordpiece", tmp_path_factory.mktemp("half"), precision="fp16")
+
+
+@pytest.fixture(scope="module")
+def half_server(half_bundle: Path) -> Iterator[ServerProcess]:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ATTNLENS_SERVE_PRECISION", "fp16")
+            server = stack.enter_context(ServerProcess(half_bundle, "--provider", "cpu"))
+        yield server
+
+
+@pytest.fixture(scope="module")
+def clients(half_bundle: Path, half_server: ServerProcess) -> Iterator[tuple[Client, Client]]:
+    """Of fp16, and of fp32."""
+    with (
+        ServerProcess(half_bundle, "--provider", "cpu") as server,
+        Client(half_server.address) as half,
+        Client(server.address) as exact,
+    ):
+        yield half, exact
+
+
+def smallest_cosine(ours: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    norms = np.linalg.norm(ours, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return float(((ours * expected).sum(axis=-1) / norms).min())
+
+
+def test_vectors_are_those_of_fp32_but_for_rounding(clients: tuple[Client, Client]) -> None:
+    ours, expected = (client.embed(TEXTS) for client in clients)
+    assert ours.dtype == np.float32
+    assert smallest_cosine(ours, expected) >= 0.9999
+    assert np.abs(ours - expected).max() > 1e-5  # it is not the fp32 graph
+
+
+def test_attention_and_what_comes_with_it_is_fp32(clients: tuple[Client, Client]) -> None:
+    half, _ = clients
+    [alone] = half.encode(TEXTS[1:2], attentions=False)
+    [ours], [expected] = (client.encode(TEXTS[1:2]) for client in clients)
+    assert ours.attentions is not None
+    assert expected.attentions is not None
+    assert np.array_equal(ours.attentions, expected.attentions)
+    assert alone.hidden_states is not None
+    assert ours.hidden_states is not None
+    assert expected.hidden_states is not None
+    assert np.array_equal(ours.hidden_states, expected.hidden_states)
+    assert 1e-5 < np.abs(alone.hidden_states - ours.hidden_states).max() < 1e-1
+
+
+def test_the_model_tells_its_precision(clients: tuple[Client, Client], half_server: ServerProcess) -> None:
+    assert [client.get_model().precision for client in clients] == ["fp16", "fp32"]
+    result = CliRunner().invoke(info, ["--address", half_server.address])
+    assert "fp16, attention in fp32" in result.stdout
+
+
+def test_on_a_cpu_the_log_warns(half_server: ServerProcess) -> None:
+    assert "precision fp16 on the CPU" in half_server.log()
+
+
+def test_a_bundle_without_fp16_is_refused(small_bundle: Callable[[str], Path]) -> None:
+    bundle = small_bundle("wordpiece")
+    command = [*ServerProcess(bundle).command, "--precision", "fp16"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"{bundle} has no graph in fp16: export it again with --precision fp16" in result.stderr
+
+
+def test_another_precision_is_refused() -> None:
+    with pytest.raises(ConfigError, match="precision is 'bf16': use one of fp32, fp16"):
+        ServerConfig(bundle=Path(), precision="bf16")  # type: ignore[arg-type]
