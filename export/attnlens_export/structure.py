@@ -8,7 +8,7 @@ in memory.
 import math
 import mmap
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +66,8 @@ def check_valid(path: Path) -> None:
     """Check a file with ONNX's own checker, which would read all of it into memory, twice.
 
     Raises:
-        GraphError: the file is not an ONNX model, or a weight has another length than its shape says.
+        GraphError: the file is not an ONNX model, a weight has another length than its shape says, or the
+            weights are behind a link that ONNX Runtime does not follow.
         onnx.checker.ValidationError: as the checker says.
     """
     structure = read_structure(path)
@@ -75,16 +76,41 @@ def check_valid(path: Path) -> None:
         size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if info.length != size:
             raise GraphError(f"{path}: {tensor.name} has {info.length} bytes instead of {size}")
-    external = {external_data_helper.ExternalDataInfo(tensor).location for tensor in _external(structure)}
-    if path.name not in external:
-        onnx.checker.check_model(path)
-        return
+    locations = {external_data_helper.ExternalDataInfo(tensor).location for tensor in _external(structure)}
+    for location in locations:
+        _check_link(path, location)
     with tempfile.TemporaryDirectory() as name:
-        # Of what is external the checker looks at the file's length; this one's takes no space on the disk.
-        with (Path(name) / path.name).open("wb") as stand_in:
-            stand_in.truncate(path.stat().st_size)
-        (Path(name) / "structure").write_bytes(structure.SerializeToString())
-        onnx.checker.check_model(Path(name) / "structure")
+        _write_stand_ins(locations, path.parent, Path(name))
+        graph = Path(name) / f"{path.name}.structure"
+        graph.write_bytes(structure.SerializeToString())
+        onnx.checker.check_model(graph)
+
+
+def _write_stand_ins(locations: Iterable[str], source: Path, directory: Path) -> None:
+    """Make files as long as those with the weights, taking no space on the disk.
+
+    The length is all that the checker looks at. Of the files themselves it would refuse links, symbolic and
+    hard ones: the bundles in a cache of downloads, and those of which a layout was made.
+    """
+    for location in locations:
+        # The checker has a word for what is elsewhere, or missing.
+        if location == Path(location).name and (source / location).is_file():
+            with (directory / location).open("wb") as stand_in:
+                stand_in.truncate((source / location).stat().st_size)
+
+
+def _check_link(path: Path, location: str) -> None:
+    """Refuse what ONNX Runtime refuses: weights that are neither in the graph's directory nor where it is.
+
+    Raises:
+        GraphError: a symbolic link leads elsewhere.
+    """
+    found = (path.parent / location).resolve()
+    if not any(found.is_relative_to(each) for each in (path.parent.resolve(), path.resolve().parent)):
+        raise GraphError(
+            f"{path} has its weights in {location}, a symbolic link to {found}, and ONNX Runtime follows "
+            "none out of a directory: copy the bundle with `cp -rL`"
+        )
 
 
 def _external(structure: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

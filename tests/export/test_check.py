@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
@@ -15,6 +16,7 @@ from attnlens_export import ExportOptions, GraphError, LintError, SourceError, b
 from attnlens_export.check import check_bundle, rebuild_encoder
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_export.layouts import write_layout
 from attnlens_model import Checkpoint, Encoder, EncoderConfig
 
 GRID = small_grid(40)
@@ -63,6 +65,33 @@ def test_a_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> Non
     assert stages[0] == "Comparing the hashes"
     recorded, found = summary.manifest.parity.figures, summary.parity.to_message().figures
     assert [each.max_abs_error for each in found] == [each.max_abs_error for each in recorded]
+
+
+def test_a_bundle_of_which_a_layout_has_hard_links_passes(copied: Path, tmp_path: Path) -> None:
+    write_layout(copied, "ovms", tmp_path / "models")
+    assert (copied / "onnx" / "model.onnx").stat().st_nlink > 1
+    assert check_bundle(copied, grid=GRID).parity.passed
+
+
+def test_a_cache_of_downloads_passes_and_a_link_out_of_the_bundle_is_refused(
+    copied: Path, tmp_path: Path
+) -> None:
+    """ONNX Runtime decides: it follows a link of the weights where the graph is a link to the same place."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    graphs = [copied / "onnx" / "model_attentions.onnx", copied / "onnx" / "model.onnx"]
+    for graph in graphs:
+        graph.rename(cache / graph.stem)
+        graph.symlink_to(cache / graph.stem)
+    assert check_bundle(copied, grid=GRID).parity.passed
+    graphs[0].unlink()
+    shutil.copyfile(cache / graphs[0].stem, graphs[0])
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="escapes model directory"):
+        onnxruntime.InferenceSession(graphs[0])
+    with pytest.raises(GraphError, match=r"model\.onnx, a symbolic link to .*: copy .* with `cp -rL`"):
+        check_bundle(copied, grid=GRID)
+    whole = shutil.copytree(copied, tmp_path / "whole")  # follows links, too
+    assert check_bundle(whole, grid=GRID).parity.passed
 
 
 def test_the_encoder_is_rebuilt_bit_for_bit(

@@ -1,5 +1,6 @@
 """The parity check in every runtime of Python that the tests have, and in stand-ins that fail."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def test_an_altered_graph_is_noticed_in_every_runtime(name: str, tiny_bundle: Pa
     result = measure(tiny_bundle, found(name), altered=altered)
     assert not result.passed
     assert {each.graph for each in result.parity.measurements if not each.passed} == {ATTENTIONS_PATH}
+
+
+def test_the_reference_implementation_reads_weights_behind_a_link(tiny_bundle: Path, tmp_path: Path) -> None:
+    """`onnx.load` would not."""
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    (tmp_path / "link").hardlink_to(bundle / EMBEDDINGS_PATH)
+    assert measure(bundle, found("onnx.reference")).failures() == []
 
 
 @pytest.mark.parametrize(

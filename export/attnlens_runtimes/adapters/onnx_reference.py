@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from attnlens_runtimes.one_file import load_graph
 from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
 
 
 def open_graph(path: Path) -> Run:
     """Read the graph and its weights."""
-    import onnx  # noqa: PLC0415 - only in its own process
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - only in its own process
 
-    evaluator = ReferenceEvaluator(onnx.load(path))
+    evaluator = ReferenceEvaluator(load_graph(path))
 
     def run(feed: Feed) -> list[Any]:
         return [*evaluator.run(None, feed)]

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+from attnlens_runtimes.one_file import load_graph
 from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
 
 
 def open_graph(path: Path) -> Run:
     """Compile the graph."""
-    import onnx  # noqa: PLC0415 - only in its own process
-    import tvm  # noqa: PLC0415
+    import tvm  # noqa: PLC0415 - only in its own process
     from tvm import relax  # noqa: PLC0415
     from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415
 
-    module = relax.transform.LegalizeOps()(from_onnx(onnx.load(path)))
+    module = relax.transform.LegalizeOps()(from_onnx(load_graph(path)))
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
 
     def run(feed: Feed) -> list[Any]:
