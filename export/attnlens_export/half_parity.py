@@ -104,7 +104,8 @@ class RoundedGraph:
 
     def __init__(self, path: Path) -> None:
         model = onnx.load(path)
-        self._names = rounded_everywhere(model)
+        self._places = _places(model)
+        rounded_everywhere(model)
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_cpu_mem_arena = False
@@ -114,16 +115,24 @@ class RoundedGraph:
         )
 
     def run(self, inputs: Inputs) -> tuple[FloatArray, str, float]:
-        """Return hidden states (B, T, D), and the name and magnitude of the largest value in fp16.
+        """Return hidden states (B, T, D), and the place and magnitude of the largest value in fp16.
 
-        The magnitude is infinite or NaN where the range was left; the name is the first such value's.
+        The magnitude is infinite or NaN where the range was left; the place is the first such value's.
         """
         hidden, *values = self._session.run(None, inputs.feed())
         largest = {
-            name: float(np.abs(value).max(initial=0)) for name, value in zip(self._names, values, strict=True)
+            place: float(np.abs(value).max(initial=0))
+            for place, value in zip(self._places, values, strict=True)
         }
-        place = max(largest, key=lambda name: np.nan_to_num(largest[name], nan=np.inf, posinf=np.inf))
+        place = max(largest, key=lambda each: np.nan_to_num(largest[each], nan=np.inf, posinf=np.inf))
         return hidden, place, largest[place]
+
+
+def _places(model: onnx.ModelProto) -> list[str]:
+    """Return the names of a model's values in fp16, with the parameter that each is made with."""
+    parameters = {each.name for each in model.graph.initializer if "." in each.name}
+    of = {node.output[0]: parameters.intersection(node.input) for node in model.graph.node}
+    return [" with ".join([name, *of[name]]) for name in half_values(model)]
 
 
 def rounded_everywhere(model: onnx.ModelProto) -> list[str]:

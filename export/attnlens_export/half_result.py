@@ -28,7 +28,7 @@ class HalfMeasurement:
         min_cosine: the smallest cosine of a token's vector with PyTorch's, rounded or as the CPU computes.
         num_elements: the number of elements compared.
         largest_value: the largest magnitude in fp16, at padded positions too; infinite beyond the range.
-        largest_place: the graph's value that holds it.
+        largest_place: the graph's value that holds it, with the parameter that it is made with.
         worst_index: where the largest error is: (batch, token, component).
         worst_values: what fp16 and PyTorch fp32 have there.
         finite: whether no output has a NaN or an infinity, rounded or as the CPU computes.
