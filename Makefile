@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-ecosystem check format protos clean
+.PHONY: demo test test-export test-serving test-ecosystem check format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -13,8 +13,17 @@ NODE := tests/node/node_modules/.package-lock.json
 demo: .venv/ready ## export, check, serve and ask MiniLM
 	$(BIN)/python examples/demo.py
 
-test: .venv/ready ## every test
-	$(BIN)/python -m pytest
+# Two halves, so that `make -j2 test` keeps two cores busy; PyTorch's own threads would stand in their way.
+EXPORT_TESTS := tests/model tests/export tests/runtimes
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test: test-export test-serving ## every test
+
+test-export: .venv/ready
+	$(PYTEST) $(EXPORT_TESTS)
+
+test-serving: .venv/ready
+	$(PYTEST) $(EXPORT_TESTS:%=--ignore %)
 
 # Tools that open bundles have versions of their own: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
