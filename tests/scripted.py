@@ -32,6 +32,7 @@ class ScriptedServer(EncoderServiceServicer):
 
     def __init__(self, **limits: int) -> None:
         self.limits = limits
+        self.model = pb.Model()  # what else GetModel tells
         self.port = 0
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str | bytes]] = []
@@ -91,11 +92,11 @@ class ScriptedServer(EncoderServiceServicer):
         self._note(request, context)
         sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=2, num_heads=2)
         limits = pb.Limits(**self.limits)
-        return pb.GetModelResponse(
-            model=pb.Model(
-                name="scripted", architecture=sizes, max_tokens=16, limits=limits, embedding_size=HIDDEN_SIZE
-            )
+        model = pb.Model(
+            name="scripted", architecture=sizes, max_tokens=16, limits=limits, embedding_size=HIDDEN_SIZE
         )
+        model.MergeFrom(self.model)
+        return pb.GetModelResponse(model=model)
 
     def Embed(self, request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:  # noqa: N802
         self._note(request, context)

@@ -2,6 +2,7 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import dataclasses
+import itertools
 import json
 from typing import TYPE_CHECKING
 
@@ -109,17 +110,17 @@ def _parity_table(parity: "Parity") -> "Table":
     from rich.table import Table
 
     table = Table(title="largest errors", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("graph", "output"):
-        table.add_column(name, overflow="fold")
+    table.add_column("graph and output", no_wrap=True)
     for name in ("ONNX-torch", "ONNX-f64", "torch-f64", "min. cosine"):
         table.add_column(name, justify="right", no_wrap=True)
-    for figure in parity.figures:
-        table.add_row(
-            figure.graph.removeprefix("onnx/"),
-            figure.output,
-            f"{figure.max_abs_error:.1e}",
-            f"{figure.max_abs_error_float64:.1e}",
-            f"{figure.torch_abs_error_float64:.1e}",
-            f"{figure.min_cosine:.9f}",
-        )
+    for graph, figures in itertools.groupby(parity.figures, key=lambda figure: figure.graph):
+        table.add_row(graph.removeprefix("onnx/"))
+        for figure in figures:
+            table.add_row(
+                f"  {figure.output}",
+                f"{figure.max_abs_error:.1e}",
+                f"{figure.max_abs_error_float64:.1e}",
+                f"{figure.torch_abs_error_float64:.1e}",
+                f"{figure.min_cosine:.9f}",
+            )
     return table

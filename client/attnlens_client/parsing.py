@@ -170,8 +170,8 @@ def model_info(message: pb.Model) -> ModelInfo:
         vocab_size=sizes.vocab_size,
         max_position_embeddings=sizes.max_position_embeddings,
         is_causal=sizes.is_causal,
-        embedding_size=message.embedding_size,
-        pooling=Pooling.Name(message.pooling.pooling).removeprefix("POOLING_").lower(),
+        embedding_size=message.embedding_size or sizes.hidden_size,  # older servers do not tell it
+        pooling=_enum_name(Pooling, message.pooling.pooling),
         dense=tuple(_dense_layer(layer) for layer in message.pooling.dense),
         normalize=message.pooling.normalize,
         exclude_prompt=message.pooling.exclude_prompt,
@@ -198,9 +198,16 @@ def _dense_layer(message: Dense) -> DenseLayer:
         in_features=message.in_features,
         out_features=message.out_features,
         bias=message.bias,
-        activation=Activation.Name(message.activation).removeprefix("ACTIVATION_").lower(),
+        activation=_enum_name(Activation, message.activation),
         normalize_input=message.normalize_input,
     )
+
+
+def _enum_name(enum: type[Pooling] | type[Activation], number: int) -> str:
+    """Return the name of a value, such as "mean"; a newer server may have values that are not known here."""
+    names: dict[int, str] = {value: name for name, value in enum.items()}
+    prefix = f"{enum.DESCRIPTOR.name.upper()}_"
+    return names[number].removeprefix(prefix).lower() if number in names else f"unknown ({number})"
 
 
 def _parity(message: pb.Model) -> Parity:

@@ -49,6 +49,7 @@ class EncodePlan:
         heads: the heads to return or to average.
         head_reduction: never unspecified.
         data_type: never unspecified.
+        data_type_field: what the request calls it.
     """
 
     hidden_state: bool
@@ -56,6 +57,7 @@ class EncodePlan:
     heads: tuple[int, ...]
     head_reduction: HeadReduction.ValueType
     data_type: DataType.ValueType
+    data_type_field: str
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -147,6 +149,7 @@ class RequestChecker:
             heads=heads,
             head_reduction=request.head_reduction or HeadReduction.HEAD_REDUCTION_NONE,
             data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
+            data_type_field=f"{prefix}data_type",
         )
 
     def check_tokenize(self, request: TokenizeRequest) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
 from attnlens.tensors import to_tensor
@@ -16,11 +17,15 @@ from attnlens.v1.encoder_service_pb2 import (
     Token,
     Usage,
 )
+from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_server.dense import DenseLayer
 from attnlens_server.engine import ItemResult
+from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.pooling import normalize, pool
 from attnlens_server.requests import EmbedPlan, EncodePlan
 from attnlens_server.text import EncodedInput
+
+MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 def embed_response(
@@ -31,7 +36,11 @@ def embed_response(
     dense: Sequence[DenseLayer],
     tokenize_s: float,
 ) -> EmbedResponse:
-    """Turn each text's token vectors into its embedding and pack them into one tensor (N, dimensions)."""
+    """Turn each text's token vectors into its embedding and pack them into one tensor (N, dimensions).
+
+    Raises:
+        InvalidFieldsError: a value is beyond the range of the chosen element type.
+    """
     vectors = np.stack(
         [
             pool(result.outputs["last_hidden_state"], plan.pooling, encoded.num_excluded)
@@ -45,7 +54,7 @@ def embed_response(
         vectors = normalize(vectors)
     return EmbedResponse(
         model=model,
-        embeddings=to_tensor(vectors, plan.data_type),
+        embeddings=_packed(vectors, plan.data_type, "data_type"),
         usages=[usage(each) for each in inputs],
         timings=timings(tokenize_s, results),
     )
@@ -59,7 +68,11 @@ def encode_response(
     plan: EncodePlan,
     tokenize_s: float,
 ) -> EncodeResponse:
-    """Pack everything that was asked for, text by text."""
+    """Pack everything that was asked for, text by text.
+
+    Raises:
+        InvalidFieldsError: as `encoded_text`.
+    """
     texts = []
     for encoded, each_tokens, result in zip(inputs, tokens, results, strict=True):
         text = encoded_text(encoded, each_tokens, result, plan)
@@ -72,10 +85,15 @@ def encode_response(
 def encoded_text(
     encoded: EncodedInput, tokens: Sequence[Token], result: ItemResult, plan: EncodePlan
 ) -> EncodedText:
-    """Pack a text's tokens, usage and, where asked for, token vectors (T, D)."""
+    """Pack a text's tokens, usage and, where asked for, token vectors (T, D).
+
+    Raises:
+        InvalidFieldsError: a value is beyond the range of the chosen element type.
+    """
     text = EncodedText(tokens=tokens, usage=usage(encoded))
     if plan.hidden_state:
-        text.last_hidden_state.CopyFrom(to_tensor(result.outputs["last_hidden_state"], plan.data_type))
+        hidden_state = result.outputs["last_hidden_state"]
+        text.last_hidden_state.CopyFrom(_packed(hidden_state, plan.data_type, plan.data_type_field))
     return text
 
 
@@ -93,6 +111,24 @@ def attention(result: ItemResult, plan: EncodePlan, layers: Sequence[int]) -> At
         heads=plan.heads,
         head_reduction=plan.head_reduction,
     )
+
+
+def _packed(array: npt.NDArray[np.float32], data_type: DataType.ValueType, field: str) -> Tensor:
+    """Convert and pack vectors, which unlike weights may have values that float16 has not.
+
+    Raises:
+        InvalidFieldsError: a number would become infinite; `field` is the one that asks for the type.
+    """
+    if data_type == DataType.DATA_TYPE_FLOAT16:
+        beyond = array[np.isfinite(array) & (np.abs(array) > MAX_FLOAT16)]
+        if beyond.size:
+            largest = beyond[np.abs(beyond).argmax()]
+            text = (
+                f"is DATA_TYPE_FLOAT16, which ends at {MAX_FLOAT16:.0f}, but the result has the value "
+                f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
+            )
+            raise InvalidFieldsError([FieldViolation(field, text)])
+    return to_tensor(array, data_type)
 
 
 def usage(encoded: EncodedInput) -> Usage:

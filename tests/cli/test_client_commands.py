@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import Parity, ParityFigure
 from scripted import ScriptedServer, refuse, vectors
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -235,6 +236,23 @@ def test_a_closed_stream_is_no_bug(server: ScriptedServer, redirection: str, cod
     command = f"{sys.executable} -m attnlens_cli.main embed --address {server.address} {redirection}"
     result = subprocess.run(command, shell=True, capture_output=True, check=False, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr.strip()) == (code, "", line)
+
+
+def test_errors_stand_below_their_graph_in_lines_of_80_columns(server: ScriptedServer, run: Run) -> None:
+    graphs = ("onnx/model.onnx", "onnx/model_attentions.onnx", "onnx/model_fp16.onnx")
+    outputs = [(graph, "last_hidden_state") for graph in graphs] + [(graphs[1], "attentions")]
+    figures = [ParityFigure(graph=graph, output=output) for graph, output in sorted(outputs)]
+    server.model.parity.CopyFrom(Parity(figures=figures))
+    result = run("info", "--address", server.address, env={"COLUMNS": "80"})
+    assert result.returncode == 0, result.stderr
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    names = [line.split()[0] for line in result.stdout.rpartition("─")[2].splitlines() if line.strip()]
+    hidden = "last_hidden_state"
+    assert names == [
+        *("model.onnx", hidden),
+        *("model_attentions.onnx", "attentions", hidden),
+        *("model_fp16.onnx", hidden),
+    ]
 
 
 class _NotGrpc(socketserver.StreamRequestHandler):

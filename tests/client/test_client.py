@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import attnlens_client
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import Activation, Architecture, Dense, PoolingDefaults
 from attnlens_client import Client, HeadPart, LayerPart
+from attnlens_client.parsing import model_info
 from served import ServerProcess
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -176,6 +179,15 @@ def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
     assert {figure.output for figure in model.parity.figures} == {"last_hidden_state", "attentions"}
     assert model.execution_providers == ("CPUExecutionProvider",)
     assert "onnxruntime" in model.versions
+
+
+def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
+    dense = [Dense(activation=98), Dense(activation=Activation.ACTIVATION_TANH)]  # type: ignore[arg-type]
+    pooling = PoolingDefaults(pooling=99, dense=dense)  # type: ignore[arg-type]
+    model = model_info(pb.Model(architecture=Architecture(hidden_size=24), pooling=pooling))
+    assert model.pooling == "unknown (99)"
+    assert [layer.activation for layer in model.dense] == ["unknown (98)", "tanh"]
+    assert model.embedding_size == 24  # older servers did not tell it
 
 
 def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:

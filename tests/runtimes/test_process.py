@@ -1,6 +1,7 @@
 """What a runtime's process does wrong becomes one line."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,15 @@ def feed(length: int) -> Feed:
 @pytest.fixture
 def graph(tiny_bundle: Path) -> Path:
     return tiny_bundle / "onnx" / "model_attentions.onnx"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not killed: that is there until its new parent has noticed."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.split()[2] not in "ZX"
 
 
 def test_a_process_runs_one_input_after_another(graph: Path) -> None:
@@ -60,13 +70,18 @@ def test_what_is_no_answer_is_quoted(graph: Path) -> None:
 
 
 def test_silence_ends_with_the_time_limit_and_leaves_no_process(graph: Path) -> None:
-    with GraphProcess(stand_in("hangs"), graph, timeout_s=3) as process:
-        with pytest.raises(RuntimeFailureError, match="no answer in 3 s"):
-            process.run(feed(LENGTH))
-        child = int((process.directory / "child").read_text())
-        os.kill(child, 0)
-        directory = process.directory
-    assert not directory.exists()
-    # A process that was killed is there until its new parent has noticed.
-    status = Path(f"/proc/{child}/stat")
-    assert not status.exists() or status.read_text().split()[2] in "ZX"
+    child = 0
+    try:
+        with GraphProcess(stand_in("hangs"), graph, timeout_s=3) as process:
+            directory = process.directory
+            try:
+                with pytest.raises(RuntimeFailureError, match="no answer in 3 s"):
+                    process.run(feed(LENGTH))
+            finally:
+                child = int((directory / "child").read_text())
+            assert is_running(child)
+        assert not directory.exists()
+        assert not is_running(child)
+    finally:
+        if child and is_running(child):
+            os.kill(child, signal.SIGKILL)

@@ -22,6 +22,8 @@ FAMILIES = _discover()
 _NOT_IMPLEMENTED = {
     "deberta": "version 1 keeps query, key and value interleaved in one tensor, which this version does not "
     "read; versions 2 and 3 (model_type 'deberta-v2') are supported",
+    "umt5": "each of its layers has a bias by distance of its own, which this version does not read; the "
+    "nearest that is supported is mT5 (model_type 'mt5'), where all layers share that of the first",
 }
 
 

@@ -9,10 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlens_model.config_table import WRITTEN_ACTIVATIONS, ConfigTable, unusual_head_size
+from attnlens_model.errors import ConfigError
 from attnlens_model.family import Family, Layout, Parameters
 
+_DEFAULT_HEAD_SIZE = 64
 _DEFAULT_FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu"}
 _GATED = "gated-"
+# What the keys are called elsewhere: transformers reads either, and takes this one where a file has both.
+_OTHER_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "d_model": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "d_kv": "head_dim",
+}
 
 _CONFIG = ConfigTable(
     keys={
@@ -47,6 +56,7 @@ _CONFIG = ConfigTable(
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+    _check_other_names(content)
     name = str(content.get("feed_forward_proj", _DEFAULT_FEED_FORWARD[str(content["model_type"])]))
     activation = name.removeprefix(_GATED)
     if name == "gated-gelu":
@@ -57,8 +67,23 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     is_gated = content.get("is_gated_act", name.startswith(_GATED))
     return fields | {
         "feed_forward": "gated" if is_gated else "plain",
-        "head_size": unusual_head_size(content.get("d_kv", 64), fields),
+        "head_size": unusual_head_size(content.get("d_kv", _DEFAULT_HEAD_SIZE), fields),
     }
+
+
+def _check_other_names(content: Mapping[str, object]) -> None:
+    """Refuse a file that says two things of one size.
+
+    Raises:
+        ConfigError: it does.
+    """
+    stated = {"d_kv": _DEFAULT_HEAD_SIZE, **content}
+    for key, other in _OTHER_NAMES.items():
+        if key in stated and other in content and stated[key] != content[other]:
+            raise ConfigError(
+                f"{key}={stated[key]!r} contradicts {other}={content[other]!r}: leave the one that the model "
+                "was trained with in config.json, and remove the other"
+            )
 
 
 def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:

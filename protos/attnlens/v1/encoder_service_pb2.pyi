@@ -278,7 +278,9 @@ class EmbedRequest(_message.Message):
     trained for it (Matryoshka). 0: keep all.
     """
     data_type: _tensor_pb2.DataType.ValueType
-    """The element type of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16."""
+    """The element type of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A result with a value
+    beyond 65504 is refused in FLOAT16.
+    """
     prompt_name: _builtins.str
     """The name of one of the model's prompts."""
     prompt: _builtins.str
@@ -378,7 +380,9 @@ class EncodeRequest(_message.Message):
     head_reduction: Global___HeadReduction.ValueType
     """What to do with the chosen heads."""
     data_type: _tensor_pb2.DataType.ValueType
-    """The element type of all tensors of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16."""
+    """The element type of all tensors of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A
+    result with a value beyond 65504 is refused in FLOAT16.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""

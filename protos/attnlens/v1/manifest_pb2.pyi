@@ -188,7 +188,9 @@ class Manifest(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
-    """The version of this layout. A reader refuses a version that it does not know. Now 1."""
+    """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
+    reader of the old version would misread the bundle; added fields and files do not raise it.
+    """
     model_name: _builtins.str
     """The model's name: what requests may ask for and what responses state."""
     source: _builtins.str
