@@ -49,7 +49,9 @@ def misbehave(behaviour: str, outputs: list[Any], mask: np.ndarray[Any, Any], di
     if behaviour == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif behaviour == "hangs":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        # Not at our pipes: who waits for their end would wait for this child, too.
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(sleep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         Path(directory).joinpath("child").write_text(str(child.pid))
         time.sleep(600)
     elif behaviour == "prints":
