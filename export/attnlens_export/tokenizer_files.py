@@ -57,6 +57,7 @@ def build_tokenizer(source: Path) -> BuiltTokenizer | None:
     spelled = {name: str(token["content"]) for name, token in special.items()}
     tokenizer, description = _BUILDERS[recipe.kind](source, recipe, settings, spelled)
     _add_tokens(tokenizer, _added_tokens(source, settings), special, recipe.appended, source)
+    _add_extra_tokens(tokenizer, _extra_special_tokens(source, settings), spelled, source)
     absent = [name for name, token in spelled.items() if tokenizer.token_to_id(token) is None]
     missing = [spelled.pop(name) for name in absent if name in recipe.needed]
     if missing:
@@ -98,6 +99,35 @@ def _special_tokens(source: Path, settings: dict[str, Any], recipe: Recipe) -> d
         default = {"lstrip": is_mask, "special": True, "normalized": False}
         tokens[name] = default | (token if isinstance(token, dict) else {"content": str(token)})
     return tokens
+
+
+def _extra_special_tokens(source: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the special tokens that are no part of the class, with their flags.
+
+    Which file and which key counts is as in transformers (`from_pretrained` in tokenization_utils_base.py):
+    `extra_special_tokens` is the younger name, `added_tokens_decoder` makes special_tokens_map.json obsolete.
+
+    Raises:
+        SourceError: they are neither a list of tokens nor an object of them.
+    """
+    extra, additional = "extra_special_tokens", "additional_special_tokens"
+    tokens = _tokens(source, settings.get(extra) or settings.get(additional) or [])
+    if "added_tokens_decoder" not in settings:
+        stated = read_object(source / "special_tokens_map.json")
+        tokens += _tokens(source, stated.get(extra) or [])
+        tokens = tokens or _tokens(source, stated.get(additional) or [])
+    return tokens
+
+
+def _tokens(source: Path, stated: object) -> list[dict[str, Any]]:
+    entries = list(stated.values()) if isinstance(stated, dict) else stated
+    if not isinstance(entries, list):
+        raise SourceError(f"the additional special tokens in {source} are {stated!r}, not a list: {_REMEDY}")
+    tokens = [each if isinstance(each, dict) else {"content": each} for each in entries]
+    bad = [each for each in tokens if not isinstance(each.get("content"), str)]
+    if bad:
+        raise SourceError(f"the additional special token {bad[0]} in {source} has no spelling: {_REMEDY}")
+    return [{"special": True} | each for each in tokens]
 
 
 def _build_wordpiece(
@@ -197,6 +227,25 @@ def _add_tokens(
     for name, token in special.items():
         if name in appended or tokenizer.token_to_id(str(token["content"])) is not None:
             tokenizer.add_tokens([_added_token(token)])
+
+
+def _add_extra_tokens(
+    tokenizer: Tokenizer, extra: list[dict[str, Any]], special: dict[str, str], source: Path
+) -> None:
+    """Make further tokens special; those that the vocabulary lacks follow it in their order.
+
+    Raises:
+        SourceError: other tokens are lacking, too, so that it is open which ids come first.
+    """
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    lacking = [token["content"] for token in extra if tokenizer.token_to_id(token["content"]) is None]
+    absent = [token for token in special.values() if tokenizer.token_to_id(token) is None]
+    if lacking and absent:
+        raise SourceError(
+            f"the vocabulary in {source} lacks {', '.join(absent)} as well as {', '.join(lacking)}, so that "
+            f"their ids are not certain: {_REMEDY}"
+        )
+    tokenizer.add_tokens([_added_token(token) for token in extra if token["content"] not in added])
 
 
 def _added_token(token: dict[str, Any]) -> AddedToken:

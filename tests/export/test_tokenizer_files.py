@@ -239,6 +239,85 @@ def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path:
         build_tokenizer(tmp_path)
 
 
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
+SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
+
+
+# The content of tokenizer_config.json, and of special_tokens_map.json.
+EXTRA_TOKENS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "any": [
+        ({ADDITIONAL: ["[Q]", "[D]"]}, {}),
+        ({EXTRA: ["[Q]", "the"]}, {}),
+        ({EXTRA: {"question_token": "[Q]"}}, {}),
+        ({ADDITIONAL: [SPACED]}, {}),
+        ({ADDITIONAL: [SPACED | {"normalized": True}]}, {}),
+        ({}, {EXTRA: [{"content": "[D]"}, "[Q]"]}),
+        ({EXTRA: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {ADDITIONAL: ["[D]"]}),
+        ({EXTRA: ["[D]"], ADDITIONAL: ["[Q]"]}, {}),
+    ],
+    # From a SentencePiece model transformers 5 does not add those of the first.
+    "wordpiece": [
+        ({}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({EXTRA: {}}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({ADDITIONAL: ["[Q]"], "added_tokens_decoder": {"300": {"content": "[D]"}}}, {EXTRA: ["<ent>"]}),
+    ],
+}
+CLASSES = [
+    ("wordpiece", "Bert"),
+    ("byte-level", "Roberta"),
+    ("unigram", "XLMRoberta"),
+    ("unigram", "Camembert"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "settings", "stated"),
+    [
+        (kind, name, *content)
+        for kind, name in CLASSES
+        for content in EXTRA_TOKENS["any"] + EXTRA_TOKENS.get(kind, [])
+    ],
+    ids=str,
+)
+def test_additional_special_tokens_are_those_of_transformers(
+    kind: str, name: str, settings: dict[str, Any], stated: dict[str, Any], tmp_path: Path
+) -> None:
+    copy_without_json(kind, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": f"{name}Tokenizer"} | settings)
+    write(tmp_path / "special_tokens_map.json", stated)
+    oracle: Any = getattr(transformers, f"{name}Tokenizer").from_pretrained(tmp_path)
+    texts = ["the [Q] of x[D]y <ent> [q]", "[Q][D]", *PASSAGES[:3]]
+    tokenizer = built(tmp_path)
+    assert ids(tokenizer, texts) == [oracle(text)["input_ids"] for text in texts]
+    assert tokenizer.get_vocab() == oracle.get_vocab()
+
+
+def test_additional_special_tokens_of_the_map_follow_a_sentencepiece_model_too(tmp_path: Path) -> None:
+    copy_without_json("unigram", tmp_path)
+    size = built(tmp_path).get_vocab_size()
+    write(tmp_path / "special_tokens_map.json", {ADDITIONAL: ["[Q]"]})
+    assert size in built(tmp_path).encode("the [Q] of").ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({ADDITIONAL: "[Q]"}, r"are '\[Q\]', not a list"),
+        ({ADDITIONAL: [5]}, r"the additional special token \{'content': 5\} .* has no spelling"),
+        ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* not certain"),
+    ],
+)
+def test_additional_special_tokens_that_are_not_certain_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    copy_without_json("wordpiece", tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"} | settings)
+    with pytest.raises(SourceError, match=message):
+        build_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
