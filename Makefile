@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-ecosystem check format protos clean
+.PHONY: demo test test-export test-serving test-ecosystem bench check format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,10 @@ $(NODE): tests/node/package.json tests/node/package-lock.json
 test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem
 
+# Minutes, on a machine that does nothing else; the first run also makes the environments of the others.
+bench: .venv/ready ## our engine and server beside what else there is; BENCH=--quick for a look
+	$(BIN)/python -m bench $(BENCH)
+
 check: .venv/ready ## format, lint, types, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -52,4 +56,4 @@ protos: .venv/ready ## regenerate the stubs
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf .venv .ecosystem tests/node/node_modules dist build
+	rm -rf .venv .ecosystem .bench tests/node/node_modules dist build

@@ -1,0 +1,106 @@
+"""`make bench`: our engine and server beside what a user would pick instead, in one run.
+
+python -m bench [--quick] [--rows PATTERN] [--bundle DIR] [--output DIR] [--threads N] [--soak N]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.cases import ServerCase, interleave, prepare_all
+from bench.chart import draw_chart
+from bench.extras import measure_open_loops, measure_padding, measure_soak
+from bench.field import Field, log_of
+from bench.report import report
+from bench.servers import seconds_to_first_answer
+from bench.setting import Setting, default_output, make_setting
+from bench.targets import Rows, as_json, targets
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    started = time.monotonic()
+    setting = make_setting(arguments.bundle, arguments.threads, arguments.repetitions, quick=arguments.quick)
+    result = measure(setting, arguments.rows, arguments.soak)
+    result["seconds"] = round(time.monotonic() - started)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    (arguments.output / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (arguments.output / "results.md").write_text(report(result) + "\n", encoding="utf-8")
+    draw_chart(result, arguments.output / "results.png")
+    print(report(result))
+    print(f"{result['seconds']} s in all; results.json, results.md and results.png are in {arguments.output}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, add_help=True)
+    parser.add_argument("--quick", action="store_true", help="few texts, short loops: does everything run?")
+    parser.add_argument(
+        "--rows", default="", help="a regular expression, e.g. 'attnlens|fastembed.*passages'"
+    )
+    parser.add_argument("--bundle", type=Path, default=Path("bundles/minilm"), help="exported where absent")
+    parser.add_argument("--output", type=Path, default=default_output())
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
+    parser.add_argument("--repetitions", type=int)
+    parser.add_argument("--soak", type=int, default=0, metavar="N", help="N texts more, watching the memory")
+    return parser.parse_args()
+
+
+def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
+    """Start everybody, measure everything, return what becomes results.json."""
+    with ExitStack() as stack:
+        field = Field(setting, rows, stack)
+        field.fill()
+        prepare_all(field.cases)
+        interleave(field.cases, setting.repetitions)
+        result: dict[str, Any] = describe(setting) | {
+            "versions": field.versions,
+            "agreement": field.agreement,
+            "rows": [case.row() for case in field.cases],
+        }
+        served = [case for case in field.cases if isinstance(case, ServerCase) and not case.failure]
+        result["open_loop"] = measure_open_loops(served, setting)
+        extras: dict[str, Any] = {"padding_share": measure_padding(field)}
+        if soak_texts:
+            extras["soak"] = measure_soak(served, soak_texts)
+    log = log_of("start")
+    starts = [seconds_to_first_answer(setting.bundle, setting.threads, log) for _ in range(3)]
+    extras["start_to_first_answer_s"] = statistics.median(starts)
+    computed = targets(Rows(result["rows"]), extras)
+    return result | {"extras": extras, "targets": [as_json(target) for target in computed]}
+
+
+def describe(setting: Setting) -> dict[str, Any]:
+    """Say what was measured, and on what."""
+    return {
+        "machine": {
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "threads": setting.threads,
+        "repetitions": setting.repetitions,
+        "model": setting.manifest.model_name,
+        "max_tokens": setting.manifest.max_tokens,
+        "workloads": {name: each.describe() for name, each in setting.workloads.items()},
+    }
+
+
+def processor() -> str:
+    """Return the processor's own name, and which of the instructions that matter it has."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in facts.items()}
+    known = {"avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"}
+    has = sorted(known & set(facts.get("flags", "").split()))
+    return f"{facts.get('model name', platform.machine())} ({', '.join(has)})"
+
+
+if __name__ == "__main__":
+    main()

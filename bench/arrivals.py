@@ -1,0 +1,46 @@
+"""When requests come and how long they took: plain arithmetic on seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that is over.
+
+    Attributes:
+        index: which text.
+        due_at: when it was to be sent; in a closed loop, when it was sent.
+        done_at: when the reply was there, on the same clock.
+    """
+
+    index: int
+    due_at: float
+    done_at: float
+
+
+def poisson_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Return the times, from 0 to `seconds`, at which requests of a Poisson process of this rate come."""
+    gaps = np.random.default_rng(seed).exponential(1 / rate, size=int(2 * rate * seconds) + 64)
+    times = np.cumsum(gaps)
+    return [float(each) for each in times[times < seconds]]
+
+
+def finished_within(calls: Sequence[Call], start: float, end: float) -> list[Call]:
+    """Return the calls whose reply came from `start` to `end`: in a steady state, the work of that time."""
+    return [call for call in calls if start <= call.done_at < end]
+
+
+def latencies_ms(calls: Sequence[Call]) -> dict[str, float]:
+    """Return median, 95th and 99th centile of the time since a request was due, in milliseconds.
+
+    Counted from when it was due and not from when it was sent: a generator that waits for a slow server
+    would otherwise leave the waiting out (coordinated omission).
+    """
+    if not calls:
+        return {}
+    durations = [(call.done_at - call.due_at) * 1000 for call in calls]
+    p50, p95, p99 = np.percentile(durations, [50, 95, 99])
+    return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}

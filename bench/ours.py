@@ -1,0 +1,119 @@
+"""The engine of attnlens in-process: texts in, vectors out, without gRPC.
+
+    python -m bench.ours BUNDLE (fp32|int8) THREADS
+
+Tokenizes with the server's own tokenizer, a portion at a time, puts items into the engine's queue and pools
+what comes out, while the engine runs what waits.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import onnxruntime
+
+from attnlens_server.bundle import open_bundle
+from attnlens_server.config import ConfigError, Precision, ServerConfig
+from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.pooling import normalize, pool
+from attnlens_server.text import TextEncoder
+from bench.lines import Answer, answer_lines
+from bench.peers.timing import timed
+
+PORTION = 64  # texts tokenized at a time
+MAX_WAITING = 512  # items in the engine; results are taken as they come, lest all maps be held at once
+
+
+class InProcess:
+    """An engine that is running."""
+
+    def __init__(self, directory: Path, precision: Precision, threads: int) -> None:
+        if precision not in get_args(Precision):
+            raise ConfigError(f"precision {precision} is not one of {', '.join(get_args(Precision))}")
+        self._bundle = open_bundle(directory, precision)
+        config = ServerConfig(bundle=directory, provider="cpu", precision=precision, intra_op_threads=threads)
+        self._engine = Engine(self._bundle, config)
+        self._max_tokens = self._bundle.manifest.max_tokens
+        assert self._bundle.tokenizer_path is not None
+        self._text_encoder = TextEncoder(self._bundle.tokenizer_path, self._max_tokens)
+        self._engine.start(self._max_tokens)
+
+    def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
+        """Return what was asked for, text by text; of attention, the shapes: all maps would not fit."""
+        finish, names = self._finish(what), self._output_names(what)
+        return [finish(result) for result in self._results(texts, names, MAX_WAITING)]
+
+    def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
+        """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens.
+
+        Counted where ONNX Runtime is called, so whatever way batches are formed: `input_ids` of any shape
+        holds the computed tokens.
+        """
+        computed, plain_run = 0, onnxruntime.InferenceSession.run
+
+        def counting_run(session: Any, names: Any, inputs: Any, *rest: Any) -> Any:  # noqa: ANN401 - theirs
+            nonlocal computed
+            computed += inputs["input_ids"].size
+            return plain_run(session, names, inputs, *rest)
+
+        onnxruntime.InferenceSession.run = counting_run
+        try:
+            results = self._results(texts, ("last_hidden_state",), max_waiting)
+            live = sum(len(result.outputs["last_hidden_state"]) for result in results)
+        finally:
+            onnxruntime.InferenceSession.run = plain_run
+        if computed < live:
+            raise RuntimeError("the engine does not call InferenceSession.run any more: count elsewhere")
+        return {"live_tokens": live, "computed_tokens": computed}
+
+    def _results(self, texts: list[str], names: tuple[str, ...], max_waiting: int) -> Iterator[ItemResult]:
+        queue = self._engine.worker(attention=names[0].startswith("attentions.")).queue
+        waiting: deque[Item] = deque()
+        for start in range(0, len(texts), PORTION):
+            portion = self._text_encoder.encode(texts[start : start + PORTION], with_offsets=False)
+            for encoded in portion:
+                item = Item(encoded.input_ids, names)
+                queue.put([item])
+                waiting.append(item)
+                if len(waiting) >= max_waiting:
+                    yield waiting.popleft().future.result()
+        while waiting:
+            yield waiting.popleft().future.result()
+
+    def _output_names(self, what: str) -> tuple[str, ...]:
+        layers = range(self._bundle.manifest.architecture.num_layers)
+        if what == "attention":
+            return tuple(f"attentions.{layer}" for layer in layers)
+        return (f"attentions.{layers[-1]}",) if what == "attention mean" else ("last_hidden_state",)
+
+    def _finish(self, what: str) -> Callable[[ItemResult], Any]:
+        pooling = self._bundle.manifest.pooling
+
+        def embed(result: ItemResult) -> Any:  # noqa: ANN401 - an array
+            vector = pool(result.outputs["last_hidden_state"], pooling.pooling)
+            return normalize(vector[np.newaxis])[0] if pooling.normalize else vector
+
+        return {
+            "embed": embed,
+            "tokens": lambda result: result.outputs["last_hidden_state"],
+            "attention": lambda result: [maps.shape for maps in result.outputs.values()],
+            "attention mean": lambda result: [maps.mean(axis=0) for maps in result.outputs.values()],
+        }[what]
+
+
+def main() -> None:
+    directory, precision, threads = sys.argv[1:]
+    engine = InProcess(Path(directory), cast("Precision", precision), int(threads))
+    run = timed(engine.run)
+
+    def handle(max_waiting: int = 0, **request: Any) -> Answer:  # noqa: ANN401 - see timed()
+        return engine.count_tokens(request["texts"], max_waiting) if max_waiting else run(**request)
+
+    answer_lines(handle, versions={"onnxruntime": onnxruntime.__version__})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Texts in, seconds out: the request that every contestant in a process of its own answers."""
+
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from bench.lines import Answer, answer_lines
+
+Run = Callable[[list[str], str, int], Any]
+"""Texts, what to return of them (`embed`, `tokens`, `attention`, `attention mean`), texts in a batch."""
+
+
+def timed(run: Run) -> Callable[..., Answer]:
+    """Return what answers a request with the seconds that `run` took and, where asked, the vectors."""
+
+    def handle(texts: list[str], what: str, batch_size: int, return_vectors: bool = False) -> Answer:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        results = run(texts, what, batch_size)
+        answer: Answer = {
+            "seconds": time.perf_counter() - started,
+            "cpu_s": time.process_time() - cpu_started,
+        }
+        if return_vectors:
+            answer["vectors"] = [[float(each) for each in vector] for vector in results]
+        return answer
+
+    return handle
+
+
+def answer_texts(run: Run, packages: Sequence[str]) -> None:
+    """Answer requests for `run` until there are no more."""
+    answer_lines(timed(run), versions={name: version(name) for name in packages})
+
+
+def sorted_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Cut the indices of texts, sorted by length, into batches."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

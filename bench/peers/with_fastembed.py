@@ -1,0 +1,36 @@
+"""fastembed with a bundle as its custom model.
+
+    python -m bench.peers.with_fastembed BUNDLE DIMENSIONS THREADS
+
+It has no option for the length: the bundle's tokenizer_config.json says where texts are cut.
+"""
+
+import sys
+from typing import Any
+
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+
+from bench.peers.timing import answer_texts
+
+
+def main() -> None:
+    bundle, dimensions, threads = sys.argv[1:]
+    TextEmbedding.add_custom_model(
+        model="bundle",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(hf="bundle"),  # wants a value; with specific_model_path nothing is fetched
+        dim=int(dimensions),
+        model_file="onnx/model.onnx",
+    )
+    model = TextEmbedding("bundle", specific_model_path=bundle, threads=int(threads))
+
+    def run(texts: list[str], _what: str, batch_size: int) -> list[Any]:
+        return list(model.embed(texts, batch_size=batch_size))
+
+    answer_texts(run, ["fastembed", "onnxruntime"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Servers as processes: started, watched, stopped."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlens_client import Client
+from bench.lines import ROOT, ProcessError
+
+START_S = 120.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that answers."""
+
+    address: str
+    pid: int
+
+    @property
+    def rss_mib(self) -> float:
+        """Its resident memory."""
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time that it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def attnlens_server(bundle: Path, precision: str, threads: int, log: Path) -> Iterator[RunningServer]:
+    """Run `attnlens serve` with its defaults, apart from the threads."""
+    command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0"]
+    command += ["--precision", precision, "--intra-op-threads", str(threads)]
+    with running(command, {"PYTHONPATH": os.pathsep.join(sys.path)}, log) as process:
+        assert process.stdout is not None
+        ready = re.search(r" is ready at (\S+): ", process.stdout.readline().decode())
+        if ready is None:
+            raise ProcessError(f"the server did not start: {log.read_text(encoding='utf-8')[-300:].strip()}")
+        yield RunningServer(ready[1], process.pid)
+
+
+@contextmanager
+def infinity_server(
+    python: Path, checkpoint: Path, environment: Mapping[str, str], log: Path
+) -> Iterator[RunningServer]:
+    """Run Infinity with PyTorch and its defaults."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(python.with_name("infinity_emb")), "v2", "--model-id", str(checkpoint)]
+    command += ["--served-model-name", "bundle", "--engine", "torch", "--device", "cpu"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--no-model-warmup"]
+    offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    with running(command, {**environment, **offline}, log, stdout=subprocess.DEVNULL) as process:
+        wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
+        yield RunningServer(f"127.0.0.1:{port}", process.pid)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, stdout: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process while the block runs, its stderr in a log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **environment}, stdout=stdout, stderr=stderr
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return once a server answers.
+
+    Raises:
+        ProcessError: it ended, or took longer than START_S.
+    """
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    raise ProcessError(f"not healthy within {START_S:g} s: {log.read_text(encoding='utf-8')[-300:].strip()}")
+
+
+def seconds_to_first_answer(bundle: Path, threads: int, log: Path) -> float:
+    """Start a server, ask it for one vector, and return how long that took in all."""
+    started = time.perf_counter()
+    with attnlens_server(bundle, "fp32", threads, log) as server, Client(server.address) as client:
+        client.embed(["How long does it take?"])
+        return time.perf_counter() - started

