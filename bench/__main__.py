@@ -9,7 +9,9 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,13 @@ def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
     """Start everybody, measure everything, return what becomes results.json."""
     with ExitStack() as stack:
         field = Field(setting, rows, stack)
+        phases = [("start", time.monotonic())]
         field.fill()
+        phases.append(("prepare", time.monotonic()))
         prepare_all(field.cases)
+        phases.append(("repetitions", time.monotonic()))
         interleave(field.cases, setting.repetitions)
+        phases.append(("rest", time.monotonic()))
         result: dict[str, Any] = describe(setting) | {
             "versions": field.versions,
             "agreement": field.agreement,
@@ -69,10 +75,16 @@ def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
         if soak_texts:
             extras["soak"] = measure_soak(served, soak_texts)
     log = log_of("start")
-    starts = [seconds_to_first_answer(setting.bundle, setting.threads, log) for _ in range(3)]
+    starts = [seconds_to_first_answer(setting.bundle, setting.our_threads, log) for _ in range(3)]
     extras["start_to_first_answer_s"] = statistics.median(starts)
     computed = targets(Rows(result["rows"]), extras)
+    result["phases_s"] = durations([*phases, ("", time.monotonic())])
     return result | {"extras": extras, "targets": [as_json(target) for target in computed]}
+
+
+def durations(phases: Sequence[tuple[str, float]]) -> dict[str, int]:
+    """Return how long each phase took, given when each began, the end as the last."""
+    return {name: round(end - start) for (name, start), (_, end) in pairwise(phases)}
 
 
 def describe(setting: Setting) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bench.servers import RunningServer
 from bench.workloads import Workload
 
 MATMUL = "ONNX Runtime MatMul"
+WARM_UP_TEXTS = 32
 CHECK_EVERY = 16  # of the requests, one is also sent alone, and compared
 
 
@@ -106,8 +107,8 @@ class InProcessCase(Case):
         self._flops = total_flops(architecture, workload.lengths)
 
     def prepare(self) -> None:
-        """Run once with each batch size; the first time is not counted."""
-        self._seconds(self._batch_size)
+        """Warm up, then run once with each batch size."""
+        self._seconds(self._batch_sizes[-1], WARM_UP_TEXTS)
         if len(self._batch_sizes) > 1:
             seconds = {size: self._seconds(size) for size in self._batch_sizes}
             self._batch_size = min(seconds, key=lambda size: seconds[size])
@@ -119,8 +120,9 @@ class InProcessCase(Case):
     def measure(self) -> Sample:
         return Sample(self._seconds(self._batch_size), len(self._texts), self._num_tokens, self._flops)
 
-    def _seconds(self, batch_size: int) -> float:
-        answer = self._process.ask(texts=self._texts, what=self.key.what, batch_size=batch_size)
+    def _seconds(self, batch_size: int, num_texts: int | None = None) -> float:
+        texts = self._texts[:num_texts]
+        answer = self._process.ask(texts=texts, what=self.key.what, batch_size=batch_size)
         seconds: float = answer["seconds"]
         return seconds
 
@@ -140,13 +142,14 @@ class ServerCase(Case):
         threads: int,
         protocol: str = "grpc",
         texts_per_request: int = 1,
+        settle_s: float = 0.3,
     ) -> None:
         super().__init__(key)
         self._load, self.server, self._architecture = load, server, architecture
-        self._seconds, self._threads = seconds, threads
+        self._seconds, self._settle_s, self._threads = seconds, settle_s, threads
         self._answers: list[dict[str, Any]] = []
         self._key = f"{key} {texts_per_request}"
-        self._aim = {
+        self._aim: dict[str, Any] = {
             "texts": workload.texts,
             "lengths": workload.lengths,
             "num_layers": architecture.num_layers,
@@ -160,12 +163,20 @@ class ServerCase(Case):
 
     def prepare(self) -> None:
         self._load.ask(do="aim", key=self._key, **self._aim)
-        self._load.ask(do="closed", key=self._key, clients=self.key.clients, seconds=0.5)
+        self.measure_closed(seconds=0.3)
 
     def measure(self) -> Sample:
-        sample, answer = self._ask(do="closed", clients=self.key.clients, seconds=self._seconds)
+        sample, answer = self.measure_closed(self._seconds)
         self._answers.append(answer)
         return sample
+
+    def measure_closed(self, seconds: float) -> tuple[Sample, dict[str, Any]]:
+        """Count for so many seconds; with many texts in a request, until all of them are done once."""
+        clients, texts_per_request = self.key.clients, self._aim["texts_per_request"]
+        if texts_per_request > 1:
+            requests = -(-len(self._aim["texts"]) // texts_per_request)
+            return self._ask(do="count", clients=clients, requests=requests)
+        return self._ask(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
 
     def row(self) -> dict[str, Any]:
         """Add what the load generator saw: centiles and shares as medians of the repetitions."""

@@ -11,6 +11,9 @@ DIRECTORY = ROOT / ".bench"
 REQUIREMENTS = ROOT / "bench" / "peers"
 
 
+ALONE = {"PYTHONPATH": ""}  # for what runs in one of them: nothing of where this runs
+
+
 def python_of(name: str) -> Path:
     """Return the interpreter of an environment, which is made where it is absent or out of date.
 

@@ -45,7 +45,7 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
         return {}
     print(f"Soak, {num_texts} texts ...", file=sys.stderr, flush=True)
     case.check_all()
-    case.send(MANY, WARM_UP_TEXTS)
+    case.send(MANY, min(WARM_UP_TEXTS, num_texts))
     warm_mib = case.server.rss_mib
     answer = case.send(MANY, num_texts)
     rss = {"rss_mib_warm": warm_mib, "rss_mib_after": case.server.rss_mib}

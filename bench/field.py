@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.cases import Case, InProcessCase, MatMulCase, RowKey, ServerCase
 from bench.contestants import EMBED, MAPS, Contestant, contestants
-from bench.environments import DIRECTORY, python_of
+from bench.environments import ALONE, DIRECTORY, python_of
 from bench.lines import LineProcess, ProcessError
 from bench.servers import RunningServer, attnlens_server, infinity_server
 from bench.setting import Setting
@@ -68,7 +68,7 @@ class Field:
 
     def _add_contestant(self, contestant: Contestant, keys: list[RowKey]) -> None:
         try:
-            python = python_of(contestant.environment) if contestant.environment else Path(sys.executable)
+            python = python_of(contestant.environment) if contestant.environment else sys.executable
             process = self._start(contestant.label, python, contestant.module, contestant.arguments)
             if contestant.rows == EMBED:
                 self.agreement[contestant.label] = self._compare(process)
@@ -95,7 +95,7 @@ class Field:
         print(f"Starting {label} ...", file=sys.stderr, flush=True)
         try:
             server = self.stack.enter_context(
-                attnlens_server(setting.bundle, precision, setting.threads, log_of(label))
+                attnlens_server(setting.bundle, precision, setting.our_threads, log_of(label))
             )
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
@@ -105,22 +105,23 @@ class Field:
     def _add_infinity(self) -> None:
         singles = RowKey(INFINITY, "fp32", "embed", "mixed", MANY)
         bulk = RowKey(INFINITY, "fp32", "embed, 64 texts a request", "mixed", 1)
-        keys = self._wanted([singles, bulk])
+        keys, setting = self._wanted([singles, bulk]), self.setting
         if not keys:
             return
         print(f"Starting {INFINITY} ...", file=sys.stderr, flush=True)
+        environment = setting.environment | ALONE
         try:
-            python = python_of("infinity")
             server = self.stack.enter_context(
-                infinity_server(python, self.setting.checkpoint, self.setting.environment, log_of(INFINITY))
+                infinity_server(python_of("infinity"), setting.checkpoint, environment, log_of(INFINITY))
             )
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
-        else:
-            self.cases += [
-                self._server_case(server, key, protocol="http", texts_per_request=64 if key == bulk else 1)
-                for key in keys
-            ]
+            return
+        # A round of its 64 clients takes seconds: they are given time before they are counted.
+        slow = {"protocol": "http", "settle_s": 3.0, "seconds": max(setting.seconds, 4.0)}
+        self.cases += [
+            self._server_case(server, key, texts_per_request=64 if key == bulk else 1, **slow) for key in keys
+        ]
 
     def _server_case(self, server: RunningServer, key: RowKey, **options: Any) -> ServerCase:  # noqa: ANN401
         setting = self.setting
@@ -130,15 +131,15 @@ class Field:
             key,
             setting.workloads[key.workload],
             setting.manifest.architecture,
-            seconds=setting.seconds,
             threads=setting.threads,
-            **options,
+            **{"seconds": setting.seconds, **options},
         )
 
     def _start(self, label: str, python: Path | str, module: str, arguments: Sequence[object]) -> LineProcess:
         print(f"Starting {label} ...", file=sys.stderr, flush=True)
         command = [python, "-m", module, *arguments]
-        process = self.stack.enter_context(LineProcess(command, self.setting.environment, log_of(label)))
+        environment = self.setting.environment | ({} if python == sys.executable else ALONE)
+        process = self.stack.enter_context(LineProcess(command, environment, log_of(label)))
         self.versions[label] = process.hello.get("versions", {})
         return process
 

@@ -29,11 +29,7 @@ class LineProcess:
 
     def __init__(self, command: Sequence[object], environment: Mapping[str, str], log: Path) -> None:
         self._command = [str(each) for each in command]
-        self._environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
-            **environment,
-        }
+        self._environment = {**os.environ, **environment}
         self._log = log
         self._process: subprocess.Popen[str] | None = None
         self._stderr: IO[str] | None = None

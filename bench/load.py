@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,6 @@ from bench.arrivals import Call, finished_within, latencies_ms, poisson_arrivals
 from bench.lines import Answer, answer_lines
 from bench.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 
-SETTLE_S = 0.3  # at the beginning of a closed loop, not counted
 DRAIN_S = 30.0  # at the end of an open loop
 
 
@@ -123,12 +123,12 @@ async def send_alone(target: Target, check_every: int) -> None:
     await sender.close()
 
 
-async def closed_loop(target: Target, clients: int, seconds: float) -> Answer:
-    """Let each client send request after request; count what came back once the load was steady."""
+async def closed_loop(target: Target, clients: int, seconds: float, settle_s: float) -> Answer:
+    """Let each client send request after request; count what came back once `settle_s` were over."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
-    order = itertools.cycle(np.random.default_rng(clients).permutation(len(target.requests)).tolist())
+    order = shuffled(target, clients)
     start = time.perf_counter()
-    end = start + SETTLE_S + seconds
+    end = start + settle_s + seconds
 
     async def client(sender: Sender) -> None:
         while (now := time.perf_counter()) < end:
@@ -136,13 +136,13 @@ async def closed_loop(target: Target, clients: int, seconds: float) -> Answer:
 
     await asyncio.gather(*(client(sender) for sender in senders))
     await close_all(senders)
-    return summary(tally, start + SETTLE_S, end)
+    return summary(tally, start + settle_s, end)
 
 
 async def count_loop(target: Target, clients: int, requests: int) -> Answer:
     """Let the clients send this number of requests together."""
     tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
-    chosen = iter(np.random.default_rng(0).integers(len(target.requests), size=requests).tolist())
+    chosen = itertools.islice(shuffled(target, clients), requests)
     start = time.perf_counter()
 
     async def client(sender: Sender) -> None:
@@ -173,6 +173,11 @@ async def open_loop(target: Target, clients: int, rate: float, seconds: float, s
     answer = summary(tally, start, start + seconds)
     answer["latency_ms"] = latencies_ms(tally.calls)  # also of those that came after the end
     return answer | {"unanswered": len(unfinished), "sent_late_ms": late_s * 1000, "sent": len(running)}
+
+
+def shuffled(target: Target, seed: int) -> Iterator[int]:
+    """Return the numbers of the requests in an order that is repeated."""
+    return itertools.cycle(np.random.default_rng(seed).permutation(len(target.requests)).tolist())
 
 
 def summary(tally: Tally, start: float, end: float) -> Answer:

@@ -22,6 +22,7 @@ def report(result: Mapping[str, Any]) -> str:
             *table(rate_line(row, rows) for row in measured),
             *table(open_loop_line(point) for point in result["open_loop"]),
             *table(agreement_line(name, each) for name, each in result["agreement"].items()),
+            *checks(measured),
             *table(target_line(target) for target in result["targets"]),
             *failures(all_rows),
         ]
@@ -51,7 +52,7 @@ def rate_line(row: Row, rows: Rows) -> Line:
         "batch": row.get("batch_size", ""),
         "texts/s": f"{row['texts_per_s']['median']:,.0f}",
         "tokens/s": f"{rate['median']:,.0f}",
-        "spread": f"{(rate['max'] - rate['min']) / rate['median']:.0%}",
+        "spread": share((rate["max"] - rate["min"]) / rate["median"] if rate["median"] else None),
         "of MatMul": number(ratio(row, rows.ceiling(), "gflop_per_s")),
         "of our engine": number(ratio(row, ours)),
         "p50 / p95 / p99, ms": milliseconds(row.get("latency_ms", {})),
@@ -76,6 +77,17 @@ def open_loop_line(point: Row) -> Line:
 def agreement_line(name: str, agreement: Mapping[str, float]) -> Line:
     """How near the vectors of somebody are to those of our engine in fp32."""
     return {"vectors": name} | {key: f"{value:.6f}" for key, value in agreement.items()}
+
+
+def checks(rows: Sequence[Row]) -> Iterator[str]:
+    """Say whether replies under load are those to the same text alone, a line for each server."""
+    checked = [row for row in rows if row.get("compared")]
+    for name in dict.fromkeys(row["name"] for row in checked):
+        of_name = [row for row in checked if row["name"] == name]
+        worst = max(row["max_abs_difference_from_alone"] for row in of_name)
+        count = sum(row["compared"] for row in of_name)
+        yield f"{name}: {count} replies under load compared with the same text alone: within {worst:.1e}."
+    yield ""
 
 
 def target_line(target: Row) -> Line:

@@ -74,11 +74,14 @@ class Rows:
 def ratio(row: Row | None, other: Row | None, unit: str = "tokens_per_s") -> float | None:
     """Return the median, over the repetitions, of how many times faster `row` is than `other`.
 
-    Of each repetition by itself: what disturbs the machine for a while then disturbs both.
+    Of each repetition by itself: what disturbs the machine for a while then disturbs both. None where a row
+    is missing, or where nothing came back.
     """
     if row is None or other is None:
         return None
-    pairs = zip(row[unit]["all"], other[unit]["all"], strict=True)
+    pairs = list(zip(row[unit]["all"], other[unit]["all"], strict=True))
+    if not all(another for _, another in pairs):
+        return None
     return float(statistics.median(one / another for one, another in pairs))
 
 
