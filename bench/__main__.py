@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,10 +16,9 @@ from typing import Any
 
 from bench.cases import ServerCase, interleave, prepare_all
 from bench.chart import draw_chart
-from bench.extras import measure_open_loops, measure_padding, measure_soak
-from bench.field import Field, log_of
+from bench.extras import measure_open_loops, measure_padding, measure_soak, measure_starts, tried
+from bench.field import Field
 from bench.report import report
-from bench.servers import seconds_to_first_answer
 from bench.setting import Setting, default_output, make_setting
 from bench.targets import Rows, as_json, targets
 
@@ -40,7 +38,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, add_help=True)
+    parser = argparse.ArgumentParser(prog="python -m bench", description="See bench/README.md.")
     parser.add_argument("--quick", action="store_true", help="few texts, short loops: does everything run?")
     parser.add_argument(
         "--rows", default="", help="a regular expression, e.g. 'attnlens|fastembed.*passages'"
@@ -71,12 +69,10 @@ def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
         }
         served = [case for case in field.cases if isinstance(case, ServerCase) and not case.failure]
         result["open_loop"] = measure_open_loops(served, setting)
-        extras: dict[str, Any] = {"padding_share": measure_padding(field)}
+        extras: dict[str, Any] = {"padding_share": tried("Padding", lambda: measure_padding(field))}
         if soak_texts:
-            extras["soak"] = measure_soak(served, soak_texts)
-    log = log_of("start")
-    starts = [seconds_to_first_answer(setting.bundle, setting.our_threads, log) for _ in range(3)]
-    extras["start_to_first_answer_s"] = statistics.median(starts)
+            extras["soak"] = tried("Soak", lambda: measure_soak(served, soak_texts)) or {}
+    extras["start_to_first_answer_s"] = tried("Starts", lambda: measure_starts(setting))
     computed = targets(Rows(result["rows"]), extras)
     result["phases_s"] = durations([*phases, ("", time.monotonic())])
     return result | {"extras": extras, "targets": [as_json(target) for target in computed]}

@@ -1,30 +1,53 @@
 """What is measured beside the rows: open loops, padding, memory over a long time."""
 
+import statistics
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
-from bench.cases import RowKey, ServerCase
-from bench.field import MANY, SERVER, Field
+from bench.cases import RowKey, ServerCase, merge
+from bench.field import MANY, SERVER, Field, log_of
+from bench.lines import ProcessError
+from bench.servers import seconds_to_first_answer
 from bench.setting import Setting
 from bench.targets import Row
 
 WARM_UP_TEXTS = 4_000
+PORTION_TEXTS = 10_000  # between two looks at the memory
+
+T = TypeVar("T")
+
+
+def tried(what: str, measure: Callable[[], T]) -> T | None:
+    """Return what `measure` returns; where it fails, say so, lest all that was measured before be lost."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
+    try:
+        return measure()
+    except ProcessError as error:
+        print(f"{what} failed: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def measure_open_loops(cases: Sequence[ServerCase], setting: Setting) -> list[Row]:
-    """Send at fixed rates, from a quarter of what 64 clients in a closed loop got to more than that."""
-    points = []
-    for case in cases:
-        key = case.key
-        if (key.name, key.precision, key.clients) != (SERVER, "fp32", MANY) or key.workload == "passages":
-            continue
-        capacity = case.row()["texts_per_s"]["median"]
-        print(f"Open loop, {key} ...", file=sys.stderr, flush=True)
-        for share in setting.open_loop_shares:
-            rate = float(f"{share * capacity:.2g}")
-            points.append(case.measure_open(rate, 2 * setting.seconds))
+    """Put load on a server at fixed rates, for each kind of request."""
+    chosen = [
+        case
+        for case in cases
+        if (case.key.name, case.key.precision, case.key.clients) == (SERVER, "fp32", MANY)
+        and case.key.workload != "passages"
+    ]
+    points: list[Row] = []
+    for case in chosen:
+        points += tried(f"Open loop, {case.key}", partial(measure_open_loop, case, setting)) or []
     return points
+
+
+def measure_open_loop(case: ServerCase, setting: Setting) -> list[Row]:
+    """Send at rates from a quarter of what 64 clients in a closed loop got to more than that."""
+    capacity = case.row()["texts_per_s"]["median"]
+    rates = [float(f"{share * capacity:.2g}") for share in setting.open_loop_shares]
+    return [case.measure_open(rate, 2 * setting.seconds) for rate in rates]
 
 
 def measure_padding(field: Field) -> float:
@@ -43,10 +66,22 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
     case = next((each for each in cases if each.key == key), None)
     if case is None:
         return {}
-    print(f"Soak, {num_texts} texts ...", file=sys.stderr, flush=True)
     case.check_all()
     case.send(MANY, min(WARM_UP_TEXTS, num_texts))
-    warm_mib = case.server.rss_mib
-    answer = case.send(MANY, num_texts)
-    rss = {"rss_mib_warm": warm_mib, "rss_mib_after": case.server.rss_mib}
-    return answer | rss | {"rss_ratio": rss["rss_mib_after"] / warm_mib}
+    rss_mib, answers = [case.server.rss_mib], []
+    for start in range(0, num_texts, PORTION_TEXTS):
+        answers.append(case.send(MANY, min(PORTION_TEXTS, num_texts - start)))
+        rss_mib.append(case.server.rss_mib)
+    return merge(answers) | {
+        "texts": sum(answer["texts"] for answer in answers),
+        "rss_mib": rss_mib,
+        "rss_ratio": rss_mib[-1] / rss_mib[0],
+    }
+
+
+def measure_starts(setting: Setting) -> float:
+    """Return the median of how long it takes from the start of a server to its first answer."""
+    log = log_of("start")
+    return statistics.median(
+        seconds_to_first_answer(setting.bundle, setting.our_threads, log) for _ in range(3)
+    )

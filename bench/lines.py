@@ -80,7 +80,9 @@ class LineProcess:
         assert self._process.stdout is not None
         watch = threading.Timer(TIMEOUT_S, self._process.kill)
         watch.start()
-        line = self._process.stdout.readline()
+        line = "not yet"
+        while line and not line.startswith("{"):  # what is imported may print before answer_lines is there
+            line = self._process.stdout.readline()
         watch.cancel()
         if not line:
             raise ProcessError(self._last_words())
