@@ -34,7 +34,7 @@ class InProcess:
         if precision not in get_args(Precision):
             raise ConfigError(f"precision {precision} is not one of {', '.join(get_args(Precision))}")
         self._bundle = open_bundle(directory, precision)
-        config = ServerConfig(bundle=directory, provider="cpu", precision=precision, intra_op_threads=threads)
+        config = ServerConfig(bundle=directory, provider="cpu", precision=precision, threads=threads)
         self._engine = Engine(self._bundle, config)
         self._max_tokens = self._bundle.manifest.max_tokens
         assert self._bundle.tokenizer_path is not None

@@ -45,7 +45,7 @@ class RunningServer:
 def attnlens_server(bundle: Path, precision: str, threads: int, log: Path) -> Iterator[RunningServer]:
     """Run `attnlens serve` with its defaults, apart from the precision and the threads (0: its default)."""
     command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0"]
-    command += ["--precision", precision, "--intra-op-threads", str(threads)]
+    command += ["--precision", precision, "--threads", str(threads)]
     with running(command, {}, log) as process:
         assert process.stdout is not None
         ready = re.search(r" is ready at (\S+): ", process.stdout.readline().decode())

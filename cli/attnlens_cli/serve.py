@@ -30,20 +30,25 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     help="What embeddings are computed in; fp16 is for a GPU, and needs a bundle that was exported with it.",
 )
 @click.option("--device-id", default=0, show_default=True, help="Which GPU.")
+@click.option("--threads", default=0, show_default=True, help="Threads that compute; 0: one a physical core.")
 @click.option(
-    "--intra-op-threads",
+    "--lanes",
     default=0,
     show_default=True,
-    help="Threads of an ONNX Runtime session; 0: one a physical core.",
+    help="Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in "
+    "memory once instead of twice.",
 )
 @click.option(
-    "--max-batch-tokens", default=512, show_default=True, help="Tokens of one batch, padding included."
+    "--max-batch-tokens",
+    default=0,
+    show_default=True,
+    help="Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.",
 )
 @click.option(
     "--max-attention-bytes",
     default=256 << 20,
     show_default=True,
-    help="Attention weights of one batch, in bytes.",
+    help="Attention weights of the batches that run, in bytes.",
 )
 @click.option(
     "--max-queue",

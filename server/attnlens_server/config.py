@@ -25,9 +25,14 @@ class ServerConfig:
         provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
         precision: `fp16` computes embeddings with the bundle's graph in fp16; attention stays fp32.
         device_id: which GPU, for CUDA.
-        intra_op_threads: threads of an ONNX Runtime session; 0 means one a physical core.
-        max_batch_tokens: tokens of one batch, padding included; a longer text runs alone.
-        max_attention_bytes: attention weights (fp32, all layers) of one batch; a larger text runs alone.
+        threads: threads that compute; 0 means one a physical core that this process may use.
+        lanes: batches that run side by side, the threads divided among them; a batch that is alone gets all
+            threads, for which the weights are in memory twice, unless this is 1. 0 means one a thread on a
+            CPU, and 1 on CUDA.
+        max_batch_tokens: tokens of one batch, padding included; a longer text runs by itself. 0 means 256 on
+            a CPU and 8192 on CUDA.
+        max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
+            part of it, and a text that is larger than that runs by itself.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts.
@@ -52,8 +57,9 @@ class ServerConfig:
     provider: Provider = "auto"
     precision: Precision = "fp32"
     device_id: int = 0
-    intra_op_threads: int = 0
-    max_batch_tokens: int = 512
+    threads: int = 0
+    lanes: int = 0
+    max_batch_tokens: int = 0
     max_attention_bytes: int = 256 * MIB
     max_queue: int = 2048
     max_inputs_per_request: int = 512
@@ -77,8 +83,9 @@ class ServerConfig:
             raise ConfigError(f"precision is {self.precision!r}: use one of {', '.join(get_args(Precision))}")
         self._check_range("port", 0, 65535)
         self._check_range("device_id", 0, 1023)
-        self._check_range("intra_op_threads", 0, 1024)
-        self._check_range("max_batch_tokens", 1, 1 << 24)
+        self._check_range("threads", 0, 1024)
+        self._check_range("lanes", 0, 1024)
+        self._check_range("max_batch_tokens", 0, 1 << 24)
         self._check_range("max_attention_bytes", MIB, 1 << 40)
         self._check_range("max_queue", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)

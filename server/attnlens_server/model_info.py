@@ -1,6 +1,5 @@
 """What GetModel tells about the model and the server."""
 
-from collections.abc import Sequence
 from importlib.metadata import version
 
 import onnxruntime
@@ -10,11 +9,10 @@ from attnlens.v1.encoder_service_pb2 import Limits, Model
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.bundle import DATA_TYPES
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
 
 
-def describe_model(
-    manifest: Manifest, config: ServerConfig, execution_providers: Sequence[str], *, max_tokens: int
-) -> Model:
+def describe_model(manifest: Manifest, config: ServerConfig, engine: Engine, *, max_tokens: int) -> Model:
     """Put together everything that a client needs to know."""
     versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
     versions |= {"attnlens": version("attnlens"), "onnxruntime": onnxruntime.__version__}
@@ -29,11 +27,11 @@ def describe_model(
             max_inputs_per_request=config.inputs_limit,
             max_text_bytes=config.max_text_bytes,
             max_queue=config.max_queue,
-            max_batch_tokens=config.max_batch_tokens,
+            max_batch_tokens=engine.max_batch_tokens,
             max_message_bytes=config.max_message_bytes,
             max_request_text_bytes=config.request_text_limit,
         ),
-        execution_providers=execution_providers,
+        execution_providers=engine.embeddings.sessions.providers,
         parity=manifest.parity,
         versions=versions,
         embedding_size=embedding_size(manifest),

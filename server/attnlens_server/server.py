@@ -78,7 +78,7 @@ class Server:
                 warm_up_s = await self._warm_up()
                 if not stop.is_set():
                     await self._set_serving()
-                    provider = self._engine.embeddings.providers[0]
+                    provider = self._engine.embeddings.sessions.providers[0]
                     on_ready(Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
                 await stop.wait()
             finally:

@@ -299,7 +299,7 @@ class EncoderService(EncoderServiceServicer):
         return describe_model(
             self._manifest,
             self._config,
-            self._engine.embeddings.providers,
+            self._engine,
             max_tokens=self._max_tokens,
         )
 

@@ -110,11 +110,11 @@ def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_b
     bundle = open_bundle(minilm_bundle)
     engine = Engine(bundle, ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
-    assert engine.embeddings.providers == ("CPUExecutionProvider",)
-    assert not engine.attentions.providers
+    assert engine.embeddings.sessions.providers == ("CPUExecutionProvider",)
+    assert not engine.attentions.sessions.providers
     [future] = submit(engine, [Item(ids(4), ("attentions.0",))], attention=True)
     future.result(60)
-    assert engine.attentions.providers == ("CPUExecutionProvider",)
+    assert engine.attentions.sessions.providers == ("CPUExecutionProvider",)
     engine.close()
 
 

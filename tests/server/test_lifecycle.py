@@ -123,7 +123,7 @@ def test_an_address_in_use_is_refused(minilm_bundle: Path) -> None:
     ("args", "message"),
     [
         (("--max-queue", "0"), "max_queue is 0: it must be from 1"),
-        (("--max-batch-tokens", "-5"), "max_batch_tokens is -5: it must be from 1"),
+        (("--max-batch-tokens", "-5"), "max_batch_tokens is -5: it must be from 0"),
         (("--max-text-bytes", "99999999"), "max_text_bytes is 99999999: it must be from 1 to 4194304"),
         (("--max-tokens", "513"), "max_tokens is 513: it must be from 1 to 512"),
     ],

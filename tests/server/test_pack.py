@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.engine.pack import BatchLimits, pack
+from attnlens_server.engine.pack import BatchLimits, pack, share
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -52,6 +52,15 @@ def test_a_text_waits_for_at_most_as_many_batches_as_texts_came_before(
             assert position not in chosen or num_batches <= arrival
         queue = [entry for position, entry in enumerate(queue) if position not in chosen]
         num_batches += 1
+
+
+@given(waiting, limits, st.integers(1, 16))
+def test_idle_lanes_find_their_part(lengths: list[int], limits: BatchLimits, num_idle: int) -> None:
+    """A batch of several texts leaves at least what the other lanes would get of an even division."""
+    chosen = pack(lengths, share(lengths, limits, num_idle))
+    num_taken = sum(lengths[index] for index in chosen)
+    assert len(chosen) == 1 or num_taken <= -(-sum(lengths) // num_idle)
+    assert len(chosen) == 1 or num_taken <= limits.max_tokens
 
 
 @given(st.integers(1, 512), st.integers(1, 64))

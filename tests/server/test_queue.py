@@ -2,22 +2,32 @@
 
 import threading
 import time
+from collections.abc import Callable
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
 from attnlens_server.engine.item import Item
-from attnlens_server.engine.pack import BatchLimits, pack
+from attnlens_server.engine.pack import BatchLimits, pack, share
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 
-def make_queue(max_tokens: int = 64) -> ItemQueue:
-    return ItemQueue(lambda lengths: pack(lengths, BatchLimits(max_tokens)))
+def make_queue(max_tokens: int = 64, num_lanes: int = 1) -> ItemQueue:
+    limits = BatchLimits(max_tokens)
+    return ItemQueue(lambda lengths, num_idle: pack(lengths, share(lengths, limits, num_idle)), num_lanes)
 
 
 def make_item(length: int, deadline: float | None = None) -> Item:
     return Item(np.ones(length, dtype=np.int64), ("last_hidden_state",), deadline)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_items_come_out_in_batches_oldest_first() -> None:
@@ -25,10 +35,10 @@ def test_items_come_out_in_batches_oldest_first() -> None:
     items = [make_item(32) for _ in range(5)]
     queue.put(items)
     assert queue.num_tokens == 160
-    assert queue.take() == items[:2]
-    assert queue.take() == items[2:4]
+    assert queue.take().items == items[:2]
+    assert queue.take().items == items[2:4]
     assert queue.num_tokens == 32
-    assert queue.take() == items[4:]
+    assert queue.take().items == items[4:]
     assert queue.num_tokens == 0
 
 
@@ -37,14 +47,14 @@ def test_a_cancelled_item_never_comes_out() -> None:
     cancelled, live = make_item(8), make_item(8)
     queue.put([cancelled, live])
     assert cancelled.future.cancel()
-    assert queue.take() == [live]
+    assert queue.take().items == [live]
 
 
 def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
     queue = make_queue()
     expired, live = make_item(8, deadline=time.monotonic() - 1), make_item(8, time.monotonic() + 60)
     queue.put([expired, live])
-    assert queue.take() == [live]
+    assert queue.take().items == [live]
     with pytest.raises(DeadlineError):
         expired.future.result(timeout=0)
 
@@ -52,7 +62,7 @@ def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
 def test_a_taker_waits_for_an_item() -> None:
     queue, item = make_queue(), make_item(4)
     taken: list[list[Item]] = []
-    taker = threading.Thread(target=lambda: taken.append(queue.take()))
+    taker = threading.Thread(target=lambda: taken.append(queue.take().items))
     taker.start()
     assert not taken
     queue.put([item])
@@ -63,7 +73,7 @@ def test_a_taker_waits_for_an_item() -> None:
 def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
     queue, live = make_queue(), make_item(4)
     taken: list[list[Item]] = []
-    taker = threading.Thread(target=lambda: taken.append(queue.take()))
+    taker = threading.Thread(target=lambda: taken.append(queue.take().items))
     queue.put([make_item(4, deadline=time.monotonic() - 1)])
     taker.start()
     queue.put([live])
@@ -77,8 +87,36 @@ def test_a_closed_queue_gives_what_it_has_then_nothing_and_takes_no_more() -> No
     queue.close()
     with pytest.raises(ShuttingDownError):
         queue.put([make_item(4)])
-    assert queue.take() == [item]
-    assert queue.take() == []
+    assert queue.take().items == [item]
+    assert queue.take().items == []
+
+
+def test_idle_lanes_share_what_waits() -> None:
+    """Two lanes that wait get half of it each, though one batch could hold it all."""
+    queue = make_queue(max_tokens=1024, num_lanes=2)
+    taken: SimpleQueue[list[Item]] = SimpleQueue()
+    lanes = [threading.Thread(target=lambda: taken.put(queue.take().items)) for _ in range(2)]
+    for lane in lanes:
+        lane.start()
+    wait_until(lambda: queue.num_idle == 2)
+    items = [make_item(16) for _ in range(8)]
+    queue.put(items)
+    batches = [taken.get(timeout=10) for _ in range(2)]
+    assert sorted(len(batch) for batch in batches) == [4, 4]
+
+
+def test_a_lane_beside_busy_ones_takes_a_whole_batch() -> None:
+    queue = make_queue(max_tokens=1024, num_lanes=2)
+    queue.put([make_item(16) for _ in range(8)])
+    assert len(queue.take().items) == 8
+
+
+def test_a_batch_is_alone_where_nothing_else_waits_or_runs() -> None:
+    one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
+    for queue in (one_lane, two_lanes):
+        queue.put([make_item(64), make_item(64)])
+    assert [one_lane.take().is_alone for _ in range(2)] == [False, True]
+    assert [two_lanes.take().is_alone for _ in range(2)] == [False, False]  # the other lane runs something
 
 
 def test_many_threads_lose_and_double_nothing() -> None:
@@ -91,7 +129,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
         putter.join()
     queue.close()
     taken: list[Item] = []
-    while batch := queue.take():
+    while batch := queue.take().items:
         taken += batch
     assert len(taken) == 8 * 19
     assert {id(item) for item in taken} == {id(item) for batch in batches for item in batch}

@@ -209,7 +209,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
     assert list(model.execution_providers) == ["CPUExecutionProvider"]
     assert model.parity.passed
     assert 0 < max(figure.max_abs_error for figure in model.parity.figures) <= 1e-5
-    assert model.limits.max_batch_tokens == 512
+    assert model.limits.max_batch_tokens == 256
     assert {"attnlens", "onnxruntime", "export/torch", "export/onnx"} <= set(model.versions)
 
 

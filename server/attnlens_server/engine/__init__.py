@@ -1,7 +1,7 @@
 """The engine: token ids in, tensors out. `queue -> pack -> run -> slice`.
 
-`item` is what waits, `queue` where it waits, `pack` what runs together, `session` what runs it, `worker`
-the thread that does, and `engine` the two of them: one worker a session, one session a graph.
+`item` is what waits, `queue` where it waits, `pack` what runs together, `session` what runs it, `sessions`
+which one does, `worker` the threads that make it, its lanes, and `engine` the two of them: a worker a graph.
 """
 
 from attnlens_server.engine.engine import Engine

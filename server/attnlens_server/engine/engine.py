@@ -1,4 +1,4 @@
-"""The engine of one model: two sessions, each with a worker of its own.
+"""The engine of one model: two graphs, each with a worker of its own.
 
 Embeddings and attention weights are separate graphs with separate threads, so that a request for
 attention, which is heavier, never stands in the way of one for embeddings.
@@ -6,20 +6,26 @@ attention, which is heavier, never stands in the way of one for embeddings.
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from loky import cpu_count
 
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine.item import Item
 from attnlens_server.engine.pack import BatchLimits
 from attnlens_server.engine.session import CPU, Session, resolve_provider
+from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import SessionWorker
 from attnlens_server.errors import GraphUnavailableError, StartupError
 
 logger = logging.getLogger(__name__)
+
+# Where throughput stops growing with the batch; on CUDA not measured yet.
+DEFAULT_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
 
 
 class Engine:
@@ -36,25 +42,22 @@ class Engine:
         Raises:
             StartupError: CUDA was asked for and is not in this build of ONNX Runtime.
         """
-        architecture = bundle.manifest.architecture
         self._bundle = bundle
         self._config = config
         self._provider: Literal["cpu", "cuda"] = resolve_provider(config.provider)
-        attention_bytes = 4 * architecture.num_layers * architecture.num_heads  # of one pair of tokens
-        self.embeddings = SessionWorker(
-            "embeddings",
-            self._open_embeddings,
-            BatchLimits(config.max_batch_tokens),
-            architecture.pad_token_id,
+        self._threads = config.threads or cpu_count(only_physical_cores=True)
+        self._num_lanes = config.lanes or (self._threads if self._provider == "cpu" else 1)
+        self.max_batch_tokens = config.max_batch_tokens or DEFAULT_BATCH_TOKENS[self._provider]
+        architecture = bundle.manifest.architecture
+        pair_bytes = 4 * architecture.num_layers * architecture.num_heads  # weights of one pair of tokens
+        max_pairs = config.max_attention_bytes // pair_bytes // self._num_lanes
+        self.embeddings = self._make_worker(
+            "embeddings", self._open_embeddings, BatchLimits(self.max_batch_tokens)
         )
-        self.attentions = SessionWorker(
+        self.attentions = self._make_worker(
             "attentions",
             self._open_attentions,
-            BatchLimits(
-                config.max_batch_tokens,
-                max_square_tokens=config.max_attention_bytes // attention_bytes,
-            ),
-            architecture.pad_token_id,
+            BatchLimits(self.max_batch_tokens, max_square_tokens=max_pairs),
         )
 
     def worker(self, *, attention: bool) -> SessionWorker:
@@ -62,10 +65,10 @@ class Engine:
         return self.attentions if attention else self.embeddings
 
     def start(self, max_tokens: int) -> float:
-        """Open the embeddings session, run it once on short and long texts, return the seconds it took.
+        """Open the embeddings sessions, run them on short and long texts, return the seconds it took.
 
-        The attention session is opened by the first request that needs it; but where CUDA was asked for by
-        name, now, so that the server does not start unless CUDA really runs both.
+        The attention sessions are opened by the first request that needs it; but where CUDA was asked for by
+        name, now, so that the server does not start unless CUDA really runs both graphs.
 
         Raises:
             StartupError: a session can't be opened as asked.
@@ -73,6 +76,10 @@ class Engine:
         started = time.monotonic()
         self.embeddings.start()
         self.attentions.start()
+        try:
+            self.embeddings.sessions.open_all()
+        except GraphUnavailableError as error:
+            raise StartupError(str(error)) from error
         for length in sorted({min(8, max_tokens), min(128, max_tokens), max_tokens}):
             _run_once(self.embeddings, length)
         if self._config.provider == "cuda":
@@ -84,12 +91,23 @@ class Engine:
         self.embeddings.close()
         self.attentions.close()
 
-    def _open_attentions(self) -> Session:
-        self._bundle.verify()  # its hash was taken at the start, which may be long ago
-        return self._open_session(self._bundle.attentions_path)
+    def _make_worker(
+        self, name: str, open_session: Callable[[int], Session], limits: BatchLimits
+    ) -> SessionWorker:
+        return SessionWorker(
+            name,
+            Sessions(open_session, threads=self._threads, num_lanes=self._num_lanes),
+            limits,
+            num_lanes=self._num_lanes,
+            pad_token_id=self._bundle.manifest.architecture.pad_token_id,
+        )
 
-    def _open_embeddings(self) -> Session:
-        session = self._open_session(self._bundle.embeddings_path)
+    def _open_attentions(self, threads: int) -> Session:
+        self._bundle.verify()  # its hash was taken at the start, which may be long ago
+        return self._open_session(self._bundle.attentions_path, threads)
+
+    def _open_embeddings(self, threads: int) -> Session:
+        session = self._open_session(self._bundle.embeddings_path, threads)
         if self._bundle.precision == "fp16" and session.providers[0] == CPU:
             logger.warning(
                 "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
@@ -97,22 +115,15 @@ class Engine:
             )
         return session
 
-    def _open_session(self, graph: Path) -> Session:
+    def _open_session(self, graph: Path, threads: int) -> Session:
+        device_id = self._config.device_id
         try:
-            return self._open_session_on(self._provider, graph)
+            return Session(graph, self._provider, threads=threads, device_id=device_id)
         except StartupError as error:
             if self._provider == "cpu" or self._config.provider != "auto":
                 raise
             logger.warning("provider auto falls back to the CPU: %s", error)
-            return self._open_session_on("cpu", graph)
-
-    def _open_session_on(self, provider: Literal["cpu", "cuda"], graph: Path) -> Session:
-        return Session(
-            graph,
-            provider,
-            threads=self._config.intra_op_threads,
-            device_id=self._config.device_id,
-        )
+            return Session(graph, "cpu", threads=threads, device_id=device_id)
 
 
 def _run_once(worker: SessionWorker, length: int) -> None:

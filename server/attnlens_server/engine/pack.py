@@ -5,8 +5,9 @@ number of tokens, because that is what time and memory depend on. The oldest tex
 batch, hence none waits for more batches than there are texts before it, whatever arrives later.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,18 @@ class BatchLimits:
         if self.max_square_tokens is not None and num_tokens * max_length > self.max_square_tokens:
             return False
         return num_tokens - num_live_tokens <= self.max_padding_share * num_tokens
+
+
+def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLimits:
+    """Return the limits of a batch that leaves their part of what waits to the other idle lanes.
+
+    Args:
+        lengths: the number of tokens of each waiting text.
+        limits: what a batch may hold.
+        num_idle: how many lanes could run a batch now.
+    """
+    fair_tokens = math.ceil(sum(lengths) / num_idle)
+    return replace(limits, max_tokens=min(limits.max_tokens, fair_tokens))
 
 
 def pack(lengths: Sequence[int], limits: BatchLimits) -> list[int]:

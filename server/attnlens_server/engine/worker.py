@@ -1,19 +1,18 @@
-"""The thread that owns a session: takes a batch, runs it, hands each text its slice."""
+"""The lanes of a graph: threads that take a batch, run it, and hand each text its slice."""
 
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnlens_server.engine.item import Item, ItemResult, slice_item
-from attnlens_server.engine.pack import BatchLimits, pack
+from attnlens_server.engine.pack import BatchLimits, pack, share
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.session import Session
-from attnlens_server.errors import GraphUnavailableError, StartupError
+from attnlens_server.engine.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -22,74 +21,64 @@ MAX_RETRY_S = 10.0
 
 
 class SessionWorker:
-    """A queue, and a thread that runs its items on a session that only this thread touches.
-
-    The session is opened by the thread when the first batch arrives.
-    """
+    """A queue, and lanes: threads that run its items, a batch each, on sessions that they share."""
 
     def __init__(
-        self, name: str, open_session: Callable[[], Session], limits: BatchLimits, pad_token_id: int
+        self, name: str, sessions: Sessions, limits: BatchLimits, *, num_lanes: int, pad_token_id: int
     ) -> None:
-        self.queue = ItemQueue(lambda lengths: pack(lengths, limits))
-        self.num_live_tokens = 0
-        self._tokens_per_s = 0.0  # of the last batches, for estimates
-        self._open_session = open_session
+        self.queue = ItemQueue(
+            lambda lengths, num_idle: pack(lengths, share(lengths, limits, num_idle)), num_lanes
+        )
+        self.sessions = sessions
         self._pad_token_id = pad_token_id
-        self._session: Session | None = None
-        self._open_failure: GraphUnavailableError | None = None
-        self._thread = threading.Thread(target=self._main_loop, name=f"session-{name}", daemon=True)
-
-    @property
-    def providers(self) -> tuple[str, ...]:
-        """The execution providers of the session, the preferred one first; empty until it is open."""
-        return self._session.providers if self._session is not None else ()
+        # Protects the three counts: each batch is in all of them or in none.
+        self._counting = threading.Lock()
+        self.num_live_tokens = 0
+        self.num_computed_tokens = 0  # padding included
+        self._tokens_per_s = 0.0  # of one lane in its last batches, for estimates
+        self._lanes = [
+            threading.Thread(target=self._main_loop, name=f"{name}-{lane}", daemon=True)
+            for lane in range(num_lanes)
+        ]
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the lanes."""
+        for lane in self._lanes:
+            lane.start()
 
     def close(self) -> None:
         """Run what waits, then stop."""
         self.queue.close()
-        if self._thread.ident is not None:
-            self._thread.join()
+        for lane in self._lanes:
+            if lane.ident is not None:
+                lane.join()
 
     def estimate_wait_s(self) -> float:
         """Return how long what waits will take, for those who are told to come back later."""
-        wait_s = self.queue.num_tokens / self._tokens_per_s if self._tokens_per_s > 0 else 0.0
+        tokens_per_s = self._tokens_per_s * len(self._lanes)
+        wait_s = self.queue.num_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
         return min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
 
     def _main_loop(self) -> None:
-        while batch := self.queue.take():
-            live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+        while (batch := self.queue.take()).items:
+            live = [item for item in batch.items if item.future.set_running_or_notify_cancel()]
             if live:
-                self._run_isolating_faults(live)
+                self._run_isolating_faults(live, is_alone=batch.is_alone)
 
-    def _run_isolating_faults(self, batch: list[Item]) -> None:
+    def _run_isolating_faults(self, items: list[Item], *, is_alone: bool) -> None:
         """Run a batch; where it fails, run its texts one by one, so that one can't spoil the others."""
+        session = None
         try:
-            self._run_batch(batch, self._opened())
+            session = self.sessions.get(is_alone=is_alone)
+            self._run_batch(items, session)
         except Exception as error:  # noqa: BLE001 - the outermost edge of this thread
-            if len(batch) == 1 or self._session is None:
-                for item in batch:
+            if len(items) == 1 or session is None:
+                for item in items:
                     item.future.set_exception(error)
                 return
-            logger.warning("a batch of %d texts failed, running each alone: %s", len(batch), error)
-            for item in batch:
-                self._run_isolating_faults([item])
-
-    def _opened(self) -> Session:
-        """Return the session, opening it if this is the first batch. A failure is final."""
-        if self._open_failure is not None:
-            raise self._open_failure
-        if self._session is None:
-            try:
-                self._session = self._open_session()
-            except StartupError as error:
-                logger.error("%s", error)  # noqa: TRY400 - the message is the whole story
-                self._open_failure = GraphUnavailableError(f"the graph can't be used: {error}")
-                raise self._open_failure from error
-        return self._session
+            logger.warning("a batch of %d texts failed, running each alone: %s", len(items), error)
+            for item in items:
+                self._run_isolating_faults([item], is_alone=is_alone)
 
     def _run_batch(self, batch: list[Item], session: Session) -> None:
         input_ids, attention_mask = pad_batch(batch, self._pad_token_id)
@@ -97,7 +86,7 @@ class SessionWorker:
         started = time.monotonic()
         arrays = session.run(input_ids, attention_mask, names)
         compute_s = time.monotonic() - started
-        self._count(batch, compute_s)
+        self._count(batch, input_ids.size, compute_s)
         results = [
             ItemResult(
                 outputs=slice_item(arrays, row, item.num_tokens, item.output_names),
@@ -109,11 +98,13 @@ class SessionWorker:
         for item, result in zip(batch, results, strict=True):
             item.future.set_result(result)
 
-    def _count(self, batch: list[Item], compute_s: float) -> None:
+    def _count(self, batch: list[Item], computed_tokens: int, compute_s: float) -> None:
         live_tokens = sum(item.num_tokens for item in batch)
-        self.num_live_tokens += live_tokens
         rate = live_tokens / max(compute_s, 1e-6)
-        self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
+        with self._counting:
+            self.num_live_tokens += live_tokens
+            self.num_computed_tokens += computed_tokens
+            self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
 
 
 def pad_batch(batch: list[Item], pad_token_id: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
