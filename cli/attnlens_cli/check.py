@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli.quantization_table import show_quantization
 from attnlens_cli.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 from attnlens_cli.stopping import stopped_by_signals
 
@@ -114,6 +115,7 @@ def check(
         Console().print(
             parity_table(parity, f"{summary.manifest.model_name} against {parity.reference_name}")
         )
+        show_quantization(summary.manifest, parity)
         click.echo(
             f"{len(summary.manifest.files)} files have the hashes of the manifest; the graphs are portable"
         )
@@ -208,9 +210,11 @@ def progress_bar() -> Iterator["Progress"]:
         def show(stage: str, done: int, total: int) -> None:
             nonlocal shown
             bar.update(task, description=stage, completed=done, total=total)
-            kind = stage.partition(" ")[0]
+            # "Parity 2x7 right": what is done, then the input shape that it is done on; or else a whole name.
+            kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
             if not console.is_terminal and kind != shown:
                 shown = kind
-                click.echo(stage if total == 1 else f"{kind} on {total} input shapes", err=True)
+                is_whole = total == 1 or kind == stage
+                click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)
 
         yield show

@@ -10,6 +10,7 @@ from attnlens_cli.check import parity_tokens_option
 from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
 from attnlens_cli.left_out import describe_left_out
 from attnlens_cli.pooling_names import POOLINGS
+from attnlens_cli.quantization_table import show_quantization
 from attnlens_cli.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -85,10 +86,25 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16"]),
+    type=click.Choice(["fp32", "fp16", "int8"]),
     default="fp32",
     show_default=True,
-    help="fp16 adds onnx/model_fp16.onnx, embeddings for a GPU; the others stay fp32.",
+    help="fp16 adds onnx/model_fp16.onnx, embeddings for a GPU, int8 onnx/model_int8.onnx, for a CPU.",
+)
+@click.option(
+    "--min-mean-cosine",
+    type=click.FloatRange(0, 1),
+    help="int8: least mean cosine with fp32 of the embeddings of texts.  [default: 0.999]",
+)
+@click.option(
+    "--min-cosine",
+    type=click.FloatRange(0, 1),
+    help="int8: least cosine with fp32 of any text's embedding.  [default: 0.995]",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="int8: texts, one per line; half calibrate, half verify and go into DIR.  [default: built in]",
 )
 @parity_tokens_option
 @click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
@@ -103,6 +119,8 @@ def export(
     revision: str | None,
     name: str | None,
     layouts: tuple[str, ...],
+    min_mean_cosine: float | None,
+    min_cosine: float | None,
     **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
 ) -> None:
     """Turn a checkpoint into a verified ONNX bundle.
@@ -119,13 +137,18 @@ def export(
         OutputError,
         export_bundle,
     )
+    from attnlens_export.int8.result import Gate  # noqa: PLC0415 - heavy
     from attnlens_export.layouts import check_output, write_layout  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
     _check_combination(source, config, seed, revision)
+    given = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
+    cosines = {key: value for key, value in given.items() if value is not None}
+    if options["precision"] != "int8" and (cosines or options["calibration"] is not None):
+        raise click.UsageError("--min-mean-cosine, --min-cosine and --calibration need --precision int8")
     if config is not None:
         name = name or config.stem
-    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, **options)
+    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, gate=Gate(**cosines), **options)
     repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
         with stopped_by_signals(), progress_bar() as progress:
@@ -138,6 +161,7 @@ def export(
     except (ExportError, ModelError) as error:
         raise click.ClickException(str(error)) from error
     Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
+    show_quantization(summary.manifest, summary.parity)
     click.echo(_describe(summary))
     raise_failures(summary.parity)
     with stopped_by_signals():

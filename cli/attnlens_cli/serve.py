@@ -24,10 +24,10 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16"]),
+    type=click.Choice(["fp32", "fp16", "int8"]),
     default="fp32",
     show_default=True,
-    help="What embeddings are computed in; fp16 is for a GPU, and needs a bundle that was exported with it.",
+    help="What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",
 )
 @click.option("--device-id", default=0, show_default=True, help="Which GPU.")
 @click.option("--threads", default=0, show_default=True, help="Threads that compute; 0: one a physical core.")

@@ -30,6 +30,11 @@ from attnlens_client.results import (
     Usage,
 )
 
+_PRECISIONS: dict[DataType.ValueType, str] = {
+    DataType.DATA_TYPE_FLOAT16: "fp16",
+    DataType.DATA_TYPE_INT8: "int8",
+}
+
 
 def embeddings(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
     """Join the vectors of several calls, at least one, into one new array (N, D)."""
@@ -187,7 +192,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             max_request_text_bytes=limits.max_request_text_bytes,
         ),
         execution_providers=tuple(message.execution_providers),
-        precision="fp16" if message.precision == DataType.DATA_TYPE_FLOAT16 else "fp32",
+        precision=_PRECISIONS.get(message.precision, "fp32"),
         parity=_parity(message),
         versions=dict(message.versions),
     )

@@ -166,7 +166,7 @@ class ModelInfo:
         exclude_prompt: whether the tokens of a prompt are left out of the pooling.
         prompts: what `embed` may put before a text, by name.
         default_prompt_name: the prompt that it uses unless told; empty: none.
-        precision: `fp32` or `fp16`: of embeddings and of token vectors without attention.
+        precision: `fp32`, `fp16` or `int8`: of embeddings and of token vectors without attention.
         versions: by package name.
     """
 

@@ -1,9 +1,18 @@
 """From a checkpoint to a verified bundle: trace, simplify, write, compare, describe."""
 
 from attnlens_export.bundle import BundleSummary, ExportOptions, export_bundle
-from attnlens_export.errors import ExportError, GraphError, LintError, OutputError, ParityError, SourceError
+from attnlens_export.errors import (
+    AccuracyError,
+    ExportError,
+    GraphError,
+    LintError,
+    OutputError,
+    ParityError,
+    SourceError,
+)
 
 __all__ = [
+    "AccuracyError",
     "BundleSummary",
     "ExportError",
     "ExportOptions",

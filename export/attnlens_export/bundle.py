@@ -14,12 +14,14 @@ from typing import Literal
 import onnx
 
 from attnlens.bundle import write_manifest
-from attnlens.v1.manifest_pb2 import Manifest
+from attnlens.v1.manifest_pb2 import Manifest, Quantization
 from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Case, default_grid
 from attnlens_export.half import to_half
 from attnlens_export.half_parity import measure_half
+from attnlens_export.int8.quantize import Int8Options, measure_int8, write_int8
+from attnlens_export.int8.result import Gate
 from attnlens_export.lint import check_graph
 from attnlens_export.manifest import (
     ATTENTIONS_PATH,
@@ -27,6 +29,8 @@ from attnlens_export.manifest import (
     EMBEDDINGS_PATH,
     GRAPH_KINDS,
     HALF_PATH,
+    INT8_PATH,
+    data_type_of,
     describe_bundle,
     graph_kinds,
 )
@@ -46,6 +50,7 @@ from attnlens_export.staging import staged
 from attnlens_export.structure import check_valid, read_structure
 from attnlens_export.weights import (
     MAX_EMBEDDED_BYTES,
+    Place,
     verify_places,
     write_data,
     write_embedded,
@@ -57,7 +62,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps of it are done, and of how many."""
 
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8"]
 
 
 def no_progress(stage: str, done: int, total: int) -> None:
@@ -83,7 +88,9 @@ class ExportOptions:
         parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
         grid: the parity cases; None: `default_grid`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
-        precision: `fp16` adds a graph of the embeddings in fp16.
+        precision: `fp16` or `int8` adds a graph of the embeddings in it.
+        gate: what the embeddings of a graph in int8 must keep.
+        calibration: texts for int8, one per line; None: those of this package.
     """
 
     name: str | None = None
@@ -101,6 +108,8 @@ class ExportOptions:
     grid: Sequence[Case] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precision: Precision = "fp32"
+    gate: Gate = field(default_factory=Gate)
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +162,7 @@ def export_bundle(
         GraphError: the encoder can't be brought into a portable graph.
         LintError: a graph is not portable.
         ParityError: a graph does not compute what the encoder computes (not with `keep_failed`).
+        AccuracyError: no graph in int8 passes the gate.
     """
     options = options or ExportOptions()
     with staged(output, force=options.force) as staging:
@@ -174,8 +184,8 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
             check_valid(directory / path)
         except onnx.checker.ValidationError as error:
             raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
-        has_half = path == HALF_PATH
-        check_graph(read_structure(directory / path), path, config, kind, has_half=has_half)
+        structure = read_structure(directory / path)
+        check_graph(structure, path, config, kind, data_type=data_type_of(path))
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
@@ -216,13 +226,18 @@ def _build(
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
-    has_external_data = _write_graphs(directory, model, options, progress)
+    embeddings, places = _write_graphs(directory, model, options, progress)
+    has_external_data = (directory / DATA_PATH).is_file()
     progress("Writing the tokenizer and configuration", 0, 1)
     copy_described(directory, model.directory)
     write_config(directory, model.directory, config, external_data=has_external_data)
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     write_pooling(directory, model.directory, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)
+    quantization = Quantization()
+    if options.precision == "int8":
+        chosen = Int8Options(options.gate, options.calibration, options.max_embedded_bytes)
+        quantization = write_int8(directory, config, embeddings, places, chosen, progress)
     check_graphs(directory, config)
     cases = options.grid or default_grid(config, options.parity_tokens)
 
@@ -241,11 +256,18 @@ def _build(
     if options.precision == "fp16":
         half = measure_half(model.encoder, config, directory, cases, progress=case_progress)
         parity = replace(parity, half=half)
+    if options.precision == "int8":
+        int8 = measure_int8(directory, config, options.gate)
+        int8.write_to(quantization)
+        parity = replace(parity, int8=int8)
     if not parity.passed and not options.keep_failed:
         raise ParityError(describe_failure(parity))
     write_report(directory / "parity", parity, model.name)
     progress("Hashing the files", 0, 1)
     manifest = describe_bundle(directory, config)
+    for graph in manifest.graphs:
+        if graph.path == INT8_PATH:
+            graph.quantization.CopyFrom(quantization)
     manifest.model_name, manifest.source = model.name, model.source
     manifest.weights_license = read_license(model.directory)
     manifest.pooling.CopyFrom(read_pooling(directory, config.hidden_size))
@@ -257,8 +279,10 @@ def _build(
     return manifest, parity, built_tokenizer
 
 
-def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> bool:
-    """Trace and write both graphs; tell whether their weights are in a file of their own."""
+def _write_graphs(
+    directory: Path, model: _Model, options: ExportOptions, progress: Progress
+) -> tuple[TracedGraph, dict[str, Place]]:
+    """Trace and write both graphs; return that of the embeddings and where their weights are."""
     progress("Tracing the encoder", 0, 1)
     attentions = trace(model.encoder, model.config)
     embeddings = embeddings_graph(attentions)
@@ -275,7 +299,7 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     verify_places(directory / "onnx", weights, places)
     if options.precision == "fp16":
         _write_half(directory / HALF_PATH, embeddings, options.max_embedded_bytes)
-    return has_external_data
+    return embeddings, places
 
 
 def _write_half(path: Path, embeddings: TracedGraph, max_bytes: int) -> None:

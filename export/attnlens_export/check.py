@@ -15,16 +15,20 @@ import numpy.typing as npt
 import torch
 from google.protobuf import json_format
 
-from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import Manifest
+from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, read_manifest, verify_files
+from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
+from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.grid import Case, default_grid
 from attnlens_export.half_parity import measure_half
+from attnlens_export.int8.quantize import measure_int8
+from attnlens_export.int8.result import Gate
 from attnlens_export.manifest import (
     EMBEDDINGS_PATH,
     GRAPH_KINDS,
     HALF_PATH,
+    INT8_PATH,
     bundle_files,
     describe_architecture,
     describe_graphs,
@@ -127,6 +131,9 @@ def check_bundle(
     if (directory / HALF_PATH).is_file():
         half = measure_half(encoder, config, directory, cases, progress=_progress_of("Parity", progress))
         parity = replace(parity, half=half)
+    if (directory / INT8_PATH).is_file():
+        progress("Int8 against fp32", 0, 1)
+        parity = replace(parity, int8=measure_int8(directory, config, _gate(manifest)))
     if runtimes is None:
         return CheckSummary(manifest, parity)
     elsewhere = RuntimeParity(encoder, config, directory, cases, name)
@@ -155,7 +162,7 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
         raise BundleError(f"{unlisted[0]} is not in the manifest: remove it, or export the bundle again")
     claimed = Manifest(
         architecture=manifest.architecture,
-        graphs=manifest.graphs,
+        graphs=[_without_quantization(graph) for graph in manifest.graphs],
         pooling=manifest.pooling,
         max_tokens=manifest.max_tokens,
         prompts=manifest.prompts,
@@ -177,6 +184,20 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
                 f"{directory / MANIFEST_NAME}: {name} is {claims.get(name)!r}, the files say "
                 f"{facts.get(name)!r}: export the bundle again"
             )
+
+
+def _without_quantization(graph: Graph) -> Graph:
+    """Return what follows from the file itself."""
+    copied = Graph()
+    copied.CopyFrom(graph)
+    copied.ClearField("quantization")
+    return copied
+
+
+def _gate(manifest: Manifest) -> Gate:
+    """Return the gate that the graph in int8 has passed."""
+    claimed = find_graph(manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DataType.DATA_TYPE_INT8).quantization
+    return Gate(claimed.min_mean_cosine, claimed.min_cosine)
 
 
 def _as_dict(message: Manifest) -> dict[str, Any]:

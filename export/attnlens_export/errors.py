@@ -5,7 +5,8 @@ ExportError
 ├── OutputError   the target directory can't be written or may not be replaced
 ├── GraphError    the traced graph can't be brought into the portable form
 ├── LintError     a graph is not what a bundle promises; the message lists every finding
-└── ParityError   a graph does not compute what the PyTorch encoder computes
+├── ParityError   a graph does not compute what the PyTorch encoder computes
+└── AccuracyError no graph in int8 passes the gate
 """
 
 
@@ -35,6 +36,10 @@ class LintError(ExportError):
     def __init__(self, path: str, findings: list[str]) -> None:
         self.findings = findings
         super().__init__(f"{path} is not a portable encoder graph: " + "; ".join(findings))
+
+
+class AccuracyError(ExportError):
+    """No graph in int8 passes the gate; the message tells the best that was found."""
 
 
 class ParityError(ExportError):

@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.errors import LintError
 from attnlens_export.graph import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, OPSET, input_names, output_names
 from attnlens_export.simplify import IR_VERSION
@@ -36,6 +37,13 @@ SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
+# What a graph that is not in fp32 throughout needs beside them.
+_MORE_OPERATORS = {DataType.DATA_TYPE_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
+_MORE_TYPES: dict[DataType.ValueType, set[int]] = {
+    DataType.DATA_TYPE_FLOAT16: {TensorProto.FLOAT16},
+    DataType.DATA_TYPE_INT8: {TensorProto.INT8, TensorProto.UINT8},
+}
+
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
 _REASONS = {
     "Dropout": "the encoder was traced in training mode",
@@ -54,7 +62,7 @@ def check_graph(
     config: EncoderConfig,
     kind: GraphKind.ValueType,
     *,
-    has_half: bool = False,
+    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
 ) -> None:
     """Check operators, versions and the shapes of inputs and outputs.
 
@@ -63,15 +71,15 @@ def check_graph(
         path: what to call it in the error.
         config: the encoder that it was made from.
         kind: which outputs it must have.
-        has_half: whether weights may be in fp16; inputs and outputs never are.
+        data_type: what weights may be in beside fp32; inputs and outputs never are.
 
     Raises:
         LintError: with every finding.
     """
     findings = [
         *_version_findings(model),
-        *_operator_findings(model, config),
-        *_initializer_findings(model, has_half=has_half),
+        *_operator_findings(model, config, data_type),
+        *_initializer_findings(model, data_type),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
         *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
@@ -107,8 +115,10 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
 
 
-def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[str]:
-    allowed = allowed_operators(config)
+def _operator_findings(
+    model: onnx.ModelProto, config: EncoderConfig, data_type: DataType.ValueType
+) -> list[str]:
+    allowed = allowed_operators(config) | _MORE_OPERATORS.get(data_type, frozenset())
     findings = []
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):
@@ -120,8 +130,8 @@ def _operator_findings(model: onnx.ModelProto, config: EncoderConfig) -> list[st
     return findings
 
 
-def _initializer_findings(model: onnx.ModelProto, *, has_half: bool) -> list[str]:
-    allowed = {TensorProto.FLOAT, TensorProto.INT64} | ({TensorProto.FLOAT16} if has_half else set())
+def _initializer_findings(model: onnx.ModelProto, data_type: DataType.ValueType) -> list[str]:
+    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(data_type, set())
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
         for tensor in model.graph.initializer

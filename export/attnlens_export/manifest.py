@@ -15,11 +15,14 @@ from attnlens_model import EncoderConfig
 EMBEDDINGS_PATH = "onnx/model.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 HALF_PATH = "onnx/model_fp16.onnx"
+INT8_PATH = "onnx/model_int8.onnx"
 DATA_PATH = "onnx/model.onnx_data"
 GRAPH_KINDS = {
     EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
     ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
 }
+# Graphs of the embeddings that a bundle may have beside those.
+MORE_DATA_TYPES = {HALF_PATH: DataType.DATA_TYPE_FLOAT16, INT8_PATH: DataType.DATA_TYPE_INT8}
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 
 _DATA_TYPES: dict[int, DataType.ValueType] = {
@@ -51,9 +54,14 @@ def describe_graphs(directory: Path) -> list[Graph]:
 
 
 def graph_kinds(directory: Path) -> dict[str, GraphKind.ValueType]:
-    """Return the graphs of a bundle by path: both in fp32, then the one in fp16 if it is there."""
-    has_half = (directory / HALF_PATH).is_file()
-    return GRAPH_KINDS | ({HALF_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS} if has_half else {})
+    """Return the graphs of a bundle by path: both in fp32, then those in fp16 and int8 that are there."""
+    more = (path for path in MORE_DATA_TYPES if (directory / path).is_file())
+    return GRAPH_KINDS | dict.fromkeys(more, GraphKind.GRAPH_KIND_EMBEDDINGS)
+
+
+def data_type_of(path: str) -> DataType.ValueType:
+    """Return what the graph with this path computes in."""
+    return MORE_DATA_TYPES.get(path, DataType.DATA_TYPE_FLOAT32)
 
 
 def tool_versions() -> dict[str, str]:
@@ -89,7 +97,7 @@ def _describe_graph(directory: Path, path: str, kind: GraphKind.ValueType) -> Gr
         kind=kind,
         opset=model.opset_import[0].version,
         ir_version=model.ir_version,
-        data_type=DataType.DATA_TYPE_FLOAT16 if path == HALF_PATH else DataType.DATA_TYPE_FLOAT32,
+        data_type=data_type_of(path),
         inputs=[_describe_value(value) for value in model.graph.input],
         outputs=[_describe_value(value) for value in model.graph.output],
     )

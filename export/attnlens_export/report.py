@@ -9,6 +9,7 @@ from typing import Any
 from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.grid import Case
 from attnlens_export.half_result import MIN_COSINE, HalfResult
+from attnlens_export.int8.result import Int8Result
 from attnlens_export.json_files import write_json
 from attnlens_export.manifest import tool_versions
 from attnlens_export.result import (
@@ -48,6 +49,7 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "measurements": [_as_json(each) for each in result.measurements],
         "invariants": [_as_json(each) for each in result.invariants],
         "fp16": None if result.half is None else _half_as_json(result.half),
+        "int8": None if result.int8 is None else _int8_as_json(result.int8),
     }
 
 
@@ -60,6 +62,12 @@ def _half_as_json(half: HalfResult) -> dict[str, Any]:
             for each in half.measurements
         ],
     }
+
+
+def _int8_as_json(int8: Int8Result) -> dict[str, Any]:
+    values = dataclasses.asdict(int8)
+    values["agreement"] = {key: _finite(value) for key, value in values["agreement"].items()}
+    return values | {"alone_error": _finite(int8.alone_error)}
 
 
 def _as_json(found: Measurement | Invariants) -> dict[str, Any]:
@@ -97,6 +105,7 @@ def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) ->
         "## What holds for any encoder",
         _invariants_list(result),
         *(_half_section(result.half) if result.half else ()),
+        *(("## In int8", int8_table(result.int8)) if result.int8 else ()),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
     ]
@@ -113,6 +122,20 @@ def _half_section(half: HalfResult) -> tuple[str, str]:
         f"- smallest cosine: {half.figure().min_cosine:.7f}\n- {half.describe()}"
     )
     return "## In fp16", text
+
+
+def int8_table(int8: Int8Result) -> str:
+    """Return a table in Markdown of the cosines, and a line on the rest."""
+    found, gate = int8.agreement, int8.gate
+    return (
+        f"{int8.num_texts} texts that it was not calibrated with, against the graph in fp32.\n\n"
+        "| cosine | mean | smallest |\n|---|---|---|\n"
+        f"| embeddings | {found.mean_cosine:.6f} | {found.min_cosine:.6f} |\n"
+        f"| gate | {gate.min_mean_cosine:g} | {gate.min_cosine:g} |\n"
+        f"| token vectors | {found.mean_token_cosine:.6f} | {found.min_token_cosine:.6f} |\n\n"
+        f"- the nearest other text is the same for {found.neighbour_agreement:.1%}\n"
+        f"- a text alone and in a batch differ by {int8.alone_error:.1e}"
+    )
 
 
 def _figures_table(figures: list[ParityFigure]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from attnlens.v1.manifest_pb2 import Parity, ParityFigure
 from attnlens_export.grid import Case
 from attnlens_export.half_result import HalfResult
+from attnlens_export.int8.result import Int8Result
 
 TOLERANCE = 1e-5
 REFERENCE_ERROR_RATIO = 4.0
@@ -126,6 +127,7 @@ class ParityResult:
         reference_name: where the weights of the PyTorch encoder came from.
         max_tokens: the longest input that the encoder takes.
         half: what was found of the graph in fp16; None where there is none.
+        int8: what was found of the graph in int8; None where there is none.
     """
 
     cases: tuple[Case, ...]
@@ -134,6 +136,7 @@ class ParityResult:
     reference_name: str
     max_tokens: int
     half: HalfResult | None = None
+    int8: Int8Result | None = None
 
     @property
     def passed(self) -> bool:
@@ -145,7 +148,8 @@ class ParityResult:
         by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
         lines = [line for measurement in by_excess for line in measurement.failures()]
         lines += [line for invariants in self.invariants for line in invariants.failures()]
-        return lines + (self.half.failures() if self.half else [])
+        lines += self.half.failures() if self.half else []
+        return lines + (self.int8.failures() if self.int8 else [])
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""

@@ -13,6 +13,7 @@ from attnlens_server.errors import StartupError
 DATA_TYPES: dict[Precision, DataType.ValueType] = {
     "fp32": DataType.DATA_TYPE_FLOAT32,
     "fp16": DataType.DATA_TYPE_FLOAT16,
+    "int8": DataType.DATA_TYPE_INT8,
 }
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Provider = Literal["auto", "cpu", "cuda"]
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8"]
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ class ServerConfig:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
-        precision: `fp16` computes embeddings with the bundle's graph in fp16; attention stays fp32.
+        precision: `fp16` or `int8` computes embeddings with the bundle's graph in it; attention stays fp32.
         device_id: which GPU, for CUDA.
         threads: threads that compute; 0 means one a physical core that this process may use.
         lanes: batches that run side by side, the threads divided among them; a batch that is alone gets all

@@ -1,4 +1,4 @@
-"""A server that computes embeddings in fp16, beside one in fp32 with the same bundle."""
+"""A server that computes embeddings in fp16 or int8, beside one in fp32 with the same bundle."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +12,11 @@ from click.testing import CliRunner
 
 from attnlens_cli.info import info
 from attnlens_client import Client
+from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.engine.session import CPU, CUDA
+from attnlens_server.errors import StartupError
 from served import ServerProcess
 
 TEXTS = ["a cat", "the cat sat on the mat", "cat", ""]
@@ -89,6 +93,42 @@ def test_a_bundle_without_fp16_is_refused(small_bundle: Callable[[str], Path]) -
     assert f"{bundle} has no graph in fp16: export it again with --precision fp16" in result.stderr
 
 
+@pytest.fixture(scope="module")
+def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from attnlens_export.int8.result import Gate  # noqa: PLC0415 - imports torch
+    from small_bundles import export_small  # noqa: PLC0415
+
+    gate = Gate(min_mean_cosine=0.99, min_cosine=0.9)
+    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precision="int8", gate=gate)
+
+
+def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: Path) -> None:
+    texts = [*TEXTS, "the cat on the mat sat on the other mat"]
+    with (
+        ServerProcess(int8_bundle, "--provider", "cpu", "--precision", "int8") as server,
+        ServerProcess(int8_bundle, "--provider", "cpu") as other,
+        Client(server.address) as client,
+        Client(other.address) as exact,
+    ):
+        ours, expected = client.embed(texts), exact.embed(texts)
+        assert smallest_cosine(ours, expected) >= 0.9
+        assert np.abs(ours - expected).max() > 1e-5  # it is not the fp32 graph
+        alone = np.concatenate([client.embed([text]) for text in texts])
+        assert np.abs(alone - ours).max() <= 1e-5
+        assert client.get_model().precision == "int8"
+        [with_maps], [expected_maps] = client.encode(texts[1:2]), exact.encode(texts[1:2])
+        assert with_maps.attentions is not None
+        assert expected_maps.attentions is not None
+        assert np.array_equal(with_maps.attentions, expected_maps.attentions)
+
+
+def test_int8_on_cuda_is_refused(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
+    config = ServerConfig(bundle=int8_bundle, precision="int8")
+    with pytest.raises(StartupError, match="precision int8 is for a CPU"):
+        Engine(open_bundle(int8_bundle, "int8"), config)
+
+
 def test_another_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="precision is 'bf16': use one of fp32, fp16"):
+    with pytest.raises(ConfigError, match="precision is 'bf16': use one of fp32, fp16, int8"):
         ServerConfig(bundle=Path(), precision="bf16")  # type: ignore[arg-type]

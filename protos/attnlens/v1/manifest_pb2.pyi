@@ -126,6 +126,38 @@ GRAPH_KIND_ATTENTIONS: GraphKind.ValueType  # 2
 """`last_hidden_state`, then `attentions.0` to `attentions.{L-1}`: the weights after the softmax."""
 Global___GraphKind: _TypeAlias = GraphKind  # noqa: Y015
 
+class _QuantizationMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QuantizationMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuantizationMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUANTIZATION_METHOD_UNSPECIFIED: _QuantizationMethod.ValueType  # 0
+    """Never in a valid bundle."""
+    QUANTIZATION_METHOD_FP32: _QuantizationMethod.ValueType  # 1
+    """In fp32."""
+    QUANTIZATION_METHOD_PLAIN: _QuantizationMethod.ValueType  # 2
+    """In int8."""
+    QUANTIZATION_METHOD_SMOOTHED: _QuantizationMethod.ValueType  # 3
+    """In int8, the input being divided by a factor per column that the weight was multiplied with."""
+    QUANTIZATION_METHOD_EXACT_COLUMNS: _QuantizationMethod.ValueType  # 4
+    """In int8 but for the columns of the input with the largest values, which are multiplied in fp32."""
+
+class QuantizationMethod(_QuantizationMethod, metaclass=_QuantizationMethodEnumTypeWrapper):
+    """How a product of matrices is computed."""
+
+QUANTIZATION_METHOD_UNSPECIFIED: QuantizationMethod.ValueType  # 0
+"""Never in a valid bundle."""
+QUANTIZATION_METHOD_FP32: QuantizationMethod.ValueType  # 1
+"""In fp32."""
+QUANTIZATION_METHOD_PLAIN: QuantizationMethod.ValueType  # 2
+"""In int8."""
+QUANTIZATION_METHOD_SMOOTHED: QuantizationMethod.ValueType  # 3
+"""In int8, the input being divided by a factor per column that the weight was multiplied with."""
+QUANTIZATION_METHOD_EXACT_COLUMNS: QuantizationMethod.ValueType  # 4
+"""In int8 but for the columns of the input with the largest values, which are multiplied in fp32."""
+Global___QuantizationMethod: _TypeAlias = QuantizationMethod  # noqa: Y015
+
 @_typing.final
 class Manifest(_message.Message):
     """What a bundle directory holds and how far it can be trusted. Stored as `manifest.json` in the
@@ -211,7 +243,7 @@ class Manifest(_message.Message):
 
     @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
-        """The ONNX files: one of each kind in fp32, perhaps that of embeddings in fp16 too."""
+        """The ONNX files: one of each kind in fp32, perhaps that of embeddings in fp16 or int8 too."""
 
     @_builtins.property
     def parity(self) -> Global___Parity:
@@ -408,6 +440,7 @@ class Graph(_message.Message):
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """The file, relative to the bundle's root, with forward slashes."""
     kind: Global___GraphKind.ValueType
@@ -418,7 +451,7 @@ class Graph(_message.Message):
     """The version of the ONNX intermediate representation."""
     data_type: _tensor_pb2.DataType.ValueType
     """The element type of the weights and of the arithmetic; for FLOAT16 that of the products of matrices, norms,
-    sums and softmax being in fp32.
+    sums and softmax being in fp32; for INT8 that of the products that `quantization` lists, all else being in fp32.
     """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
@@ -427,6 +460,10 @@ class Graph(_message.Message):
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
         """The outputs, in order."""
+
+    @_builtins.property
+    def quantization(self) -> Global___Quantization:
+        """For a graph in int8: how it was made, and how far it agrees with the one in fp32."""
 
     def __init__(
         self,
@@ -438,14 +475,159 @@ class Graph(_message.Message):
         data_type: _tensor_pb2.DataType.ValueType = ...,
         inputs: _abc.Iterable[Global___ValueInfo] | None = ...,
         outputs: _abc.Iterable[Global___ValueInfo] | None = ...,
+        quantization: Global___Quantization | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quantization", b"quantization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "inputs", b"inputs", "ir_version", b"ir_version", "kind", b"kind", "opset", b"opset", "outputs", b"outputs", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "inputs", b"inputs", "ir_version", b"ir_version", "kind", b"kind", "opset", b"opset", "outputs", b"outputs", "path", b"path", "quantization", b"quantization"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Graph: _TypeAlias = Graph  # noqa: Y015
+
+@_typing.final
+class Quantization(_message.Message):
+    """A graph in int8 against the one in fp32. Cosines are measured on texts that it was not calibrated with: those of
+    `parity/int8_texts.txt`, one per line, cut at 256 tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_MEAN_COSINE_FIELD_NUMBER: _builtins.int
+    MIN_COSINE_FIELD_NUMBER: _builtins.int
+    NUM_CALIBRATION_TEXTS_FIELD_NUMBER: _builtins.int
+    NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    MEAN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
+    MIN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
+    MEAN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
+    MIN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
+    NEIGHBOUR_AGREEMENT_FIELD_NUMBER: _builtins.int
+    ALONE_ERROR_FIELD_NUMBER: _builtins.int
+    PRODUCTS_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
+    min_mean_cosine: _builtins.float
+    """The gate: the least mean over texts of the cosine of a text's embeddings, made as `Manifest.pooling` says."""
+    min_cosine: _builtins.float
+    """The gate: the least cosine of any text."""
+    num_calibration_texts: _builtins.int
+    """The number of texts it was calibrated with."""
+    num_texts: _builtins.int
+    """The number of texts it was measured on, none of them among the former."""
+    num_tokens: _builtins.int
+    """The tokens of those, special tokens included."""
+    mean_cosine_found: _builtins.float
+    """The mean cosine that was found."""
+    min_cosine_found: _builtins.float
+    """The smallest cosine that was found."""
+    mean_token_cosine: _builtins.float
+    """The mean cosine of the vectors of a token."""
+    min_token_cosine: _builtins.float
+    """The smallest cosine of the vectors of a token."""
+    neighbour_agreement: _builtins.float
+    """The share of texts whose nearest other text, by the embeddings' cosine, is the same as in fp32."""
+    alone_error: _builtins.float
+    """The largest difference of a component of a token's vector between its batch and its text alone."""
+    @_builtins.property
+    def products(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
+        """The products of matrices with a weight, in the order of the graph."""
+
+    @_builtins.property
+    def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedSpeed]:
+        """How fast it is on the machine that exported it."""
+
+    def __init__(
+        self,
+        *,
+        min_mean_cosine: _builtins.float = ...,
+        min_cosine: _builtins.float = ...,
+        num_calibration_texts: _builtins.int = ...,
+        num_texts: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        mean_cosine_found: _builtins.float = ...,
+        min_cosine_found: _builtins.float = ...,
+        mean_token_cosine: _builtins.float = ...,
+        min_token_cosine: _builtins.float = ...,
+        neighbour_agreement: _builtins.float = ...,
+        alone_error: _builtins.float = ...,
+        products: _abc.Iterable[Global___QuantizedProduct] | None = ...,
+        speeds: _abc.Iterable[Global___QuantizedSpeed] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "mean_cosine_found", b"mean_cosine_found", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_cosine_found", b"min_cosine_found", "min_mean_cosine", b"min_mean_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
+
+@_typing.final
+class QuantizedProduct(_message.Message):
+    """One product."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    ALPHA_FIELD_NUMBER: _builtins.int
+    NUM_EXACT_COLUMNS_FIELD_NUMBER: _builtins.int
+    weight: _builtins.str
+    """Its weight: the name of the initializer in the fp32 graph."""
+    method: Global___QuantizationMethod.ValueType
+    """How it is computed."""
+    alpha: _builtins.float
+    """The exponent of the smoothing; 0 where the method is another."""
+    num_exact_columns: _builtins.int
+    """The number of columns of the input that are multiplied in fp32."""
+    def __init__(
+        self,
+        *,
+        weight: _builtins.str = ...,
+        method: Global___QuantizationMethod.ValueType = ...,
+        alpha: _builtins.float = ...,
+        num_exact_columns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "method", b"method", "num_exact_columns", b"num_exact_columns", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizedProduct: _TypeAlias = QuantizedProduct  # noqa: Y015
+
+@_typing.final
+class QuantizedSpeed(_message.Message):
+    """The time of one batch, median of several that alternate with fp32 in the same process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    MILLISECONDS_FIELD_NUMBER: _builtins.int
+    MILLISECONDS_FP32_FIELD_NUMBER: _builtins.int
+    batch_size: _builtins.int
+    """Texts in the batch."""
+    length: _builtins.int
+    """Tokens of each."""
+    milliseconds: _builtins.float
+    """Milliseconds in int8."""
+    milliseconds_fp32: _builtins.float
+    """Milliseconds in fp32."""
+    def __init__(
+        self,
+        *,
+        batch_size: _builtins.int = ...,
+        length: _builtins.int = ...,
+        milliseconds: _builtins.float = ...,
+        milliseconds_fp32: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "length", b"length", "milliseconds", b"milliseconds", "milliseconds_fp32", b"milliseconds_fp32"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizedSpeed: _TypeAlias = QuantizedSpeed  # noqa: Y015
 
 @_typing.final
 class ValueInfo(_message.Message):

@@ -33,6 +33,8 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     """IEEE 754 binary16."""
     DATA_TYPE_INT64: _DataType.ValueType  # 3
     """Two's complement 64-bit integer. Graph inputs only, never sent on the wire."""
+    DATA_TYPE_INT8: _DataType.ValueType  # 4
+    """Two's complement 8-bit integer. Graphs only, never sent on the wire."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """The element types that a tensor can hold, in a bundle or on the wire."""
@@ -45,6 +47,8 @@ DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 """IEEE 754 binary16."""
 DATA_TYPE_INT64: DataType.ValueType  # 3
 """Two's complement 64-bit integer. Graph inputs only, never sent on the wire."""
+DATA_TYPE_INT8: DataType.ValueType  # 4
+"""Two's complement 8-bit integer. Graphs only, never sent on the wire."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final

@@ -40,11 +40,16 @@ class Engine:
         """Prepare; nothing is opened yet.
 
         Raises:
-            StartupError: CUDA was asked for and is not in this build of ONNX Runtime.
+            StartupError: CUDA was asked for and is not in this build of ONNX Runtime, or is to run int8.
         """
         self._bundle = bundle
         self._config = config
         self._provider: Literal["cpu", "cuda"] = resolve_provider(config.provider)
+        if bundle.precision == "int8" and self._provider == "cuda":
+            raise StartupError(
+                "precision int8 is for a CPU, CUDA has no kernels for its products: use --provider cpu, or "
+                "--precision fp16 or fp32"
+            )
         self._threads = config.threads or cpu_count(only_physical_cores=True)
         self._num_lanes = config.lanes or (self._threads if self._provider == "cpu" else 1)
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_BATCH_TOKENS[self._provider]

@@ -88,6 +88,9 @@ def _open(
         # Its CPU kernel is reported slower and less exact than what it replaces. It finds nothing to fuse in
         # our graphs today (docs/performance.md); this keeps it so.
         disabled_optimizers = ["SkipLayerNormFusion"]
+        # For graphs in int8: on a processor without VNNI a sum of two products may not fit into 16 bits. ONNX
+        # Runtime then takes slower instructions, and everywhere else ignores this.
+        options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         return ort.InferenceSession(
             str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers

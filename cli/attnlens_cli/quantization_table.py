@@ -1,0 +1,57 @@
+"""How the graph in int8 of a bundle is shown."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from attnlens.v1.manifest_pb2 import Manifest, Quantization
+    from attnlens_export.result import ParityResult
+
+
+def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
+    """Print what was measured of the graph in int8, and what the manifest says of its products and speed."""
+    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.table import Table  # noqa: PLC0415 - heavy
+
+    if parity.int8 is None:
+        return
+    found, gate = parity.int8.agreement, parity.int8.gate
+    table = Table(
+        box=SIMPLE,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+    )
+    table.add_column("cosine", no_wrap=True)
+    for heading in ("mean", "smallest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row("embeddings", f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
+    table.add_row("  gate", f"{gate.min_mean_cosine:g}", f"{gate.min_cosine:g}")
+    table.add_row("token vectors", f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
+    click.echo(f"model_int8.onnx against model.onnx, {parity.int8.num_texts} texts that it was not made with")
+    Console().print(table)
+    click.echo(
+        f"the nearest other text is the same for {found.neighbour_agreement:.1%}; "
+        f"a text alone and in a batch differ by {parity.int8.alone_error:.1e}"
+    )
+    for graph in manifest.graphs:
+        if graph.HasField("quantization"):
+            click.echo(_describe(graph.quantization))
+
+
+def _describe(quantization: "Quantization") -> str:
+    """Return a line on the products, and one on the speed where the export was."""
+    from attnlens.v1.manifest_pb2 import QuantizationMethod  # noqa: PLC0415 - heavy
+
+    methods = Counter(
+        QuantizationMethod.Name(product.method).removeprefix("QUANTIZATION_METHOD_").lower()
+        for product in quantization.products
+    )
+    speeds = ", ".join(
+        f"{each.batch_size} x {each.length} tokens {each.milliseconds_fp32 / each.milliseconds:.2f}"
+        for each in quantization.speeds
+    )
+    products = ", ".join(f"{count} {method}" for method, count in methods.most_common())
+    return f"products: {products}\ntimes as fast as fp32: {speeds or 'not measured'}"

@@ -1,0 +1,1 @@
+"""Embeddings in int8: what to quantize and how, chosen by measurement behind a gate of accuracy."""

@@ -1,0 +1,149 @@
+"""How far the embeddings of two graphs agree. N texts, M tokens, T tokens of a text, D width."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch.nn import functional
+
+from attnlens.v1.manifest_pb2 import Activation, Pooling, PoolingDefaults
+from attnlens_export.dense import read_weights
+from attnlens_export.graph import HIDDEN_OUTPUT
+from attnlens_export.int8.products import FloatArray
+from attnlens_export.int8.texts import Batch
+
+_ACTIVATIONS = {
+    Activation.ACTIVATION_IDENTITY: lambda x: x,
+    Activation.ACTIVATION_TANH: torch.tanh,
+    Activation.ACTIVATION_RELU: functional.relu,
+    Activation.ACTIVATION_GELU: functional.gelu,
+    Activation.ACTIVATION_SIGMOID: torch.sigmoid,
+    Activation.ACTIVATION_SILU: functional.silu,
+}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a graph makes of texts: embeddings (N, E) and token vectors (M, D), each of length 1."""
+
+    embeddings: FloatArray
+    tokens: FloatArray
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One graph's vectors against another's.
+
+    Attributes:
+        mean_cosine: of the embeddings of a text.
+        min_cosine: the smallest.
+        mean_token_cosine: of the vectors of a token.
+        min_token_cosine: the smallest.
+        neighbour_agreement: the share of texts whose nearest other text is the same.
+    """
+
+    mean_cosine: float
+    min_cosine: float
+    mean_token_cosine: float
+    min_token_cosine: float
+    neighbour_agreement: float
+
+
+class Embedder:
+    """Makes embeddings of fixed texts as a bundle's pooling says, prompts left out."""
+
+    def __init__(self, directory: Path, pooling: PoolingDefaults, batches: Sequence[Batch]) -> None:
+        self.batches = tuple(batches)
+        self._pooling = pooling
+        self._dense = [(layer, read_weights(directory, layer)) for layer in pooling.dense]
+
+    def part(self, num_batches: int) -> "Embedder":
+        """Return one for fewer texts, of all lengths."""
+        step = max(1, len(self.batches) // num_batches)
+        part = copy.copy(self)
+        part.batches = self.batches[step // 2 :: step]
+        return part
+
+    def run(self, session: onnxruntime.InferenceSession) -> Vectors:
+        """Run a graph on every text."""
+        pooled: dict[int, FloatArray] = {}
+        tokens = []
+        for batch in self.batches:
+            (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+            for row, place in enumerate(batch.places):
+                vectors = hidden[row][batch.inputs.attention_mask[row] == 1]  # (T, D)
+                pooled[place] = pool(vectors, self._pooling.pooling)
+                tokens.append(vectors)
+        embeddings = self._through_dense(np.stack([pooled[place] for place in sorted(pooled)]))
+        return Vectors(_unit(embeddings), _unit(np.concatenate(tokens)))
+
+    def _through_dense(self, vectors: FloatArray) -> FloatArray:
+        for layer, weights in self._dense:
+            given = torch.from_numpy(_unit(vectors) if layer.normalize_input else vectors)
+            bias = torch.from_numpy(weights["linear.bias"]) if layer.bias else None
+            product = functional.linear(given, torch.from_numpy(weights["linear.weight"]), bias)
+            vectors = np.asarray(_ACTIVATIONS[layer.activation](product).numpy())
+        return vectors
+
+
+def pool(vectors: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
+    """Reduce the token vectors of a text, (T, D) without padding, to one up to its length: (D,).
+
+    The formulas are those of `attnlens.v1.Pooling`; factors that are the same for all components don't count.
+    """
+    match pooling:
+        case Pooling.POOLING_CLS:
+            return np.asarray(vectors[0])
+        case Pooling.POOLING_LAST_TOKEN:
+            return np.asarray(vectors[-1])
+        case Pooling.POOLING_MAX:
+            return np.asarray(vectors.max(axis=0))
+        case Pooling.POOLING_WEIGHTED_MEAN:
+            weights = np.arange(1, len(vectors) + 1, dtype=np.float32)
+            return np.asarray((weights / weights.sum()) @ vectors)
+        case Pooling.POOLING_MEAN_SQRT_LENGTH:
+            return np.asarray(vectors.sum(axis=0) / np.float32(np.sqrt(len(vectors))))
+    return np.asarray(vectors.mean(axis=0))
+
+
+def compare(found: Vectors, expected: Vectors) -> Agreement:
+    """Compare the vectors of the same texts; a NaN makes the figures NaN."""
+    cosines = (found.embeddings * expected.embeddings).sum(axis=1)
+    token_cosines = (found.tokens * expected.tokens).sum(axis=1)
+    same = _nearest(found.embeddings) == _nearest(expected.embeddings)
+    return Agreement(
+        float(cosines.mean()),
+        float(cosines.min()),
+        float(token_cosines.mean()),
+        float(token_cosines.min()),
+        float(same.mean()),
+    )
+
+
+def _nearest(embeddings: FloatArray) -> FloatArray:
+    cosines = embeddings @ embeddings.T  # (N, N)
+    np.fill_diagonal(cosines, -np.inf)
+    return np.asarray(cosines.argmax(axis=1))
+
+
+def _unit(vectors: FloatArray) -> FloatArray:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12))
+
+
+def alone_error(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:
+    """Return the largest difference of a token's vector between its batch and its text alone.
+
+    The first and the last text of each batch are run alone.
+    """
+    errors = [0.0]
+    for batch in batches:
+        (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
+        for row in {0, len(batch.places) - 1}:
+            (alone,) = session.run([HIDDEN_OUTPUT], batch.inputs.alone(row).feed())
+            errors.append(float(np.abs(hidden[row, : alone.shape[1]] - alone[0]).max()))
+    return float(np.max(errors))

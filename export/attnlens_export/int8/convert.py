@@ -1,0 +1,139 @@
+"""From a graph in fp32 to one whose products are in int8, in standard operators.
+
+    x -> [Mul] -> QuantizeLinear -> DequantizeLinear -> MatMul -> y
+    weight in int8 -----------------> DequantizeLinear ---^
+
+ONNX Runtime computes those three nodes as one on integers, `MatMulIntegerToFloat`. Any other runtime may, or
+computes them as they stand, with the same result but for rounding. With exact columns, a Gather takes these
+out of x, and a second MatMul and an Add put their part to y.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from attnlens_export.graph import TracedGraph
+from attnlens_export.int8.products import FloatArray
+from attnlens_export.int8.recipes import Recipe
+
+Array = npt.NDArray[np.generic]
+
+
+def to_int8(graph: TracedGraph, recipes: Mapping[str, Recipe]) -> TracedGraph:
+    """Return the graph with the groups of `recipes`, by source, in int8."""
+    return _Conversion(graph, recipes).convert()
+
+
+class _Conversion:
+    def __init__(self, graph: TracedGraph, recipes: Mapping[str, Recipe]) -> None:
+        self._graph = graph
+        self._recipes = recipes
+        self._weights: dict[str, Array] = dict(graph.weights)
+        self._nodes: list[onnx.NodeProto] = []
+        self._uses = Counter(name for node in graph.proto.graph.node for name in node.input)
+        self._uses.update(output.name for output in graph.proto.graph.output)
+        self._producers = {name: node for node in graph.proto.graph.node for name in node.output}
+        self._products = {
+            result: (recipe, index)
+            for recipe in recipes.values()
+            for index, result in enumerate(recipe.group.results)
+        }
+        self._quantized: set[str] = set()
+        self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
+
+    def convert(self) -> TracedGraph:
+        folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
+        for node in self._graph.proto.graph.node:
+            result = node.output[0]
+            if result in self._products:
+                recipe, index = self._products[result]
+                if recipe.group.source not in self._quantized:
+                    self._quantize(recipe, is_folded=recipe.group.source in folded)
+                self._multiply(recipe, index, node)
+            else:
+                self._nodes.append(self._with_replaced(node))
+        return self._result()
+
+    def _result(self) -> TracedGraph:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._graph.proto)
+        del proto.graph.node[:]
+        proto.graph.node.extend(self._nodes)
+        read = {name for node in self._nodes for name in node.input}
+        return TracedGraph(proto, {name: array for name, array in self._weights.items() if name in read})
+
+    def _fold(self, recipe: Recipe) -> bool:
+        """Divide the norm before a group instead of its result, where nothing else reads that."""
+        source, divisors = recipe.group.source, recipe.divisors
+        norm = self._producers.get(source)
+        if divisors is None or norm is None or self._uses[source] != len(recipe.group.results):
+            return False
+        inputs = list(self._scales_of(norm, len(divisors)))
+        for index in inputs:
+            name = f"{norm.input[index]}_{source}_smoothed"
+            self._weights[name] = np.asarray(self._graph.weights[norm.input[index]], np.float32) / divisors
+            self._replaced.setdefault(source, {})[index] = name
+        return bool(inputs)
+
+    def _scales_of(self, norm: onnx.NodeProto, width: int) -> Iterator[int]:
+        """Yield the inputs of a norm that its result grows with: the scale and bias, or RMSNorm's scale."""
+        for index, name in enumerate(norm.input):
+            weight = self._graph.weights.get(name)
+            is_vector = weight is not None and weight.shape == (width,)
+            if is_vector and norm.op_type in {"LayerNormalization", "Mul"}:
+                yield index
+
+    def _with_replaced(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        replaced = self._replaced.get(node.output[0])
+        if not replaced:
+            return node
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        for index, name in replaced.items():
+            changed.input[index] = name
+        return changed
+
+    def _quantize(self, recipe: Recipe, *, is_folded: bool) -> None:
+        source = recipe.group.source
+        value = source
+        if recipe.divisors is not None and not is_folded:
+            value = f"{source}_smoothed"
+            factors = self._add_weight(f"{source}_factors", 1 / recipe.divisors)
+            self._add("Mul", [source, factors], value)
+        scale = self._add_weight(f"{source}_scale", recipe.input_range.scale)
+        zero_point = self._add_weight(f"{source}_zero_point", recipe.input_range.zero_point)
+        self._add("QuantizeLinear", [value, scale, zero_point], f"{source}_uint8")
+        self._add("DequantizeLinear", [f"{source}_uint8", scale, zero_point], f"{source}_rounded")
+        if recipe.columns is not None:
+            columns = self._add_weight(f"{source}_columns", recipe.columns)
+            self._add("Gather", [source, columns], f"{source}_exact", axis=2)
+        self._quantized.add(source)
+
+    def _multiply(self, recipe: Recipe, index: int, node: onnx.NodeProto) -> None:
+        source, result, weight = recipe.group.source, node.output[0], recipe.weights[index]
+        # A weight that several layers share is rounded for each.
+        name = node.input[1] if self._uses[node.input[1]] == 1 else f"{node.input[1]}_{result}"
+        values = self._add_weight(f"{name}_int8", weight.values)
+        scales = self._add_weight(f"{name}_scale", weight.scales)
+        self._add("DequantizeLinear", [values, scales], f"{name}_rounded", axis=1)
+        if recipe.columns is None:
+            self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], result)
+            return
+        exact = self._add_weight(f"{name}_exact", recipe.column_weights[index])
+        self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], f"{result}_int8")
+        self._add("MatMul", [f"{source}_exact", exact], f"{result}_exact")
+        self._add("Add", [f"{result}_int8", f"{result}_exact"], result)
+
+    def _add_weight(self, name: str, array: Array | np.generic | FloatArray) -> str:
+        self._weights[name] = np.asarray(array)
+        return name
+
+    def _add(self, operator: str, inputs: list[str], result: str, axis: int | None = None) -> None:
+        node = helper.make_node(operator, inputs, [result], name=f"{operator.lower()}_{result}")
+        if axis is not None:
+            node.attribute.append(helper.make_attribute("axis", axis))
+        self._nodes.append(node)

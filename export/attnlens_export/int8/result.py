@@ -1,0 +1,83 @@
+"""What was measured of a graph in int8, and whether that is good enough."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnlens.v1.manifest_pb2 import Quantization
+from attnlens_export.int8.agreement import Agreement
+
+# A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
+MAX_ALONE_ERROR = 1e-5
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the embeddings must have: cosines with those of the graph in fp32.
+
+    Attributes:
+        min_mean_cosine: the least mean over texts.
+        min_cosine: the least of any text.
+    """
+
+    min_mean_cosine: float = 0.999
+    min_cosine: float = 0.995
+
+    def use(self, agreement: Agreement) -> float:
+        """Return the share of what is allowed that is used up: above 1, the gate does not hold."""
+        shares = (
+            (1 - agreement.mean_cosine) / max(1 - self.min_mean_cosine, 1e-12),
+            (1 - agreement.min_cosine) / max(1 - self.min_cosine, 1e-12),
+        )
+        return float(np.nan_to_num(np.max(shares), nan=np.inf))
+
+
+@dataclass(frozen=True)
+class Int8Result:
+    """The graph in int8 against that in fp32, on the texts of `parity/int8_texts.txt`.
+
+    Attributes:
+        gate: what it must keep.
+        agreement: of the vectors.
+        num_texts: how many there were.
+        num_tokens: of all texts together.
+        alone_error: the largest difference of a token's vector between its batch and its text alone.
+    """
+
+    gate: Gate
+    agreement: Agreement
+    num_texts: int
+    num_tokens: int
+    alone_error: float
+
+    def failures(self) -> list[str]:
+        """Return a line for each gate that does not hold."""
+        return list(self._failures())
+
+    def _failures(self) -> Iterator[str]:
+        found = self.agreement
+        for name, value, least in (
+            ("mean", found.mean_cosine, self.gate.min_mean_cosine),
+            ("smallest", found.min_cosine, self.gate.min_cosine),
+        ):
+            if not value >= least:
+                yield (
+                    f"onnx/model_int8.onnx: the {name} cosine of {self.num_texts} embeddings with "
+                    f"those in fp32 is {value:.6f}, at least {least:g} is allowed"
+                )
+        if not self.alone_error <= MAX_ALONE_ERROR:
+            yield (
+                f"onnx/model_int8.onnx: a text alone and in a batch differ by {self.alone_error:.2e}, "
+                f"at most {MAX_ALONE_ERROR:g} is allowed"
+            )
+
+    def write_to(self, message: Quantization) -> None:
+        """Put the measurements into the manifest's message."""
+        message.min_mean_cosine, message.min_cosine = self.gate.min_mean_cosine, self.gate.min_cosine
+        message.num_texts, message.num_tokens = self.num_texts, self.num_tokens
+        found = self.agreement
+        message.mean_cosine_found, message.min_cosine_found = found.mean_cosine, found.min_cosine
+        message.mean_token_cosine, message.min_token_cosine = found.mean_token_cosine, found.min_token_cosine
+        message.neighbour_agreement = found.neighbour_agreement
+        message.alone_error = self.alone_error

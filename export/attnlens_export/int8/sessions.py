@@ -1,0 +1,42 @@
+"""Graphs in ONNX Runtime on the CPU, opened and timed."""
+
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+Feed = Mapping[str, npt.NDArray[np.generic]]
+
+
+def open_session(path: Path, optimized_path: Path | None = None) -> onnxruntime.InferenceSession:
+    """Open a graph as attnlens-server opens it on the CPU.
+
+    Args:
+        path: the graph.
+        optimized_path: where to write the graph that ONNX Runtime makes of it; None: nowhere.
+    """
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3  # errors come as exceptions
+    if optimized_path is not None:
+        options.optimized_model_filepath = str(optimized_path)
+    return onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+
+
+def median_seconds(
+    sessions: Mapping[str, onnxruntime.InferenceSession], feed: Feed, repetitions: int
+) -> dict[str, float]:
+    """Time sessions in turns, after a first turn that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in sessions}
+    for _ in range(repetitions + 1):
+        for name, session in sessions.items():
+            started = time.perf_counter()
+            session.run(None, feed)
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
