@@ -52,11 +52,11 @@ class InProcess:
         Counted where ONNX Runtime is called, so whatever way batches are formed: `input_ids` of any shape
         holds the computed tokens.
         """
-        computed, plain_run = 0, onnxruntime.InferenceSession.run
+        plain_run = onnxruntime.InferenceSession.run
+        sizes: list[int] = []  # batches run side by side: appending needs no lock, adding would
 
         def counting_run(session: Any, names: Any, inputs: Any, *rest: Any) -> Any:  # noqa: ANN401 - theirs
-            nonlocal computed
-            computed += inputs["input_ids"].size
+            sizes.append(inputs["input_ids"].size)
             return plain_run(session, names, inputs, *rest)
 
         onnxruntime.InferenceSession.run = counting_run
@@ -65,6 +65,7 @@ class InProcess:
             live = sum(len(result.outputs["last_hidden_state"]) for result in results)
         finally:
             onnxruntime.InferenceSession.run = plain_run
+        computed = sum(sizes)
         if computed < live:
             raise RuntimeError("the engine does not call InferenceSession.run any more: count elsewhere")
         return {"live_tokens": live, "computed_tokens": computed}
