@@ -15,12 +15,14 @@ import onnxruntime
 
 SHAPES = [(1, 8), (1, 32), (1, 128), (1, 256), (16, 32), (4, 128)]
 NO_FUSION, STILL = ["SkipLayerNormFusion"], {"session.intra_op.allow_spinning": "0"}
-VARIANTS: dict[str, tuple[str, list[str], dict[str, str]]] = {
-    "embeddings, as served": ("model.onnx", NO_FUSION, STILL),
-    "embeddings, all optimizers": ("model.onnx", [], STILL),
-    "embeddings, spinning": ("model.onnx", NO_FUSION, {}),
-    "attentions, one layer fetched": ("model_attentions.onnx", NO_FUSION, STILL),
-    "attentions, all layers fetched": ("model_attentions.onnx", NO_FUSION, STILL),
+ALL_CORES = 0
+VARIANTS: dict[str, tuple[str, list[str], dict[str, str], int]] = {
+    "embeddings, as served alone": ("model.onnx", NO_FUSION, STILL, ALL_CORES),
+    "embeddings, on one thread": ("model.onnx", NO_FUSION, STILL, 1),
+    "embeddings, all optimizers": ("model.onnx", [], STILL, ALL_CORES),
+    "embeddings, spinning": ("model.onnx", NO_FUSION, {}, ALL_CORES),
+    "attentions, one layer fetched": ("model_attentions.onnx", NO_FUSION, STILL, ALL_CORES),
+    "attentions, all layers fetched": ("model_attentions.onnx", NO_FUSION, STILL, ALL_CORES),
 }
 REPETITIONS = 15
 
@@ -48,9 +50,10 @@ def main() -> None:
 
 
 def open_session(
-    bundle: Path, graph: str, disabled: list[str], entries: dict[str, str]
+    bundle: Path, graph: str, disabled: list[str], entries: dict[str, str], threads: int
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     for key, text in entries.items():
         options.add_session_config_entry(key, text)
     return onnxruntime.InferenceSession(
