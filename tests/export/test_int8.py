@@ -32,7 +32,7 @@ from attnlens_export.int8.products import Group, find_groups
 from attnlens_export.int8.recipes import NUM_EXACT_COLUMNS, Method, Recipe, make_recipe
 from attnlens_export.int8.result import Gate
 from attnlens_export.int8.rounding import InputRange, round_inputs, round_weight
-from attnlens_export.int8.search import choose, divide
+from attnlens_export.int8.search import choose, divide, lost
 from attnlens_export.int8.sessions import open_session
 from attnlens_export.int8.texts import Batch, make_batches, read_texts, split_texts
 from attnlens_export.manifest import bundle_files
@@ -243,6 +243,15 @@ def test_the_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
     assert choose(losses, seconds, 0.5) == (Method.SMOOTHED, Method.PLAIN, Method.PLAIN)
     assert choose(losses, seconds, 0.2) == (Method.SMOOTHED, Method.FP32, Method.PLAIN)
     assert choose(losses, seconds, 0.0) == (Method.FP32,) * 3
+
+
+def test_a_budget_below_a_plan_that_failed_gives_another() -> None:
+    """Budgets a little apart often give the same plan, which must not be all that a search measures."""
+    losses = [{Method.FP32: 0.0, Method.PLAIN: 0.2} for _ in range(3)]
+    seconds = [{Method.FP32: 2.0, Method.PLAIN: 1.0} for _ in range(3)]
+    plan = choose(losses, seconds, 0.55)
+    assert choose(losses, seconds, 0.41) == plan
+    assert choose(losses, seconds, 0.99 * lost(plan, losses)) != plan
 
 
 def test_a_deep_model_is_divided_into_few_units() -> None:

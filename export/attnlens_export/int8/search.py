@@ -35,8 +35,8 @@ MAX_UNITS = 24
 # Batches of calibration texts that the losses of units are measured on.
 MAX_LOSS_BATCHES = 4
 MAX_ROUNDS = 8
-# The share of the gate that the calibration texts may use, others being a little worse.
-MARGIN = 0.9
+# The share of the gate that the first choice is made for: the losses of products do not quite add up.
+FIRST_SHARE = 0.9
 TIMED_SHAPE = (8, 64)
 TIMED_REPETITIONS = 9
 # A change that costs no time is worth more than any that does.
@@ -57,7 +57,7 @@ class Candidate:
         recipes: by source; groups that are not in it stay in fp32.
         graph: the result.
         use: the share of what the gate allows that is used up, on either set of texts; at most 1 passes.
-        agreement: with fp32, on the texts to verify with.
+        agreement: with fp32, on the set of texts that uses more.
         seconds: the sum of the times of its products.
     """
 
@@ -115,7 +115,7 @@ class Search:
         """Return the choices that were measured, whether they pass or not."""
         losses, seconds = self._losses(), self._seconds()
         measured: dict[tuple[Method, ...], Candidate] = {}
-        budget = MARGIN * (1 - gate.min_mean_cosine)
+        budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
         enough, too_much = 0.0, np.inf  # the largest budget that passed, the smallest that failed
         for number in range(MAX_ROUNDS):
             self._progress("Int8 choices", number, MAX_ROUNDS)
@@ -128,11 +128,12 @@ class Search:
             if use <= 1:
                 enough = max(enough, budget)
             else:
-                too_much = min(too_much, budget)
+                # Whatever budget has room for this plan would give it again.
+                too_much = min(too_much, lost(plan, losses))
             # What is used up of the gate tells how far the sum of losses is from the loss of the whole.
             budget *= float(np.clip(1 / use, 0.3, 2.0))
             if not enough < budget < too_much:
-                budget = float(np.sqrt(enough * too_much)) if enough else too_much / 2
+                budget = float(np.sqrt(enough * too_much)) if enough else 0.9 * too_much
         return list(measured.values())
 
     def _collect(self, groups: Sequence[Group]) -> dict[str, Activations]:
@@ -205,9 +206,10 @@ class Search:
             compare(embedder.run(session), expected)
             for embedder, expected in zip(self._embedders, self._expected, strict=True)
         )
-        use = float(np.max([gate.use(calibrated) / MARGIN, gate.use(verified)]))
+        uses = [gate.use(calibrated), gate.use(verified)]
+        worse = calibrated if uses[0] > uses[1] else verified
         total = sum(each[method] for each, method in zip(seconds, plan, strict=True))
-        return Candidate(recipes, graph, use, verified, total)
+        return Candidate(recipes, graph, float(np.max(uses)), worse, total)
 
 
 def divide(groups: Sequence[Group]) -> list[list[Group]]:
@@ -233,11 +235,16 @@ def choose(losses: Figures, seconds: Figures, budget: float) -> Plan:
         saved = losses[unit][plan[unit]] - losses[unit][method]
         return saved / max(seconds[unit][method] - seconds[unit][plan[unit]], _NO_TIME)
 
-    while sum(each[method] for each, method in zip(losses, plan, strict=True)) > budget:
+    while lost(plan, losses) > budget:
         # There is one as long as anything is lost: fp32 loses nothing.
         unit, method = max(_savings(plan, losses), key=gain)
         plan[unit] = method
     return tuple(plan)
+
+
+def lost(plan: Sequence[Method], losses: Figures) -> float:
+    """Return the sum of a plan's losses."""
+    return sum(each[method] for each, method in zip(losses, plan, strict=True))
 
 
 def _savings(plan: Sequence[Method], losses: Figures) -> Iterator[tuple[int, Method]]:
