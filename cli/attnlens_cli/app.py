@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "Check a bundle: hashes, then parity with PyTorch.",
     "layout": "Lay a bundle out for Triton or OpenVINO Model Server.",
     "serve": "Serve a bundle over gRPC.",
+    "bench": "Find the settings of serve that suit this machine.",
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",

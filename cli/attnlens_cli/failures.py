@@ -26,6 +26,7 @@ _EXTRAS = {
     "torch": "export",
 }
 _EXTRAS_BY_COMMAND = {
+    "attnlens bench": "server",
     "attnlens check": "export",
     "attnlens export": "export",
     "attnlens layout": "export",

@@ -2,7 +2,7 @@
 # ruff: noqa: PLC0415 - rich is loaded only where there is something to draw
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -46,3 +46,19 @@ def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
                 bar.update(task, completed=end_byte, texts=texts, rate=rate)
 
         yield _Bar()
+
+
+@contextmanager
+def shown_stages() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback that gets the stage, what of it is done and all of it, and draws a bar."""
+    if not sys.stderr.isatty():
+        yield lambda _stage, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)

@@ -1,0 +1,208 @@
+"""From a bundle to the settings that suit it on this machine: the graph alone, the engine, latency."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from attnlens_server.bundle import Bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.engine.session import CPU, Session, resolve_provider
+from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
+from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
+from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
+from attnlens_server.tuning.workload import Workload
+
+ROUNDS = 3
+GRID_SHARE = 0.2  # of the time of a setting, for a cell of the grid
+LOAD_FACTOR = 6  # times the time of a setting, for a load: a tail takes long to be seen
+WARM_UP_TOKENS = 512  # of the longest text before measuring; some models take ten times that
+LOAD_SHARES = (0.1, 0.5, 0.8)  # of the throughput, where no rates are given
+
+Progress = Callable[[str, int, int], None]
+"""Gets what is being measured, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        attention: the graph that returns attention weights, of all layers, instead of embeddings.
+        seconds: for a setting, in each round.
+        thread_counts: numbers of threads to try.
+        rates: texts a second; empty: LOAD_SHARES of the throughput.
+    """
+
+    attention: bool
+    seconds: float
+    thread_counts: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured."""
+
+    provider: Literal["cpu", "cuda"]
+    num_in_flight: int
+    grid: tuple[Cell, ...]
+    speeds: tuple[Speed, ...]
+    best: Speed
+    loads: tuple[Load, ...]
+
+
+def run_bench(
+    bundle: Bundle, config: ServerConfig, workload: Workload, options: BenchOptions, progress: Progress
+) -> Report:
+    """Measure.
+
+    Args:
+        bundle: the model.
+        config: of a server; its threads, lanes and tokens of a batch are what is varied.
+        workload: texts.
+        options: what to measure.
+        progress: is told.
+
+    Raises:
+        StartupError: a session can't be opened as asked.
+    """
+    provider = _find_provider(bundle, config)
+    bench = _Bench(bundle, replace(config, provider=provider), provider, workload, options, progress)
+    grid = bench.time_graph()
+    speeds = bench.sweep()
+    best = choose(speeds)
+    return Report(provider, bench.num_in_flight, grid, speeds, best, bench.latencies(best))
+
+
+@contextmanager
+def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
+    """Start an engine, and stop it when the block ends."""
+    engine = Engine(bundle, config)
+    try:
+        engine.start(min(WARM_UP_TOKENS, bundle.manifest.max_tokens))
+        yield engine
+    finally:
+        engine.close()
+
+
+def _find_provider(bundle: Bundle, config: ServerConfig) -> Literal["cpu", "cuda"]:
+    """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
+    if resolve_provider(config.provider) == "cpu":
+        return "cpu"
+    with running(bundle, config) as engine:
+        return "cpu" if engine.embeddings.sessions.providers[0] == CPU else "cuda"
+
+
+class _Bench:
+    """What the three parts have in common."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: ServerConfig,
+        provider: Literal["cpu", "cuda"],
+        workload: Workload,
+        options: BenchOptions,
+        progress: Progress,
+    ) -> None:
+        self._bundle = bundle
+        self._config = config
+        self._provider: Literal["cpu", "cuda"] = provider
+        self._workload = workload
+        self._options = options
+        self._progress = progress
+        self._settings = candidates(options.thread_counts, provider)
+        self.num_in_flight = self._enough_in_flight()
+        layers = range(bundle.manifest.architecture.num_layers)
+        self._output_names = (
+            tuple(f"attentions.{layer}" for layer in layers) if options.attention else ("last_hidden_state",)
+        )
+
+    def _enough_in_flight(self) -> int:
+        """Return how many texts fill the largest batches of all lanes twice; at least 256, as when busy."""
+        most_tokens = max(setting.lanes * setting.max_batch_tokens for setting in self._settings)
+        enough = math.ceil(2 * most_tokens / self._workload.mean_tokens)
+        return min(max(256, enough), self._config.max_queue)
+
+    def time_graph(self) -> tuple[Cell, ...]:
+        """Time the graph alone, on one thread and on all."""
+        max_bytes = self._config.max_attention_bytes if self._options.attention else None
+        shapes = grid_shapes(self._bundle.manifest, self._provider, max_bytes)
+        thread_counts = sorted({1, *self._options.thread_counts}) if self._provider == "cpu" else [1]
+        cells = []
+        seconds = GRID_SHARE * self._options.seconds
+        self._progress("the graph alone", 0, len(shapes) * len(thread_counts))
+        for cell in time_grid(self._open_session, thread_counts, shapes, self._output_names, seconds):
+            cells.append(cell)
+            self._progress("the graph alone", len(cells), len(shapes) * len(thread_counts))
+        return tuple(cells)
+
+    def sweep(self) -> tuple[Speed, ...]:
+        """Run the engine with every setting in turn; in later rounds with those near the best only."""
+        flows: dict[Setting, list[Flow]] = {setting: [] for setting in self._settings}
+        turn = self._settings
+        for number in range(ROUNDS):
+            stage = f"settings, round {number + 1} of {ROUNDS}"
+            for done, setting in enumerate(turn):
+                self._progress(stage, done, len(turn))
+                flows[setting].append(self._run(setting))
+            speeds = tuple(_summary(setting, each) for setting, each in flows.items())
+            turn = [speed.setting for speed in near_best(speeds, WORTH_REPEATING)]
+        return speeds
+
+    def latencies(self, best: Speed) -> tuple[Load, ...]:
+        """Send texts at given rates to an engine with the best setting."""
+        texts_per_s = best.median_tokens_per_s / self._workload.mean_tokens
+        rates = self._options.rates or tuple(share * texts_per_s for share in LOAD_SHARES)
+        loads = []
+        with running(self._bundle, self._config_with(best.setting)) as engine:
+            worker = engine.worker(attention=self._options.attention)
+            self._saturate(engine, best.setting, self._options.seconds / 2)  # to warm up
+            for done, rate in enumerate(rates):
+                self._progress("latency", done, len(rates))
+                load = send_at_rate(
+                    worker,
+                    self._workload,
+                    self._output_names,
+                    rate=rate,
+                    seconds=LOAD_FACTOR * self._options.seconds,
+                    max_queue=self._config.max_queue,
+                )
+                loads.append(load)
+        return tuple(loads)
+
+    def _run(self, setting: Setting) -> Flow:
+        # A new engine each time: all of them at once would hold the weights dozens of times.
+        with running(self._bundle, self._config_with(setting)) as engine:
+            return self._saturate(engine, setting, self._options.seconds)
+
+    def _saturate(self, engine: Engine, setting: Setting, seconds: float) -> Flow:
+        return saturate(
+            engine.worker(attention=self._options.attention),
+            self._workload,
+            self._output_names,
+            num_lanes=setting.lanes,
+            num_in_flight=self.num_in_flight,
+            seconds=seconds,
+        )
+
+    def _config_with(self, setting: Setting) -> ServerConfig:
+        return replace(
+            self._config,
+            threads=setting.threads,
+            lanes=setting.lanes,
+            max_batch_tokens=setting.max_batch_tokens,
+        )
+
+    def _open_session(self, threads: int) -> Session:
+        bundle = self._bundle
+        graph = bundle.attentions_path if self._options.attention else bundle.embeddings_path
+        return Session(graph, self._provider, threads=threads, device_id=self._config.device_id)
+
+
+def _summary(setting: Setting, flows: list[Flow]) -> Speed:
+    padding_share = sum(flow.padding_share for flow in flows) / len(flows)
+    return Speed(setting, tuple(flow.tokens_per_s for flow in flows), padding_share)

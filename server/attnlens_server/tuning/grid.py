@@ -1,0 +1,84 @@
+"""How long the graph alone takes for batches of one length: B texts of T tokens."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import numpy as np
+
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.engine.session import Session
+
+LENGTHS = (16, 64, 128)  # and the longest that the model takes
+BATCHES = (1, 4, 16, 64, 256)
+MAX_TOKENS = {"cpu": 2048, "cuda": 65536}  # of a batch of several texts
+MIN_RUNS = 3
+PATIENCE = 10  # times the time of a cell, after which one run will do
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a batch of texts of one length took.
+
+    Attributes:
+        threads: on how many.
+        length: tokens of each text.
+        batch: number of texts.
+        ms: milliseconds, the median.
+    """
+
+    threads: int
+    length: int
+    batch: int
+    ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of this batch."""
+        return 1000 * self.batch * self.length / self.ms
+
+
+def grid_shapes(
+    manifest: Manifest, provider: Literal["cpu", "cuda"], max_attention_bytes: int | None
+) -> list[tuple[int, int]]:
+    """Return the (B, T) to time: within a number of tokens, and within one of bytes of attention weights."""
+    architecture = manifest.architecture
+    pair_bytes = 4 * architecture.num_layers * architecture.num_heads
+
+    def fits(batch: int, length: int) -> bool:
+        if max_attention_bytes is not None and pair_bytes * batch * length**2 > max_attention_bytes:
+            return False
+        return batch == 1 or batch * length <= MAX_TOKENS[provider]
+
+    lengths = sorted({min(length, manifest.max_tokens) for length in (*LENGTHS, manifest.max_tokens)})
+    return [(batch, length) for length in lengths for batch in BATCHES if fits(batch, length)]
+
+
+def time_grid(
+    open_session: Callable[[int], Session],
+    thread_counts: Sequence[int],
+    shapes: Sequence[tuple[int, int]],
+    output_names: Sequence[str],
+    seconds: float,
+) -> Iterator[Cell]:
+    """Time every shape on every number of threads: `seconds` each, MIN_RUNS runs unless very slow."""
+    for threads in thread_counts:
+        session = open_session(threads)
+        for batch, length in shapes:
+            yield Cell(threads, length, batch, _time(session, batch, length, output_names, seconds))
+
+
+def _time(session: Session, batch: int, length: int, output_names: Sequence[str], seconds: float) -> float:
+    input_ids = np.ones((batch, length), dtype=np.int64)
+    durations_ms: list[float] = []
+    started = time.monotonic()
+    while True:
+        elapsed = time.monotonic() - started
+        enough = seconds if len(durations_ms) > MIN_RUNS else PATIENCE * seconds
+        if len(durations_ms) > 1 and elapsed >= enough:
+            return median(durations_ms[1:])  # the first run reserves memory
+        begin = time.perf_counter()
+        session.run(input_ids, input_ids, output_names)
+        durations_ms.append(1000 * (time.perf_counter() - begin))

@@ -1,0 +1,81 @@
+"""The texts to measure with: the user's own, or ids drawn at random."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.bundle import Bundle
+from attnlens_server.errors import StartupError
+from attnlens_server.text import TextEncoder
+
+SEED = 1
+NUM_DRAWN = 2000
+MEDIAN_TOKENS = 32
+SIGMA = 1.0  # of the logarithm: a text in ten has more than 115 tokens, one in a hundred more than 327
+MIN_TOKENS = 3
+MAX_TEXTS = 20_000  # of a file; more would say nothing more
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Texts as token ids.
+
+    Attributes:
+        description: where they come from.
+        input_ids: (T,) int64 each; in the order in which they are sent, over and over.
+        num_cut: how many were longer than the model takes, and cut.
+    """
+
+    description: str
+    input_ids: tuple[npt.NDArray[np.int64], ...]
+    num_cut: int = 0
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a text."""
+        return float(np.mean([len(each) for each in self.input_ids]))
+
+    def quantile_tokens(self, share: float) -> int:
+        """Return a length that `share` of the texts don't exceed."""
+        lengths = [len(each) for each in self.input_ids]
+        return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+
+def draw_workload(manifest: Manifest) -> Workload:
+    """Draw ids at random, and lengths as those of texts often are: many short ones, a few long ones."""
+    chance = np.random.default_rng(SEED)
+    drawn = np.rint(chance.lognormal(np.log(MEDIAN_TOKENS), SIGMA, NUM_DRAWN))
+    lengths = np.clip(drawn, min(MIN_TOKENS, manifest.max_tokens), manifest.max_tokens).astype(int)
+    architecture = manifest.architecture
+    # In some families positions are counted over the tokens that aren't padding: none of these is.
+    ids = np.delete(np.arange(architecture.vocab_size), architecture.pad_token_id)
+    return Workload(
+        f"{NUM_DRAWN:,} random texts (lengths log-normal, median {MEDIAN_TOKENS}, sigma {SIGMA:g}, "
+        f"cut at {manifest.max_tokens})",
+        tuple(chance.choice(ids, length) for length in lengths),
+    )
+
+
+def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
+    """Tokenize the texts of a file, at most MAX_TEXTS; `name` is what to call it.
+
+    Raises:
+        StartupError: there is no tokenizer, or no text.
+    """
+    if bundle.tokenizer_path is None:
+        raise StartupError(
+            f"{bundle.directory} has no tokenizer.json, and {name} has texts: leave --texts out to measure "
+            "with random token ids"
+        )
+    encoder = TextEncoder(bundle.tokenizer_path, bundle.manifest.max_tokens)
+    encoded = encoder.encode(list(islice(texts, MAX_TEXTS)), with_offsets=False)
+    kept = tuple(each.input_ids for each in encoded if each.num_tokens)
+    if not kept:
+        raise StartupError(f"{name} has no text with a token in it: give a file with one text a line")
+    num_cut = sum(each.num_tokens < each.num_tokens_total for each in encoded)
+    first = "the first " if len(encoded) == MAX_TEXTS else ""
+    return Workload(f"{first}{len(kept):,} texts of {name}", kept, num_cut)

@@ -1,0 +1,135 @@
+"""`attnlens bench` as a process: MiniLM for a moment, a user's own texts, mistakes."""
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from attnlens_server.tuning.settings import SAME
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "my texts.txt"
+    texts.write_text("It rained.\n\n" + "word " * 400 + "\n" + "so it was wet\n" * 5, encoding="utf-8")
+    result = run(
+        "bench",
+        minilm_bundle,
+        "--seconds",
+        "0.02",
+        "--threads",
+        "1",
+        "--texts",
+        texts,
+        "--rates",
+        "20, 60.5",
+        "--json",
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert report["texts"]["source"] == f"8 texts of {texts}"
+    assert (report["texts"]["cut"], report["texts"]["p50_tokens"], report["texts"]["p100_tokens"]) == (
+        1,
+        6,  # [CLS] so it was wet [SEP]
+        256,
+    )
+    assert {(cell["threads"], cell["length"]) for cell in report["graph"]} == {
+        (1, length) for length in (16, 64, 128, 256)
+    }
+    settings = report["settings"]
+    assert {(each["threads"], each["lanes"]) for each in settings} == {(1, 1)}
+    assert all(0 <= each["padding_share"] < 1 and each["tokens_per_s"] > 0 for each in settings)
+    [best] = [each for each in settings if report["best"].items() <= each.items()]
+    repeated = [each for each in settings if len(each["repetitions_tokens_per_s"]) == 3]
+    assert best in repeated
+    assert best["tokens_per_s"] >= (1 - SAME) * max(each["tokens_per_s"] for each in repeated)
+    assert [load["rate"] for load in report["loads"]] == [20, 60.5]
+    assert all(load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"] for load in report["loads"])
+    words = shlex.split(report["command"])
+    assert words[:3] == ["attnlens", "serve", str(minilm_bundle)]
+    given = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in _pairs(words[3:])}
+    assert given == report["best"]
+
+
+def _pairs(words: list[str]) -> list[tuple[str, str]]:
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def test_the_tables_end_with_the_line_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
+    bundle = small_bundle("wordpiece")
+    result = run("bench", bundle, "--attention", "--seconds", "0.01", "--threads", "2", env={"COLUMNS": "80"})
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert "random texts (lengths log-normal, median 32, sigma 1, cut at" in lines[0]
+    assert lines[-1].startswith(f"    attnlens serve {bundle} --threads 2 --lanes ")
+    assert sum(line.endswith("<- best ") for line in lines) == 1
+    assert "gRPC, tokenization and pooling come on top" in result.stdout
+    assert max(len(line) for line in lines[1:-1]) <= 80
+    assert "…" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "line"),
+    [
+        (["--texts", "missing.txt"], 2, "invalid value for '--texts': File 'missing.txt' does not exist"),
+        (["--texts", "empty.txt"], 1, "empty.txt has no text with a token in it: give a file with one text"),
+        (["--texts", "bad.txt"], 1, "bad.txt, line 2: not UTF-8 (byte 1 of the line)"),
+        (["--texts", "bad.jsonl"], 1, "bad.jsonl, line 1: not JSON"),
+        (["--rates", "10,fast"], 2, "invalid value for '--rates': 'fast' is no entry for numbers above 0"),
+        (["--rates", "nan"], 2, "invalid value for '--rates': 'nan' is no entry for numbers above 0"),
+        (
+            ["--threads", "2.5"],
+            2,
+            "invalid value for '--threads': '2.5' is no entry for whole numbers above 0",
+        ),
+        (["--threads", "0"], 2, "invalid value for '--threads': '0' is no entry for whole numbers above 0"),
+        (["--seconds", "0"], 2, "invalid value for '--seconds': 0.0 is not in the range"),
+        (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
+        (["--device-id", "-1"], 2, "device_id is -1: it must be from 0 to 1023"),
+        (["--provider", "cuda"], 1, "provider cuda was asked for, but this build of ONNX Runtime has only"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    run: Run, small_bundle: Callable[[str], Path], tmp_path: Path, args: list[str], code: int, line: str
+) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
+    (tmp_path / "bad.jsonl").write_bytes(b"{\n")
+    result = run("bench", small_bundle("wordpiece"), *args, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.startswith("attnlens bench: ")
+    assert line in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
+    result = run("bench", tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert str(tmp_path) in result.stderr
+
+
+def test_ctrl_c_ends_what_a_bar_shows_with_a_line(small_bundle: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-m", "attnlens_cli.main", "bench", str(small_bundle("wordpiece"))]
+    terminal, stderr = pty.openpty()
+    with subprocess.Popen([*command, "--seconds", "0.3"], stdout=subprocess.PIPE, stderr=stderr) as process:
+        os.close(stderr)
+        shown = b""
+        while b"settings, round 1" not in shown:
+            shown += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # what a terminal says when nobody holds its other end
+            while more := os.read(terminal, 4096):
+                shown += more
+        assert process.communicate(timeout=20)[0] == b""
+    os.close(terminal)
+    assert process.returncode == 130
+    assert shown.endswith(b"attnlens bench: interrupted\r\n")

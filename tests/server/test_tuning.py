@@ -1,0 +1,186 @@
+"""What `attnlens bench` tries and takes, on made-up measurements; and its two ways to send texts."""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from attnlens.v1.manifest_pb2 import Architecture, Manifest
+from attnlens_server.engine import Item
+from attnlens_server.errors import GraphUnavailableError
+from attnlens_server.tuning.grid import grid_shapes
+from attnlens_server.tuning.settings import Setting, Speed, candidates, choose, near_best
+from attnlens_server.tuning.traffic import poisson_arrivals, saturate, send_at_rate
+from attnlens_server.tuning.workload import Workload, draw_workload
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MANIFEST = Manifest(
+    max_tokens=256,
+    architecture=Architecture(vocab_size=50, pad_token_id=1, num_layers=6, num_heads=12),
+)
+TEXTS = Workload("made up", (np.ones(10, dtype=np.int64), np.ones(30, dtype=np.int64)))
+
+
+def _speed(threads: int, lanes: int, max_batch_tokens: int, *tokens_per_s: float) -> Speed:
+    return Speed(Setting(threads, lanes, max_batch_tokens), tokens_per_s, padding_share=0.02)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "best"),
+    [
+        # Clearly the fastest, whatever it costs.
+        ([_speed(2, 1, 128, 100.0), _speed(2, 2, 1024, 104.0)], Setting(2, 2, 1024)),
+        # As good as the best: smaller batches.
+        ([_speed(2, 2, 1024, 103.0), _speed(2, 2, 256, 100.5)], Setting(2, 2, 256)),
+        # The same batches: one copy of the weights in place of two.
+        ([_speed(2, 2, 256, 103.0), _speed(2, 1, 256, 101.0)], Setting(2, 1, 256)),
+        # Smaller batches before fewer copies.
+        ([_speed(2, 2, 128, 101.0), _speed(2, 1, 256, 101.0)], Setting(2, 2, 128)),
+        # All of that the same: fewer threads, then the faster one.
+        ([_speed(8, 8, 256, 103.0), _speed(4, 4, 256, 101.0)], Setting(4, 4, 256)),
+        ([_speed(8, 4, 256, 101.0), _speed(8, 8, 256, 103.0)], Setting(8, 8, 256)),
+        # The median counts, not one lucky repetition.
+        ([_speed(2, 1, 256, 90.0, 91.0, 150.0), _speed(2, 2, 512, 99.0, 100.0, 98.0)], Setting(2, 2, 512)),
+        # What was not repeated was too slow at first, however the others fell back later.
+        ([_speed(2, 1, 128, 79.0), _speed(2, 2, 256, 100.0, 70.0, 70.0)], Setting(2, 2, 256)),
+    ],
+)
+def test_the_choice_among_settings(speeds: list[Speed], best: Setting) -> None:
+    assert choose(speeds).setting == best
+    assert choose(speeds[::-1]).setting == best
+
+
+def test_only_what_is_near_the_best_is_measured_again() -> None:
+    speeds = [_speed(2, 1, 128, 79.9), _speed(2, 1, 256, 80.0), _speed(2, 1, 512, 100.0)]
+    assert near_best(speeds, 0.2) == speeds[1:]
+
+
+def test_a_second_copy_of_the_weights_comes_with_lanes_of_fewer_threads() -> None:
+    copies = [Setting(threads, lanes, 256).num_weight_copies for threads, lanes in ((4, 1), (4, 2), (1, 2))]
+    assert copies == [1, 2, 1]
+
+
+def test_every_batch_is_tried_in_one_lane_and_in_several() -> None:
+    def lanes(thread_counts: Sequence[int]) -> list[tuple[int, int]]:
+        settings = candidates(thread_counts, "cpu")
+        assert len(set(settings)) == len(settings)
+        tried = {(each.threads, each.lanes) for each in settings}
+        assert {each.max_batch_tokens for each in settings} >= {128, 256, 512, 1024}
+        assert len(settings) % len(tried) == 0
+        return sorted(tried)
+
+    assert lanes([1, 1]) == [(1, 1)]
+    assert lanes([2]) == [(2, 1), (2, 2)]
+    assert lanes([16, 8]) == [(8, 1), (8, 4), (8, 8), (16, 1), (16, 8), (16, 16)]
+
+
+def test_drawn_texts_are_short_with_a_long_tail_and_always_the_same() -> None:
+    workload = draw_workload(MANIFEST)
+    lengths = [len(each) for each in workload.input_ids]
+    ids = np.concatenate(workload.input_ids)
+    assert 28 <= np.median(lengths) <= 36
+    assert (min(lengths), max(lengths)) == (3, 256)
+    assert 0.01 <= np.mean([length == 256 for length in lengths]) <= 0.04
+    assert set(ids) == set(range(50)) - {1}  # no token is padding
+    again = draw_workload(MANIFEST)
+    assert all(map(np.array_equal, workload.input_ids, again.input_ids))
+
+
+def test_the_grid_is_within_the_tokens_of_a_batch_and_the_bytes_of_its_attention() -> None:
+    shapes = grid_shapes(MANIFEST, "cpu", None)
+    assert {length for _, length in shapes} == {16, 64, 128, 256}
+    assert (4, 256) in shapes
+    assert (64, 16) in shapes
+    assert (16, 256) not in shapes  # 4096 tokens
+    with_attention = grid_shapes(MANIFEST, "cpu", 4 * 6 * 12 * 256**2)
+    assert (1, 256) in with_attention
+    assert (4, 256) not in with_attention
+    assert (4, 128) in with_attention
+
+
+class _Worker:
+    """Takes `texts_a_batch` waiting texts at a time, each batch for `batch_s`, with a tenth of padding."""
+
+    def __init__(self, texts_a_batch: int, batch_s: float, error: Exception | None = None) -> None:
+        self.num_live_tokens = self.num_computed_tokens = 0
+        self.queue = self
+        self.most_waiting = 0
+        self._size, self._batch_s, self._error = texts_a_batch, batch_s, error
+        self._changed = threading.Condition()
+        self._items: list[Item] = []
+        threading.Thread(target=self._main_loop, daemon=True).start()
+
+    def put(self, items: list[Item]) -> None:
+        with self._changed:
+            self._items += items
+            self.most_waiting = max(self.most_waiting, len(self._items))
+            self._changed.notify()
+
+    def _main_loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._items)
+                batch, self._items = self._items[: self._size], self._items[self._size :]
+            live = [item for item in batch if item.future.set_running_or_notify_cancel()]
+            time.sleep(self._batch_s)
+            self.num_live_tokens += 9 * sum(item.num_tokens for item in live)
+            self.num_computed_tokens += 10 * sum(item.num_tokens for item in live)
+            for item in live:
+                self._answer(item.future)
+
+    def _answer(self, future: "Future[Any]") -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        else:
+            future.set_result(None)
+
+
+def test_the_throughput_is_that_of_a_worker_which_always_has_something_to_do() -> None:
+    worker: Any = _Worker(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms and what sleeping adds
+    flow = saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=8, seconds=0.3)
+    assert 9 * 2500 <= flow.tokens_per_s <= 9 * 4000
+    assert flow.padding_share == pytest.approx(0.1)
+    assert worker.most_waiting <= 8
+
+
+def test_latency_counts_from_when_a_text_was_due() -> None:
+    worker: Any = _Worker(texts_a_batch=1, batch_s=0.02)
+    load = send_at_rate(worker, TEXTS, ("x",), rate=200, seconds=0.4, max_queue=1000)  # four times too many
+    assert load.num_texts == len(poisson_arrivals(200, 0.4, seed=200))
+    assert load.num_refused == 0
+    assert load.p50_ms is not None
+    assert load.p99_ms is not None
+    # The last is due within 400 ms and done after 20 ms for each; the first waits for nobody.
+    assert load.p99_ms >= 20 * 0.97 * load.num_texts - 400
+    assert load.p50_ms < load.p99_ms
+
+
+def test_what_a_full_server_would_refuse_is_counted_and_not_sent() -> None:
+    worker: Any = _Worker(texts_a_batch=1, batch_s=0.02)
+    load = send_at_rate(worker, TEXTS, ("x",), rate=500, seconds=0.3, max_queue=2)
+    assert load.num_texts + load.num_refused == len(poisson_arrivals(500, 0.3, seed=500))
+    assert 5 <= load.num_texts <= 20
+    assert worker.most_waiting <= 2
+
+
+def test_what_a_text_fails_with_is_raised() -> None:
+    worker: Any = _Worker(texts_a_batch=1, batch_s=0.0, error=GraphUnavailableError("the graph is broken"))
+    with pytest.raises(GraphUnavailableError, match="the graph is broken"):
+        saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=4, seconds=60)
+    with pytest.raises(GraphUnavailableError, match="the graph is broken"):
+        send_at_rate(worker, TEXTS, ("x",), rate=100, seconds=0.2, max_queue=10)
+
+
+def test_arrivals_are_those_of_a_poisson_process() -> None:
+    times = poisson_arrivals(1000, 50, seed=3)
+    gaps = np.diff(times)
+    assert times == sorted(times)
+    assert times[0] >= 0
+    assert times[-1] < 50
+    assert gaps.mean() == pytest.approx(1e-3, rel=0.02)
+    assert gaps.std() == pytest.approx(1e-3, rel=0.03)  # exponential: as large as its mean
