@@ -109,7 +109,7 @@ class _Worker:
     def __init__(self, texts_a_batch: int, batch_s: float, error: Exception | None = None) -> None:
         self.num_live_tokens = self.num_computed_tokens = 0
         self.queue = self
-        self.most_waiting = 0
+        self.most_inside = self._num_running = 0
         self._size, self._batch_s, self._error = texts_a_batch, batch_s, error
         self._changed = threading.Condition()
         self._items: list[Item] = []
@@ -118,7 +118,7 @@ class _Worker:
     def put(self, items: list[Item]) -> None:
         with self._changed:
             self._items += items
-            self.most_waiting = max(self.most_waiting, len(self._items))
+            self.most_inside = max(self.most_inside, len(self._items) + self._num_running)
             self._changed.notify()
 
     def _main_loop(self) -> None:
@@ -126,10 +126,13 @@ class _Worker:
             with self._changed:
                 self._changed.wait_for(lambda: self._items)
                 batch, self._items = self._items[: self._size], self._items[self._size :]
+                self._num_running = len(batch)
             live = [item for item in batch if item.future.set_running_or_notify_cancel()]
             time.sleep(self._batch_s)
             self.num_live_tokens += 9 * sum(item.num_tokens for item in live)
             self.num_computed_tokens += 10 * sum(item.num_tokens for item in live)
+            with self._changed:
+                self._num_running = 0
             for item in live:
                 self._answer(item.future)
 
@@ -143,9 +146,9 @@ class _Worker:
 def test_the_throughput_is_that_of_a_worker_which_always_has_something_to_do() -> None:
     worker: Any = _Worker(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms and what sleeping adds
     flow = saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=8, seconds=0.3)
-    assert 9 * 2500 <= flow.tokens_per_s <= 9 * 4000
+    assert 9 * 1500 <= flow.tokens_per_s <= 9 * 4000
     assert flow.padding_share == pytest.approx(0.1)
-    assert worker.most_waiting <= 8
+    assert worker.most_inside == 8
 
 
 def test_latency_counts_from_when_a_text_was_due() -> None:
@@ -165,7 +168,7 @@ def test_what_a_full_server_would_refuse_is_counted_and_not_sent() -> None:
     load = send_at_rate(worker, TEXTS, ("x",), rate=500, seconds=0.3, max_queue=2)
     assert load.num_texts + load.num_refused == len(poisson_arrivals(500, 0.3, seed=500))
     assert 5 <= load.num_texts <= 20
-    assert worker.most_waiting <= 2
+    assert worker.most_inside == 2
 
 
 def test_what_a_text_fails_with_is_raised() -> None:
