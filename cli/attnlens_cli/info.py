@@ -109,10 +109,10 @@ def _parity_table(parity: "Parity") -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(title="largest errors", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("graph and output", no_wrap=True)
-    for name in ("ONNX-torch", "ONNX-f64", "torch-f64", "min. cosine"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(title="largest errors", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("graph and output", overflow="fold")
+    for name, width in (("ONNX\n-torch", 7), ("ONNX\n-f64", 7), ("torch\n-f64", 7), ("min.\ncosine", 11)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for graph, figures in itertools.groupby(parity.figures, key=lambda figure: figure.graph):
         table.add_row(graph.removeprefix("onnx/"))
         for figure in figures:
