@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.util
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from served import ServerProcess
 
 # all-MiniLM-L6-v2 as its authors published it.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def pytest_configure() -> None:
+    """Don't hand ignored signals on to commands under test: nohup and a shell's background ignore some."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
