@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.config import Provider
+from attnlens_server.engine.saturation import int8_products_saturate
 from attnlens_server.errors import StartupError
 
 CPU = "CPUExecutionProvider"
@@ -88,9 +89,8 @@ def _open(
         # Its CPU kernel is reported slower and less exact than what it replaces. It finds nothing to fuse in
         # our graphs today (docs/performance.md); this keeps it so.
         disabled_optimizers = ["SkipLayerNormFusion"]
-        # For graphs in int8: on a processor without VNNI a sum of two products may not fit into 16 bits. ONNX
-        # Runtime then takes slower instructions, and everywhere else ignores this.
-        options.add_session_config_entry("session.x64quantprecision", "1")
+        if int8_products_saturate():
+            options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         return ort.InferenceSession(
             str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers

@@ -1,0 +1,56 @@
+"""The question whether 8-bit products are exact, and what follows from the answer."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from attnlens_server.engine import saturation, session
+from attnlens_server.engine.saturation import int8_products_saturate
+
+
+def make_graph() -> onnx.ModelProto:
+    """What `saturation.onnx` was written from."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["input", "weight"], ["product"])],
+        "saturation",
+        [helper.make_tensor_value_info("input", TensorProto.UINT8, [1, 64])],
+        [helper.make_tensor_value_info("product", TensorProto.INT32, [1, 16])],
+        [numpy_helper.from_array(np.full((64, 16), 127, np.int8), "weight")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_the_graph_in_the_package_is_the_one_described() -> None:
+    assert onnx.load(saturation._GRAPH) == make_graph()
+
+
+def test_vnni_is_exact() -> None:
+    flags = Path("/proc/cpuinfo")
+    if not flags.exists() or "vnni" not in flags.read_text():
+        pytest.skip("a processor without VNNI, or another system than Linux")
+    assert not int8_products_saturate()
+
+
+@pytest.mark.parametrize(("saturates", "value"), [(True, "1"), (False, None)])
+def test_other_instructions_are_asked_for_only_where_sums_are_cut_off(
+    saturates: bool, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "int8_products_saturate", lambda: saturates)
+    opened = session._open(saturation._GRAPH, "cpu", threads=1, device_id=0)
+    options = opened.get_session_options()
+    if value is None:
+        with pytest.raises(RuntimeError, match="x64quantprecision"):
+            options.get_session_config_entry("session.x64quantprecision")
+    else:
+        assert options.get_session_config_entry("session.x64quantprecision") == value
+
+
+def test_a_sum_that_is_cut_off_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = make_graph()
+    graph.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.full((64, 16), 126, np.int8), "weight"))
+    onnx.save(graph, tmp_path / "saturation.onnx")
+    monkeypatch.setattr(saturation, "_GRAPH", tmp_path / "saturation.onnx")
+    assert int8_products_saturate.__wrapped__()
