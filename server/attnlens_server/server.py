@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import grpc
@@ -126,8 +128,19 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None]) -> None:
         StartupError: the server can't serve what was asked for.
         ConfigError: an option does not fit the bundle.
     """
+    _let_batches_finish()
     server = Server(config)
     asyncio.run(server.run(on_ready))
+
+
+def _let_batches_finish() -> None:
+    """Where no core is free, don't stop a batch in the middle for each event. Call before any thread starts.
+
+    Each stop costs the caches that the batch has filled (docs/performance.md). Who has set a policy keeps it.
+    """
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with suppress(OSError):  # a sandbox may forbid it; it is no more than a hint
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _max_tokens(bundle: Bundle, config: ServerConfig) -> int:

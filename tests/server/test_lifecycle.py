@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import os
 import queue
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,6 +145,15 @@ def test_one_line_says_that_it_is_ready(minilm_server: ServerProcess) -> None:
         r"CPUExecutionProvider, warm-up \d+\.\d\d s\n"
     )
     assert re.fullmatch(pattern, minilm_server.ready_line)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_events_do_not_stop_a_batch_in_the_middle(minilm_server: ServerProcess) -> None:
+    main = minilm_server.process.pid
+    threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
+    assert os.sched_getscheduler(main) == os.SCHED_BATCH
+    # Threads have numbers in the order of their start; libraries start a few on import that do nothing here.
+    assert os.sched_getscheduler(max(threads)) == os.SCHED_BATCH
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])
