@@ -54,4 +54,4 @@ def _describe(quantization: "Quantization") -> str:
         for each in quantization.speeds
     )
     products = ", ".join(f"{count} {method}" for method, count in methods.most_common())
-    return f"products: {products}\ntimes as fast as fp32: {speeds or 'not measured'}"
+    return f"products: {products}\ntimes as fast as fp32, on one thread: {speeds or 'not measured'}"

@@ -79,7 +79,7 @@ class Written:
         path, optimized = self.path.with_name("int8.onnx"), self.path.with_name("optimized.onnx")
         write_embedded(path, graph.proto, graph.weights)
         onnx.checker.check_model(path, full_check=True)
-        return open_session(path, optimized), onnx.load(optimized)
+        return open_session(path, optimized_path=optimized), onnx.load(optimized)
 
 
 def write_graph(graph: TracedGraph, batches: list[Batch], directory: Path) -> Written:

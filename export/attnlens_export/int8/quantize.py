@@ -170,7 +170,7 @@ def _describe(weight: str, recipe: Recipe | None) -> QuantizedProduct:
 
 
 def _speeds(directory: Path, config: EncoderConfig) -> list[QuantizedSpeed]:
-    sessions = {path: open_session(directory / path) for path in (EMBEDDINGS_PATH, INT8_PATH)}
+    sessions = {path: open_session(directory / path, threads=1) for path in (EMBEDDINGS_PATH, INT8_PATH)}
     speeds = []
     for batch_size, length in TIMED_SHAPES:
         if length > config.max_tokens:

@@ -186,7 +186,7 @@ class Search:
             graph = alone if is_exact else to_int8(alone, {group.source: self._recipe(group, method)})
             path = self._source.path.with_name(".timed.onnx")
             write_embedded(path, graph.proto, graph.weights)
-            sessions[method] = open_session(path)
+            sessions[method] = open_session(path, threads=1)
             path.unlink()
         shape = (*TIMED_SHAPE, graph_width(group, self._source.graph))
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

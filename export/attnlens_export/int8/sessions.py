@@ -12,14 +12,19 @@ import onnxruntime
 Feed = Mapping[str, npt.NDArray[np.generic]]
 
 
-def open_session(path: Path, optimized_path: Path | None = None) -> onnxruntime.InferenceSession:
+def open_session(
+    path: Path, *, threads: int = 0, optimized_path: Path | None = None
+) -> onnxruntime.InferenceSession:
     """Open a graph as attnlens-server opens it on the CPU.
 
     Args:
         path: the graph.
+        threads: those of a batch; 0: every core. Time with 1, as the server runs batches side by
+            side.
         optimized_path: where to write the graph that ONNX Runtime makes of it; None: nowhere.
     """
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3  # errors come as exceptions
     if optimized_path is not None:

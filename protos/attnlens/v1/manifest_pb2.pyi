@@ -597,7 +597,7 @@ Global___QuantizedProduct: _TypeAlias = QuantizedProduct  # noqa: Y015
 
 @_typing.final
 class QuantizedSpeed(_message.Message):
-    """The time of one batch, median of several that alternate with fp32 in the same process."""
+    """The time of one batch on one thread, median of several that alternate with fp32 in the same process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
