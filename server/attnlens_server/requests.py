@@ -16,6 +16,7 @@ from attnlens.v1.encoder_service_pb2 import (
 from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine import AttentionSelection
 from attnlens_server.errors import (
     MAX_VIOLATIONS,
     FieldViolation,
@@ -66,9 +67,16 @@ class EncodePlan:
         return hidden + tuple(f"attentions.{layer}" for layer in self.layers)
 
     @property
+    def attention_selection(self) -> AttentionSelection:
+        """What is needed of each layer's attention."""
+        return AttentionSelection(
+            self.heads, is_mean=self.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN
+        )
+
+    @property
     def num_head_maps(self) -> int:
         """The length of the head axis of the reply."""
-        return 1 if self.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN else len(self.heads)
+        return 1 if self.attention_selection.is_mean else len(self.heads)
 
     def hidden_bytes(self, num_tokens: int, hidden_size: int) -> int:
         """The size of the token vectors of a text."""

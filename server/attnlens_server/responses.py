@@ -1,4 +1,4 @@
-"""From the engine's arrays to messages. Copies what is asked for, and nothing else, out of the batch."""
+"""From the engine's arrays to messages."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,6 @@ from attnlens.v1.encoder_service_pb2 import (
     EmbedResponse,
     EncodedText,
     EncodeResponse,
-    HeadReduction,
     Timings,
     Token,
     Usage,
@@ -99,12 +98,7 @@ def encoded_text(
 
 def attention(result: ItemResult, plan: EncodePlan, layers: Sequence[int]) -> Attention:
     """Pack the weights of `layers`, (layers, heads, T, T); with the mean over heads, (layers, 1, T, T)."""
-    heads = list(plan.heads)
     maps = [result.outputs[f"attentions.{layer}"] for layer in layers]
-    if heads != list(range(len(maps[0]))):
-        maps = [each[heads] for each in maps]
-    if plan.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN:
-        maps = [each.mean(axis=0, keepdims=True) for each in maps]
     return Attention(
         weights=to_tensor(np.stack(maps) if len(maps) > 1 else maps[0][np.newaxis], plan.data_type),
         layers=layers,

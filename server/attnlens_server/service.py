@@ -24,7 +24,7 @@ from attnlens_server import errors, responses
 from attnlens_server.admission import Admission
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item, ItemResult, SessionWorker
+from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult, SessionWorker
 from attnlens_server.inputs import InputEncoder, portions
 from attnlens_server.model_info import describe_model
 from attnlens_server.requests import EncodePlan, RequestChecker
@@ -167,7 +167,8 @@ class EncoderService(EncoderServiceServicer):
             tokens = await self._in_worker(self._describe, inputs)
             tokenize_s = time.monotonic() - started
             self._admission.reply(self._sizes.check_encode(inputs, tokens, plan), context)
-            results = await _run(worker, _make_items(inputs, plan.output_names, context))
+            items = _make_items(inputs, plan.output_names, context, plan.attention_selection)
+            results = await _run(worker, items)
             return await self._in_worker(
                 responses.encode_response, self._name, inputs, tokens, results, plan, tokenize_s
             )
@@ -188,7 +189,7 @@ class EncoderService(EncoderServiceServicer):
             largest_text_bytes = self._sizes.check_parts(inputs, tokens, plan)
             window_bytes = max(self._config.max_message_bytes, largest_text_bytes)
             self._admission.reply(min(window_bytes, largest_text_bytes * len(inputs)), context)
-            items = _make_items(inputs, plan.output_names, context)
+            items = _make_items(inputs, plan.output_names, context, plan.attention_selection)
             results = self._run_in_order(worker, items, plan)
             async with aclosing(results):
                 index = 0
@@ -267,7 +268,7 @@ class EncoderService(EncoderServiceServicer):
         if not under_way:
             return True
         cells = sum(each.num_tokens**2 for each in (*under_way, item))
-        size = 4 * self._manifest.architecture.num_heads * len(plan.layers) * cells
+        size = 4 * plan.num_head_maps * len(plan.layers) * cells
         return len(under_way) < STREAM_WINDOW and size <= self._config.max_message_bytes
 
     async def _parts(
@@ -315,8 +316,11 @@ async def _run(worker: SessionWorker, items: Sequence[Item]) -> list[ItemResult]
 
 
 def _make_items(
-    inputs: Sequence[EncodedInput], output_names: tuple[str, ...], context: Context
+    inputs: Sequence[EncodedInput],
+    output_names: tuple[str, ...],
+    context: Context,
+    attention: AttentionSelection = ALL_HEADS,
 ) -> list[Item]:
     remaining_s = context.time_remaining()
     deadline = None if remaining_s is None else time.monotonic() + remaining_s
-    return [Item(each.input_ids, output_names, deadline) for each in inputs]
+    return [Item(each.input_ids, output_names, deadline, attention) for each in inputs]

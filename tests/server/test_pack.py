@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.engine.pack import BatchLimits, pack, share
+from attnlens_server.engine.pack import BatchLimits, LengthBuckets, pack, share
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -99,3 +99,13 @@ def test_real_prose_is_padded_by_less_than_the_limit_and_batches_are_well_filled
     assert live == total
     assert (padded - live) / padded < 0.05
     assert padded / batches > 200
+
+
+@given(st.integers(1, 600), st.integers(1, 16), st.integers(1, 512))
+def test_a_length_is_padded_to_the_next_multiple_or_to_the_last_position(
+    num_tokens: int, multiple: int, max_length: int
+) -> None:
+    padded = LengthBuckets(multiple, max_length).round_up(num_tokens)
+    assert num_tokens <= padded < num_tokens + multiple
+    assert padded % multiple == 0 or padded == max_length or padded == num_tokens > max_length
+    assert padded <= max(num_tokens, max_length)

@@ -39,7 +39,7 @@ def test_other_instructions_are_asked_for_only_where_sums_are_cut_off(
     saturates: bool, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "int8_products_saturate", lambda: saturates)
-    opened = session._open(saturation._GRAPH, "cpu", threads=1, device_id=0)
+    opened = session.open_graph(saturation._GRAPH, "cpu", threads=1, device_id=0)
     options = opened.get_session_options()
     if value is None:
         with pytest.raises(RuntimeError, match="x64quantprecision"):

@@ -47,6 +47,13 @@ def test_shape_bookkeeping_may_stay_on_the_cpu() -> None:
     check_placement({CUDA: Counter(MatMul=48, Softmax=6), CPU: Counter(Shape=1, Slice=1)}, GRAPH)
 
 
+def test_which_operators_may_not_stray_is_up_to_the_graph() -> None:
+    placements = {CUDA: Counter(Gather=1), CPU: Counter(Slice=1)}
+    check_placement(placements, GRAPH)
+    with pytest.raises(StartupError, match=r"CPUExecutionProvider runs 1 Slice of model\.onnx"):
+        check_placement(placements, GRAPH, {"Slice", "Gather"})
+
+
 def test_placements_are_counted_from_a_real_session(minilm_bundle: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

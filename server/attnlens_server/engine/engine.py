@@ -6,7 +6,7 @@ attention, which is heavier, never stands in the way of one for embeddings.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +15,9 @@ from loky import cpu_count
 
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine.device import DeviceSession
 from attnlens_server.engine.item import Item
-from attnlens_server.engine.pack import BatchLimits
+from attnlens_server.engine.pack import BatchLimits, LengthBuckets
 from attnlens_server.engine.session import CPU, Session, resolve_provider
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import SessionWorker
@@ -26,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 # Where throughput stops growing with the batch; on CUDA not measured yet.
 DEFAULT_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
+# Tensor cores want multiples of 8 in fp16, and CUDA's memory is used better with fewer different shapes.
+LENGTH_MULTIPLES = {"cuda": 8}
+# What runs the graphs. Of attention weights, what nobody asked for stays on the device.
+EMBEDDINGS_SESSIONS: Mapping[str, type[Session]] = {"cpu": Session, "cuda": Session}
+ATTENTIONS_SESSIONS: Mapping[str, type[Session]] = {"cpu": Session, "cuda": DeviceSession}
 
 
 class Engine:
@@ -88,7 +94,7 @@ class Engine:
         for length in sorted({min(8, max_tokens), min(128, max_tokens), max_tokens}):
             _run_once(self.embeddings, length)
         if self._config.provider == "cuda":
-            _run_once(self.attentions, min(8, max_tokens))
+            _run_once(self.attentions, min(8, max_tokens), "attentions.0")
         return time.monotonic() - started
 
     def close(self) -> None:
@@ -99,20 +105,23 @@ class Engine:
     def _make_worker(
         self, name: str, open_session: Callable[[int], Session], limits: BatchLimits
     ) -> SessionWorker:
+        architecture = self._bundle.manifest.architecture
+        multiple = LENGTH_MULTIPLES.get(self._provider)
         return SessionWorker(
             name,
             Sessions(open_session, threads=self._threads, num_lanes=self._num_lanes),
             limits,
             num_lanes=self._num_lanes,
-            pad_token_id=self._bundle.manifest.architecture.pad_token_id,
+            pad_token_id=architecture.pad_token_id,
+            buckets=LengthBuckets(multiple, architecture.max_position_embeddings) if multiple else None,
         )
 
     def _open_attentions(self, threads: int) -> Session:
         self._bundle.verify()  # its hash was taken at the start, which may be long ago
-        return self._open_session(self._bundle.attentions_path, threads)
+        return self._open_session(self._bundle.attentions_path, threads, ATTENTIONS_SESSIONS)
 
     def _open_embeddings(self, threads: int) -> Session:
-        session = self._open_session(self._bundle.embeddings_path, threads)
+        session = self._open_session(self._bundle.embeddings_path, threads, EMBEDDINGS_SESSIONS)
         if self._bundle.precision == "fp16" and session.providers[0] == CPU:
             logger.warning(
                 "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
@@ -120,19 +129,19 @@ class Engine:
             )
         return session
 
-    def _open_session(self, graph: Path, threads: int) -> Session:
+    def _open_session(self, graph: Path, threads: int, classes: Mapping[str, type[Session]]) -> Session:
         device_id = self._config.device_id
         try:
-            return Session(graph, self._provider, threads=threads, device_id=device_id)
+            return classes[self._provider](graph, self._provider, threads=threads, device_id=device_id)
         except StartupError as error:
             if self._provider == "cpu" or self._config.provider != "auto":
                 raise
             logger.warning("provider auto falls back to the CPU: %s", error)
-            return Session(graph, "cpu", threads=threads, device_id=device_id)
+            return classes["cpu"](graph, "cpu", threads=threads, device_id=device_id)
 
 
-def _run_once(worker: SessionWorker, length: int) -> None:
-    item = Item(np.zeros(length, dtype=np.int64), ("last_hidden_state",))
+def _run_once(worker: SessionWorker, length: int, output_name: str = "last_hidden_state") -> None:
+    item = Item(np.zeros(length, dtype=np.int64), (output_name,))
     worker.queue.put([item])
     try:
         item.future.result()

@@ -3,10 +3,25 @@
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSelection:
+    """What to keep of a layer's attention weights.
+
+    Attributes:
+        heads: the numbers of the K heads to keep or to average, in this order; None: all, K = H.
+        is_mean: keep only the mean over these heads.
+    """
+
+    heads: tuple[int, ...] | None = None
+    is_mean: bool = False
+
+
+ALL_HEADS = AttentionSelection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +30,7 @@ class ItemResult:
 
     Attributes:
         outputs: by graph output name, this text's slice without padding: `last_hidden_state` (T, D),
-            `attentions.N` (H, T, T).
+            `attentions.N` (K, T, T), or (1, T, T) for the mean over heads.
         queue_s: seconds between submission and the start of the batch.
         compute_s: seconds that the batch ran.
     """
@@ -33,6 +48,7 @@ class Item:
         input_ids: (T,) int64.
         output_names: the graph outputs to keep.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
+        attention: what to keep of each `attentions.N` among the outputs.
         submitted_at: on the same clock.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
     """
@@ -40,6 +56,7 @@ class Item:
     input_ids: npt.NDArray[np.int64]
     output_names: tuple[str, ...]
     deadline: float | None = None
+    attention: AttentionSelection = ALL_HEADS
     submitted_at: float = field(default_factory=time.monotonic)
     future: "Future[ItemResult]" = field(default_factory=Future)
 
@@ -51,22 +68,3 @@ class Item:
     def is_dead(self, now: float) -> bool:
         """True where nobody waits for the result any more."""
         return self.future.cancelled() or (self.deadline is not None and now >= self.deadline)
-
-
-def slice_item(
-    arrays: dict[str, npt.NDArray[Any]], row: int, num_tokens: int, names: tuple[str, ...]
-) -> dict[str, npt.NDArray[np.float32]]:
-    """Cut row `row` out of a batch's outputs: `(B, T', D)` to `(T, D)`, `(B, H, T', T')` to `(H, T, T)`.
-
-    Attention is copied where others share the batch, lest a slow reader of one small text hold on to the
-    weights of all of them.
-    """
-    outputs = {}
-    for name in names:
-        batch = arrays[name]
-        if name.startswith("attentions."):
-            weights = batch[row, :, :num_tokens, :num_tokens]
-            outputs[name] = weights.copy() if len(batch) > 1 else weights
-        else:
-            outputs[name] = batch[row, :num_tokens]
-    return outputs

@@ -1,8 +1,8 @@
 """Which waiting texts run together: a pure function of their lengths.
 
-A batch is padded to its longest text, so texts of like length belong together; a batch has room for a
-number of tokens, because that is what time and memory depend on. The oldest text is always in the
-batch, hence none waits for more batches than there are texts before it, whatever arrives later.
+A batch is padded to its longest text, on CUDA a little beyond it, so texts of like length belong together; a
+batch has room for a number of tokens, because that is what time and memory depend on. The oldest text is
+always in the batch, hence none waits for more batches than there are texts before it, whatever arrives later.
 """
 
 import math
@@ -33,6 +33,24 @@ class BatchLimits:
         if self.max_square_tokens is not None and num_tokens * max_length > self.max_square_tokens:
             return False
         return num_tokens - num_live_tokens <= self.max_padding_share * num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBuckets:
+    """The lengths that batches are padded to.
+
+    Attributes:
+        multiple: they are multiples of it,
+        max_length: except this, the positions of the model.
+    """
+
+    multiple: int
+    max_length: int
+
+    def round_up(self, num_tokens: int) -> int:
+        """Return the length of a batch whose longest text has `num_tokens`."""
+        rounded = math.ceil(num_tokens / self.multiple) * self.multiple
+        return max(num_tokens, min(rounded, self.max_length))
 
 
 def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLimits:

@@ -1,7 +1,7 @@
 """An ONNX Runtime session on the execution provider that was asked for, or an error that says why not."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.config import Provider
+from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
 from attnlens_server.engine.saturation import int8_products_saturate
 from attnlens_server.errors import StartupError
 
@@ -19,9 +20,17 @@ CUDA = "CUDAExecutionProvider"
 # there on purpose.
 COMPUTE_OPERATORS = frozenset({"Attention", "FusedMatMul", "Gemm", "LayerNormalization", "MatMul", "Softmax"})
 
+CUDA_OPTIONS = {
+    # By default, ONNX Runtime multiplies fp32 matrices in TF32, which has 10 bits of mantissa in place of 23:
+    # not within the 1e-5 of the checkpoint that is promised.
+    "use_tf32": "0",
+    # By default, memory is taken in ever larger powers of two; so, as much as a batch needs.
+    "arena_extend_strategy": "kSameAsRequested",
+}
+
 
 class Session:
-    """One ONNX graph, ready to run. Used by one thread at a time."""
+    """One ONNX graph, ready to run, by many threads at a time."""
 
     def __init__(
         self, graph: Path, provider: Literal["cpu", "cuda"], *, threads: int, device_id: int
@@ -31,7 +40,7 @@ class Session:
         Raises:
             StartupError: the graph can't be opened, or CUDA was asked for and does not run it.
         """
-        self._session = _open(graph, provider, threads, device_id)
+        self._session = open_graph(graph, provider, threads, device_id)
         self._input_names = {each.name for each in self._session.get_inputs()}
         self.output_names: tuple[str, ...] = tuple(each.name for each in self._session.get_outputs())
         if provider == "cuda":
@@ -43,13 +52,19 @@ class Session:
         input_ids: npt.NDArray[np.int64],
         attention_mask: npt.NDArray[np.int64],
         output_names: Sequence[str],
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> BatchOutputs:
         """Run a batch: ids (B, T) and mask (B, T), int64, to the named outputs, fp32."""
+        names = list(output_names)
+        arrays = self._session.run(names, self._inputs(input_ids, attention_mask))
+        return HostOutputs(dict(zip(names, arrays, strict=True)))
+
+    def _inputs(
+        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[np.int64]]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if "token_type_ids" in self._input_names:
             inputs["token_type_ids"] = np.zeros_like(input_ids)
-        names = list(output_names)
-        return dict(zip(names, self._session.run(names, inputs), strict=True))
+        return inputs
 
 
 def resolve_provider(provider: Provider) -> Literal["cpu", "cuda"]:
@@ -70,9 +85,14 @@ def resolve_provider(provider: Provider) -> Literal["cpu", "cuda"]:
     return provider
 
 
-def _open(
+def open_graph(
     graph: Path, provider: Literal["cpu", "cuda"], threads: int, device_id: int
 ) -> ort.InferenceSession:
+    """Open `graph` with our settings. With CUDA, `check_placement` tells whether it really runs there.
+
+    Raises:
+        StartupError: ONNX Runtime can't open it.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors come as exceptions; its warnings are about its own choices
@@ -84,7 +104,7 @@ def _open(
     if provider == "cuda":
         ort.preload_dlls()  # CUDA and cuDNN from the wheels of attnlens[gpu], where they are installed
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        providers = [(CUDA, {"device_id": device_id}), CPU]
+        providers = [(CUDA, {**CUDA_OPTIONS, "device_id": str(device_id)}), CPU]
     else:
         # Its CPU kernel is reported slower and less exact than what it replaces. It finds nothing to fuse in
         # our graphs today (docs/performance.md); this keeps it so.
@@ -108,8 +128,10 @@ def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
     return placements
 
 
-def check_placement(placements: dict[str, Counter[str]], graph: Path) -> None:
-    """Make sure that CUDA runs all arithmetic.
+def check_placement(
+    placements: dict[str, Counter[str]], graph: Path, operators: Collection[str] = COMPUTE_OPERATORS
+) -> None:
+    """Make sure that CUDA runs all arithmetic, that is, every node of `operators`.
 
     Raises:
         StartupError: it runs none (the driver or a library is missing) or leaves some to the CPU.
@@ -121,13 +143,13 @@ def check_placement(placements: dict[str, Counter[str]], graph: Path) -> None:
             "installed (attnlens[gpu] brings them), or use --provider cpu"
         )
     strays = {
-        provider: {op: count for op, count in counter.items() if op in COMPUTE_OPERATORS}
+        provider: {op: count for op, count in counter.items() if op in operators}
         for provider, counter in placements.items()
         if provider != CUDA
     }
-    for provider, operators in strays.items():
-        if operators:
-            listed = ", ".join(f"{count} {op}" for op, count in sorted(operators.items()))
+    for provider, stray in strays.items():
+        if stray:
+            listed = ", ".join(f"{count} {op}" for op, count in sorted(stray.items()))
             raise StartupError(
                 f"CUDA was asked for, but {provider} runs {listed} of {graph.name}: "
                 "use another version of onnxruntime-gpu, or --provider cpu"

@@ -3,13 +3,15 @@
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.engine.item import Item, ItemResult, slice_item
-from attnlens_server.engine.pack import BatchLimits, pack, share
+from attnlens_server.engine.item import Item, ItemResult
+from attnlens_server.engine.outputs import slice_item
+from attnlens_server.engine.pack import BatchLimits, LengthBuckets, pack, share
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.sessions import Sessions
@@ -24,12 +26,22 @@ class SessionWorker:
     """A queue, and lanes: threads that run its items, a batch each, on sessions that they share."""
 
     def __init__(
-        self, name: str, sessions: Sessions, limits: BatchLimits, *, num_lanes: int, pad_token_id: int
+        self,
+        name: str,
+        sessions: Sessions,
+        limits: BatchLimits,
+        *,
+        num_lanes: int,
+        pad_token_id: int,
+        buckets: LengthBuckets | None = None,
     ) -> None:
-        self.queue = ItemQueue(
-            lambda lengths, num_idle: pack(lengths, share(lengths, limits, num_idle)), num_lanes
-        )
+        def choose(lengths: Sequence[int], num_idle: int) -> list[int]:
+            padded = [buckets.round_up(length) for length in lengths] if buckets else lengths
+            return pack(padded, share(padded, limits, num_idle))
+
+        self.queue = ItemQueue(choose, num_lanes)
         self.sessions = sessions
+        self._buckets = buckets
         self._pad_token_id = pad_token_id
         # Protects the three counts: each batch is in all of them or in none.
         self._counting = threading.Lock()
@@ -81,22 +93,16 @@ class SessionWorker:
                 self._run_isolating_faults([item], is_alone=is_alone)
 
     def _run_batch(self, batch: list[Item], session: Session) -> None:
-        input_ids, attention_mask = pad_batch(batch, self._pad_token_id)
+        input_ids, attention_mask = pad_batch(batch, self._pad_token_id, self._buckets)
         names = tuple(dict.fromkeys(name for item in batch for name in item.output_names))
         started = time.monotonic()
-        arrays = session.run(input_ids, attention_mask, names)
+        batch_outputs = session.run(input_ids, attention_mask, names)
+        slices = [slice_item(batch_outputs, row, item) for row, item in enumerate(batch)]
         compute_s = time.monotonic() - started
         self._count(batch, input_ids.size, compute_s)
-        results = [
-            ItemResult(
-                outputs=slice_item(arrays, row, item.num_tokens, item.output_names),
-                queue_s=started - item.submitted_at,
-                compute_s=compute_s,
-            )
-            for row, item in enumerate(batch)
-        ]
-        for item, result in zip(batch, results, strict=True):
-            item.future.set_result(result)
+        for item, outputs in zip(batch, slices, strict=True):
+            queue_s = started - item.submitted_at
+            item.future.set_result(ItemResult(outputs, queue_s=queue_s, compute_s=compute_s))
 
     def _count(self, batch: list[Item], computed_tokens: int, compute_s: float) -> None:
         live_tokens = sum(item.num_tokens for item in batch)
@@ -107,9 +113,12 @@ class SessionWorker:
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
 
 
-def pad_batch(batch: list[Item], pad_token_id: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return ids and mask, both (B, T) int64, T the longest text; padding on the right."""
-    shape = (len(batch), max(item.num_tokens for item in batch))
+def pad_batch(
+    batch: list[Item], pad_token_id: int, buckets: LengthBuckets | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return ids and mask, both (B, T) int64, T the longest text or its bucket; padding on the right."""
+    longest = max(item.num_tokens for item in batch)
+    shape = (len(batch), buckets.round_up(longest) if buckets else longest)
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     attention_mask = np.zeros(shape, dtype=np.int64)
     for row, item in enumerate(batch):

@@ -1,0 +1,121 @@
+"""A session whose attention weights stay on the device; only what is asked for is copied to the host.
+
+All heads of a batch are many times what a request for some of them, or for their mean, wants.
+
+Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, H heads, K of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from attnlens_server.engine.item import AttentionSelection
+from attnlens_server.engine.outputs import HostOutputs
+from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
+
+# Slice of attentions (B, H, T', T') from `starts` to `ends`, both (row, token, token), then Gather of `heads`
+# (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node of one
+# whatever outputs are fetched.
+_SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
+_MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
+_OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
+
+
+class DeviceSession(Session):
+    """The attention graph, ready to run on a device, by many threads at a time: a binding is a call's own."""
+
+    def __init__(
+        self, graph: Path, provider: Literal["cpu", "cuda"], *, threads: int, device_id: int
+    ) -> None:
+        """Open `graph` and the two that cut its attention weights.
+
+        Raises:
+            StartupError: one of them can't be opened, or CUDA was asked for and does not run it.
+        """
+        super().__init__(graph, provider, threads=threads, device_id=device_id)
+        self._device = (provider, device_id)  # ONNX Runtime's devices are called like our providers
+        self._cutter = AttentionCutter(provider, device_id)
+
+    def run(
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        output_names: Sequence[str],
+    ) -> "DeviceOutputs":
+        """Run a batch: ids (B, T') and mask (B, T'), int64, to the named outputs, fp32."""
+        binding = self._session.io_binding()
+        for name, array in self._inputs(input_ids, attention_mask).items():
+            binding.bind_cpu_input(name, array)
+        for name in output_names:
+            binding.bind_output(name, *(("cpu", 0) if name == "last_hidden_state" else self._device))
+        self._session.run_with_iobinding(binding)
+        values = dict(zip(output_names, binding.get_outputs(), strict=True))
+        hidden = values.pop("last_hidden_state", None)
+        return DeviceOutputs(
+            HostOutputs({} if hidden is None else {"last_hidden_state": hidden.numpy()}), values, self._cutter
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOutputs:
+    """Outputs of which the attention weights are on the device.
+
+    Attributes:
+        host: `last_hidden_state`, where it was asked for.
+        attentions: by graph output name, (B, H, T', T') on the device.
+        cutter: cuts them there.
+    """
+
+    host: HostOutputs
+    attentions: dict[str, ort.OrtValue]
+    cutter: "AttentionCutter"
+
+    def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
+        """Return the token vectors of a text, (T, D)."""
+        return self.host.hidden_state(row, num_tokens)
+
+    def attention(
+        self, name: str, row: int, num_tokens: int, selection: AttentionSelection
+    ) -> npt.NDArray[np.float32]:
+        """Return a text's weights of a layer, (K, T, T) or, averaged, (1, T, T)."""
+        return self.cutter.cut(self.attentions[name], row, num_tokens, selection)
+
+
+class AttentionCutter:
+    """Cuts a text's attention weights out of a batch's, on the device that they are on."""
+
+    def __init__(self, provider: Literal["cpu", "cuda"], device_id: int) -> None:
+        """Open the two graphs.
+
+        Raises:
+            StartupError: one can't be opened, or CUDA was asked for and does not run it.
+        """
+        self._select, self._mean = (
+            open_graph(graph, provider, 1, device_id) for graph in (_SELECT_GRAPH, _MEAN_GRAPH)
+        )
+        if provider == "cuda":
+            check_placement(count_placements(self._select), _SELECT_GRAPH, _OPERATORS)
+            check_placement(count_placements(self._mean), _MEAN_GRAPH, _OPERATORS)
+
+    def cut(
+        self, attentions: ort.OrtValue, row: int, num_tokens: int, selection: AttentionSelection
+    ) -> npt.NDArray[np.float32]:
+        """Cut (B, H, T', T') on the device to (K, T, T) or, averaged, (1, T, T) on the host."""
+        session = self._mean if selection.is_mean else self._select
+        num_heads = attentions.shape()[1]
+        heads = range(num_heads) if selection.heads is None else selection.heads
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("attentions", attentions)
+        binding.bind_cpu_input("starts", np.array([row, 0, 0], np.int64))
+        binding.bind_cpu_input("ends", np.array([row + 1, num_tokens, num_tokens], np.int64))
+        binding.bind_cpu_input("heads", np.array(heads, np.int64))
+        binding.bind_output("weights")  # on the host
+        session.run_with_iobinding(binding)
+        [output] = binding.get_outputs()
+        weights: npt.NDArray[np.float32] = output.numpy()[0]  # (1, K, T, T) -> (K, T, T)
+        return weights

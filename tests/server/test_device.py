@@ -1,0 +1,208 @@
+"""Attention weights that stay on the device until they are cut; without a GPU, the CPU stands in for it."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from attnlens_server.bundle import open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, device, engine, session
+from attnlens_server.engine.device import DeviceSession
+from attnlens_server.engine.outputs import HostOutputs, slice_item
+from attnlens_server.engine.pack import BatchLimits, LengthBuckets
+from attnlens_server.engine.session import CPU, CUDA, Session
+from attnlens_server.engine.sessions import Sessions
+from attnlens_server.engine.worker import SessionWorker, pad_batch
+
+NAMES = ("last_hidden_state", *(f"attentions.{layer}" for layer in range(6)))
+SELECTIONS = [
+    ALL_HEADS,
+    AttentionSelection(tuple(range(12))),
+    AttentionSelection((7,)),
+    AttentionSelection((11, 0, 5)),
+    AttentionSelection(is_mean=True),
+    AttentionSelection((7,), is_mean=True),
+    AttentionSelection((11, 0, 5), is_mean=True),
+]
+PROVIDERS = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.cuda,
+            pytest.mark.skipif(
+                CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu"
+            ),
+        ],
+    ),
+]
+
+
+def make_graph(name: str, *, is_mean: bool) -> onnx.ModelProto:
+    """What `select_heads.onnx` and `mean_of_heads.onnx` were written from."""
+    nodes = [
+        helper.make_node("Slice", ["attentions", "starts", "ends", "axes"], ["cut"]),
+        helper.make_node("Gather", ["cut", "heads"], ["chosen" if is_mean else "weights"], axis=1),
+    ]
+    if is_mean:
+        nodes.append(helper.make_node("ReduceMean", ["chosen"], ["weights"], axes=[1], keepdims=1))
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [
+            helper.make_tensor_value_info("attentions", TensorProto.FLOAT, ["B", "H", "S", "S"]),
+            helper.make_tensor_value_info("starts", TensorProto.INT64, [3]),
+            helper.make_tensor_value_info("ends", TensorProto.INT64, [3]),
+            helper.make_tensor_value_info("heads", TensorProto.INT64, ["K"]),
+        ],
+        [helper.make_tensor_value_info("weights", TensorProto.FLOAT, [1, 1 if is_mean else "K", "T", "T"])],
+        [numpy_helper.from_array(np.array([0, 2, 3]), "axes")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_mean"), [(device._SELECT_GRAPH, False), (device._MEAN_GRAPH, True)], ids=["select", "mean"]
+)
+def test_the_graphs_in_the_package_are_those_described(path: Path, is_mean: bool) -> None:
+    assert onnx.load(path) == make_graph(path.stem, is_mean=is_mean)
+
+
+def texts(*lengths: int) -> list[Item]:
+    random = np.random.default_rng(1)
+    return [Item(random.integers(1000, 30000, length), NAMES) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def graph(minilm_bundle: Path) -> Path:
+    return open_bundle(minilm_bundle).attentions_path
+
+
+@pytest.fixture(scope="module")
+def on_host(graph: Path) -> Session:
+    return Session(graph, "cpu", threads=1, device_id=0)
+
+
+@pytest.fixture(scope="module", params=PROVIDERS)
+def on_device(graph: Path, request: pytest.FixtureRequest) -> DeviceSession:
+    return DeviceSession(graph, request.param, threads=1, device_id=0)
+
+
+def run(session: Session, batch: list[Item], buckets: LengthBuckets | None = None) -> Any:
+    return session.run(*pad_batch(batch, 0, buckets), NAMES)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+def test_what_is_cut_on_the_device_is_what_is_cut_on_the_host(
+    on_host: Session, on_device: DeviceSession, selection: AttentionSelection
+) -> None:
+    batch = texts(9, 1, 21, 20)
+    expected, found = run(on_host, batch), run(on_device, batch)
+    on_cpu = on_device.providers[0] == CPU
+    assert found.attentions["attentions.0"].device_name() == ("cpu" if on_cpu else "cuda")
+    for row, item in enumerate(batch):
+        item.attention = selection
+        ours = slice_item(found, row, item)
+        for name, array in slice_item(expected, row, item).items():
+            tolerance = 1e-5 if not on_cpu else 1e-7 if selection.is_mean else 0
+            np.testing.assert_allclose(ours[name], array, rtol=0, atol=tolerance, strict=True)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+@pytest.mark.parametrize("lengths", [(16,), (16, 5, 1)], ids=str)
+def test_what_is_cut_on_the_host_is_a_plain_index_and_mean(
+    selection: AttentionSelection, lengths: tuple[int, ...]
+) -> None:
+    shape = (len(lengths), 12, max(lengths), max(lengths))
+    weights = np.random.default_rng(2).random(shape, dtype=np.float32)
+    for row, length in enumerate(lengths):
+        found = HostOutputs({"attentions.0": weights}).attention("attentions.0", row, length, selection)
+        expected = weights[row, :, :length, :length].copy()
+        expected = expected[list(selection.heads)] if selection.heads else expected
+        expected = expected.mean(axis=0, keepdims=True) if selection.is_mean else expected
+        np.testing.assert_array_equal(found, expected, strict=True)
+        is_view = len(lengths) == 1 and selection in SELECTIONS[:2]
+        assert np.shares_memory(found, weights) == is_view
+
+
+def test_threads_that_share_a_session_have_bindings_of_their_own(on_device: DeviceSession) -> None:
+    batches = [texts(*range(length, length + 3)) for length in range(1, 9)]
+    expected = [run(on_device, batch).attention("attentions.5", 1, 1, ALL_HEADS) for batch in batches]
+    found: dict[int, npt.NDArray[np.float32]] = {}
+
+    def lane(index: int) -> None:
+        for _ in range(5):
+            found[index] = run(on_device, batches[index]).attention("attentions.5", 1, 1, ALL_HEADS)
+
+    lanes = [threading.Thread(target=lane, args=(index,)) for index in range(len(batches))]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+    for index, weights in enumerate(expected):
+        np.testing.assert_array_equal(found[index], weights)
+
+
+def test_a_bucket_changes_nothing_for_live_tokens(on_host: Session) -> None:
+    batch, buckets = texts(9, 1, 21, 20), LengthBuckets(8, 512)
+    assert pad_batch(batch, 0, buckets)[0].shape == (4, 24)
+    plain, padded = run(on_host, batch), run(on_host, batch, buckets)
+    for row, item in enumerate(batch):
+        found = slice_item(padded, row, item)
+        for name, array in slice_item(plain, row, item).items():
+            np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, strict=True)
+
+
+def test_a_batch_has_room_for_texts_as_long_as_they_are_padded() -> None:
+    sessions = Sessions(lambda _: pytest.fail("nothing runs"), threads=1, num_lanes=1)
+    limits, buckets = BatchLimits(64), LengthBuckets(8, 512)
+    worker = SessionWorker("padded", sessions, limits, num_lanes=1, pad_token_id=0, buckets=buckets)
+    worker.queue.put(texts(*[1] * 10, 8, 9))
+    assert [item.num_tokens for item in worker.queue.take().items] == [1] * 8
+
+
+@pytest.fixture
+def device_engine(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that does on the CPU what it does on CUDA."""
+    monkeypatch.setitem(engine.ATTENTIONS_SESSIONS, "cpu", DeviceSession)
+    monkeypatch.setitem(engine.LENGTH_MULTIPLES, "cpu", 8)
+    config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=2)
+    running = Engine(open_bundle(minilm_bundle), config)
+    running.start(max_tokens=16)
+    yield running
+    running.close()
+
+
+def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, on_host: Session) -> None:
+    items = texts(*range(1, 36, 2)) + texts(*range(1, 36, 2))
+    for index, item in enumerate(items):
+        item.attention = SELECTIONS[index % len(SELECTIONS)]
+    device_engine.attentions.queue.put(items)
+    for item in items:
+        expected = slice_item(run(on_host, [item]), 0, item)
+        for name, array in item.future.result(60).outputs.items():
+            np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-5, strict=True)
+    assert type(device_engine.attentions.sessions.get(is_alone=False)) is DeviceSession
+    assert type(device_engine.embeddings.sessions.get(is_alone=False)) is Session
+    assert device_engine.attentions.num_computed_tokens % 8 == 0
+
+
+def test_cuda_multiplies_in_full_fp32_and_takes_the_memory_that_it_needs(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, providers, **__: opened.extend(providers))
+    session.open_graph(graph, "cuda", threads=1, device_id=3)
+    assert opened == [
+        (CUDA, {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "device_id": "3"}),
+        CPU,
+    ]
