@@ -9,6 +9,7 @@ from typing import Literal
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
+from attnlens_server.engine.engine import ATTENTIONS_SESSIONS, EMBEDDINGS_SESSIONS
 from attnlens_server.engine.session import CPU, Session, resolve_provider
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
@@ -199,8 +200,11 @@ class _Bench:
 
     def _open_session(self, threads: int) -> Session:
         bundle = self._bundle
-        graph = bundle.attentions_path if self._options.attention else bundle.embeddings_path
-        return Session(graph, self._provider, threads=threads, device_id=self._config.device_id)
+        if self._options.attention:
+            graph, opened = bundle.attentions_path, ATTENTIONS_SESSIONS[self._provider]
+        else:
+            graph, opened = bundle.embeddings_path, EMBEDDINGS_SESSIONS[self._provider]
+        return opened(graph, self._provider, threads=threads, device_id=self._config.device_id)
 
 
 def _summary(setting: Setting, flows: list[Flow]) -> Speed:
