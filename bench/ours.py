@@ -18,6 +18,7 @@ import onnxruntime
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, Precision, ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.engine.item import ALL_HEADS, AttentionSelection
 from attnlens_server.pooling import normalize, pool
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
@@ -44,7 +45,8 @@ class InProcess:
     def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
         """Return what was asked for, text by text; of attention, the shapes: all maps would not fit."""
         finish, names = self._finish(what), self._output_names(what)
-        return [finish(result) for result in self._results(texts, names, MAX_WAITING)]
+        selection = AttentionSelection(is_mean=True) if what == "attention mean" else ALL_HEADS
+        return [finish(result) for result in self._results(texts, names, MAX_WAITING, selection)]
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
         """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens.
@@ -70,13 +72,19 @@ class InProcess:
             raise RuntimeError("the engine does not call InferenceSession.run any more: count elsewhere")
         return {"live_tokens": live, "computed_tokens": computed}
 
-    def _results(self, texts: list[str], names: tuple[str, ...], max_waiting: int) -> Iterator[ItemResult]:
+    def _results(
+        self,
+        texts: list[str],
+        names: tuple[str, ...],
+        max_waiting: int,
+        selection: AttentionSelection = ALL_HEADS,
+    ) -> Iterator[ItemResult]:
         queue = self._engine.worker(attention=names[0].startswith("attentions.")).queue
         waiting: deque[Item] = deque()
         for start in range(0, len(texts), PORTION):
             portion = self._text_encoder.encode(texts[start : start + PORTION], with_offsets=False)
             for encoded in portion:
-                item = Item(encoded.input_ids, names)
+                item = Item(encoded.input_ids, names, attention=selection)
                 queue.put([item])
                 waiting.append(item)
                 if len(waiting) >= max_waiting:
@@ -101,7 +109,7 @@ class InProcess:
             "embed": embed,
             "tokens": lambda result: result.outputs["last_hidden_state"],
             "attention": lambda result: [maps.shape for maps in result.outputs.values()],
-            "attention mean": lambda result: [maps.mean(axis=0) for maps in result.outputs.values()],
+            "attention mean": lambda result: list(result.outputs.values()),
         }[what]
 
 
