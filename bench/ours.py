@@ -17,8 +17,7 @@ import onnxruntime
 
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, Precision, ServerConfig
-from attnlens_server.engine import Engine, Item, ItemResult
-from attnlens_server.engine.item import ALL_HEADS, AttentionSelection
+from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult
 from attnlens_server.pooling import normalize, pool
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
