@@ -1,5 +1,6 @@
 """numpy arrays to `attnlens.v1.Tensor` and back: shape, element type, little-endian bytes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,28 @@ def numpy_dtype(data_type: DataType.ValueType) -> np.dtype[Any]:
 
 def to_tensor(array: npt.NDArray[Any], data_type: DataType.ValueType) -> Tensor:
     """Convert `array` to `data_type` and pack it."""
+    tensor = Tensor()
+    fill_tensor(tensor, array, data_type)
+    return tensor
+
+
+def fill_tensor(tensor: Tensor, array: npt.NDArray[Any], data_type: DataType.ValueType) -> None:
+    """Pack into a tensor in its place: a message that is put into another one is copied."""
+    contiguous = np.ascontiguousarray(array, dtype=numpy_dtype(data_type))
+    _fill(tensor, array.shape, contiguous.tobytes(), data_type)
+
+
+def fill_stacked(tensor: Tensor, arrays: Sequence[npt.NDArray[Any]], data_type: DataType.ValueType) -> None:
+    """Pack N arrays of one shape as one array (N, ...), without making it."""
     dtype = numpy_dtype(data_type)
-    return Tensor(
-        data_type=data_type or DataType.DATA_TYPE_FLOAT32,
-        shape=array.shape,
-        data=np.ascontiguousarray(array, dtype=dtype).tobytes(),
-    )
+    data = b"".join(memoryview(np.ascontiguousarray(each, dtype=dtype)) for each in arrays)
+    _fill(tensor, (len(arrays), *arrays[0].shape), data, data_type)
+
+
+def _fill(tensor: Tensor, shape: tuple[int, ...], data: bytes, data_type: DataType.ValueType) -> None:
+    tensor.data_type = data_type or DataType.DATA_TYPE_FLOAT32
+    tensor.shape[:] = shape
+    tensor.data = data
 
 
 def from_tensor(tensor: Tensor) -> npt.NDArray[Any]:

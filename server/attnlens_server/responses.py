@@ -6,17 +6,18 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
-from attnlens.tensors import to_tensor
+from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
 from attnlens.v1.encoder_service_pb2 import (
     Attention,
     EmbedResponse,
     EncodedText,
     EncodeResponse,
+    EncodeStreamResponse,
     Timings,
     Token,
     Usage,
 )
-from attnlens.v1.tensor_pb2 import DataType, Tensor
+from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.dense import DenseLayer
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
@@ -51,9 +52,10 @@ def embed_response(
     vectors = vectors[:, : plan.dimensions]
     if plan.normalize:
         vectors = normalize(vectors)
+    _check_range(vectors, plan.data_type, "data_type")
     return EmbedResponse(
         model=model,
-        embeddings=_packed(vectors, plan.data_type, "data_type"),
+        embeddings=to_tensor(vectors, plan.data_type),
         usages=[usage(each) for each in inputs],
         timings=timings(tokenize_s, results),
     )
@@ -70,45 +72,68 @@ def encode_response(
     """Pack everything that was asked for, text by text.
 
     Raises:
-        InvalidFieldsError: as `encoded_text`.
+        InvalidFieldsError: a value is beyond the range of the chosen element type.
     """
-    texts = []
+    response = EncodeResponse(model=model, timings=timings(tokenize_s, results))
     for encoded, each_tokens, result in zip(inputs, tokens, results, strict=True):
-        text = encoded_text(encoded, each_tokens, result, plan)
+        text = response.results.add()
+        fill_text(text, encoded, each_tokens, result, plan)
         if plan.layers:
-            text.attention.CopyFrom(attention(result, plan, plan.layers))
-        texts.append(text)
-    return EncodeResponse(model=model, results=texts, timings=timings(tokenize_s, results))
+            fill_attention(text.attention, result, plan, plan.layers)
+    return response
 
 
-def encoded_text(
-    encoded: EncodedInput, tokens: Sequence[Token], result: ItemResult, plan: EncodePlan
-) -> EncodedText:
+def stream_head(
+    encoded: EncodedInput,
+    tokens: Sequence[Token],
+    result: ItemResult,
+    plan: EncodePlan,
+    tokenize_s: float,
+) -> EncodeStreamResponse:
+    """Pack the first message of a text.
+
+    Raises:
+        InvalidFieldsError: as `encode_response`.
+    """
+    response = EncodeStreamResponse(timings=timings(tokenize_s, [result]))
+    fill_text(response.head, encoded, tokens, result, plan)
+    return response
+
+
+def stream_attention(result: ItemResult, plan: EncodePlan, layer: int) -> EncodeStreamResponse:
+    """Pack one layer of a text."""
+    response = EncodeStreamResponse()
+    fill_attention(response.attention, result, plan, (layer,))
+    return response
+
+
+def fill_text(
+    text: EncodedText, encoded: EncodedInput, tokens: Sequence[Token], result: ItemResult, plan: EncodePlan
+) -> None:
     """Pack a text's tokens, usage and, where asked for, token vectors (T, D).
 
     Raises:
-        InvalidFieldsError: a value is beyond the range of the chosen element type.
+        InvalidFieldsError: as `encode_response`.
     """
-    text = EncodedText(tokens=tokens, usage=usage(encoded))
+    text.tokens.extend(tokens)
+    text.usage.CopyFrom(usage(encoded))
     if plan.hidden_state:
         hidden_state = result.outputs["last_hidden_state"]
-        text.last_hidden_state.CopyFrom(_packed(hidden_state, plan.data_type, plan.data_type_field))
-    return text
+        _check_range(hidden_state, plan.data_type, plan.data_type_field)
+        fill_tensor(text.last_hidden_state, hidden_state, plan.data_type)
 
 
-def attention(result: ItemResult, plan: EncodePlan, layers: Sequence[int]) -> Attention:
+def fill_attention(message: Attention, result: ItemResult, plan: EncodePlan, layers: Sequence[int]) -> None:
     """Pack the weights of `layers`, (layers, heads, T, T); with the mean over heads, (layers, 1, T, T)."""
+    message.layers.extend(layers)
+    message.heads.extend(plan.heads)
+    message.head_reduction = plan.head_reduction
     maps = [result.outputs[f"attentions.{layer}"] for layer in layers]
-    return Attention(
-        weights=to_tensor(np.stack(maps) if len(maps) > 1 else maps[0][np.newaxis], plan.data_type),
-        layers=layers,
-        heads=plan.heads,
-        head_reduction=plan.head_reduction,
-    )
+    fill_stacked(message.weights, maps, plan.data_type)
 
 
-def _packed(array: npt.NDArray[np.float32], data_type: DataType.ValueType, field: str) -> Tensor:
-    """Convert and pack vectors, which unlike weights may have values that float16 has not.
+def _check_range(array: npt.NDArray[np.float32], data_type: DataType.ValueType, field: str) -> None:
+    """Make sure that float16 has the values of vectors, which unlike weights may be beyond it.
 
     Raises:
         InvalidFieldsError: a number would become infinite; `field` is the one that asks for the type.
@@ -122,7 +147,6 @@ def _packed(array: npt.NDArray[np.float32], data_type: DataType.ValueType, field
                 f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
             )
             raise InvalidFieldsError([FieldViolation(field, text)])
-    return to_tensor(array, data_type)
 
 
 def usage(encoded: EncodedInput) -> Usage:

@@ -279,11 +279,9 @@ class EncoderService(EncoderServiceServicer):
         plan: EncodePlan,
         tokenize_s: float,
     ) -> AsyncGenerator[pb.EncodeStreamResponse]:
-        head = await self._in_worker(responses.encoded_text, encoded, tokens, result, plan)
-        yield pb.EncodeStreamResponse(head=head, timings=responses.timings(tokenize_s, [result]))
+        yield await self._in_worker(responses.stream_head, encoded, tokens, result, plan, tokenize_s)
         for layer in plan.layers:
-            attention = await self._in_worker(responses.attention, result, plan, (layer,))
-            yield pb.EncodeStreamResponse(attention=attention)
+            yield await self._in_worker(responses.stream_attention, result, plan, layer)
 
     async def _write(self, part: pb.EncodeStreamResponse, context: Context) -> None:
         """Send a message; returns when the connection has room for the next."""

@@ -20,7 +20,7 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import InvalidFieldsError
 from attnlens_server.requests import EncodePlan
-from attnlens_server.responses import encoded_text
+from attnlens_server.responses import fill_text
 from attnlens_server.text import EncodedInput
 from failures import read_failure
 from served import ServerProcess
@@ -103,7 +103,8 @@ def test_only_numbers_that_are_lost_are_refused(value: float, *, is_refused: boo
     encoded = EncodedInput(np.zeros(1, np.int64), 1)
     if is_refused:
         with pytest.raises(InvalidFieldsError, match=f"the value {value}:"):
-            encoded_text(encoded, [], result, plan)
+            fill_text(pb.EncodedText(), encoded, [], result, plan)
     else:
-        text = encoded_text(encoded, [], result, plan)
+        text = pb.EncodedText()
+        fill_text(text, encoded, [], result, plan)
         np.testing.assert_array_equal(from_tensor(text.last_hidden_state), hidden_state.astype(np.float16))
