@@ -21,6 +21,7 @@ from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_s
 from attnlens_server.bundle import Bundle, open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
+from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
 from attnlens_server.health import HealthService
 from attnlens_server.reflection import add_reflection
@@ -97,7 +98,13 @@ class Server:
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+        if self._bundle.precision == "fp16" and self._engine.embeddings.sessions.providers[0] == CPU:
+            logger.warning(
+                "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
+                "than the fp32 graph; it is for a GPU, use --precision fp32 here"
+            )
+        return seconds
 
     async def _set_serving(self) -> None:
         self._service.state = State.SERVING

@@ -18,7 +18,7 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine.device import DeviceSession
 from attnlens_server.engine.item import Item
 from attnlens_server.engine.pack import BatchLimits, LengthBuckets
-from attnlens_server.engine.session import CPU, Session, resolve_provider
+from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import SessionWorker
 from attnlens_server.errors import GraphUnavailableError, StartupError
@@ -121,13 +121,7 @@ class Engine:
         return self._open_session(self._bundle.attentions_path, threads, ATTENTIONS_SESSIONS)
 
     def _open_embeddings(self, threads: int) -> Session:
-        session = self._open_session(self._bundle.embeddings_path, threads, EMBEDDINGS_SESSIONS)
-        if self._bundle.precision == "fp16" and session.providers[0] == CPU:
-            logger.warning(
-                "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
-                "than the fp32 graph; it is for a GPU, use --precision fp32 here"
-            )
-        return session
+        return self._open_session(self._bundle.embeddings_path, threads, EMBEDDINGS_SESSIONS)
 
     def _open_session(self, graph: Path, threads: int, classes: Mapping[str, type[Session]]) -> Session:
         device_id = self._config.device_id
