@@ -145,8 +145,10 @@ def _let_batches_finish() -> None:
 
     Each stop costs the caches that the batch has filled (docs/performance.md). Who has set a policy keeps it.
     """
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with suppress(OSError):  # a sandbox may forbid it; it is no more than a hint
+    if sys.platform != "linux":
+        return
+    with suppress(OSError):  # a sandbox or a C library may not have it; it is no more than a hint
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 

@@ -1,6 +1,7 @@
 """The life of the process: what it refuses to serve, when it is ready, how it stops."""
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -22,6 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.server import _let_batches_finish
 from failures import read_failure
 from served import ServerProcess
 
@@ -149,11 +151,27 @@ def test_one_line_says_that_it_is_ready(minilm_server: ServerProcess) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
 def test_events_do_not_stop_a_batch_in_the_middle(minilm_server: ServerProcess) -> None:
+    allowed = "import os; os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))"
+    if subprocess.run([sys.executable, "-c", allowed], check=False, capture_output=True).returncode:
+        pytest.skip("a sandbox that forbids it")
     main = minilm_server.process.pid
     threads = [int(each.name) for each in Path(f"/proc/{main}/task").iterdir()]
     assert os.sched_getscheduler(main) == os.SCHED_BATCH
     # Threads have numbers in the order of their start; libraries start a few on import that do nothing here.
     assert os.sched_getscheduler(max(threads)) == os.SCHED_BATCH
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+def test_a_system_without_scheduling_policies_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def missing(pid: int) -> int:
+        asked.append(pid)
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "sched_getscheduler", missing)
+    _let_batches_finish()
+    assert asked == [0]
 
 
 @pytest.mark.parametrize("service", ["", SERVICE])

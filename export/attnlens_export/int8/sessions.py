@@ -15,7 +15,7 @@ Feed = Mapping[str, npt.NDArray[np.generic]]
 def open_session(
     path: Path, *, threads: int = 0, optimized_path: Path | None = None
 ) -> onnxruntime.InferenceSession:
-    """Open a graph as attnlens-server opens it on the CPU.
+    """Open a graph as attnlens-server opens it on a CPU with VNNI; on others it asks for slower instructions.
 
     Args:
         path: the graph.

@@ -130,7 +130,10 @@ class Engine:
         except StartupError as error:
             if self._provider == "cpu" or self._config.provider != "auto":
                 raise
-            logger.warning("provider auto falls back to the CPU: %s", error)
+            logger.warning(
+                "provider auto falls back to the CPU, but keeps the batches of CUDA (see --provider cpu): %s",
+                error,
+            )
             return classes["cpu"](graph, "cpu", threads=threads, device_id=device_id)
 
 

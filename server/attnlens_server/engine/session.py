@@ -96,8 +96,8 @@ def open_graph(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors come as exceptions; its warnings are about its own choices
-    # Threads that spin between two batches take the cores from tokenizing and from the event loop: less
-    # processor time and shorter tails without, a slower single text. See docs/performance.md.
+    # Threads that spin between two batches take the cores from tokenizing and from the event loop;
+    # the price is a slower single text. See docs/performance.md.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     disabled_optimizers = []
     providers: list[Any] = [CPU]
