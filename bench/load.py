@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.arrivals import Call, finished_within, latencies_ms, poisson_arrivals
+from attnlens_server.tuning.traffic import poisson_arrivals
+from bench.calls import Call, finished_within, latencies_ms
 from bench.lines import Answer, answer_lines
 from bench.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 

@@ -48,28 +48,15 @@ class InProcess:
         return [finish(result) for result in self._results(texts, names, MAX_WAITING, selection)]
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
-        """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens.
-
-        Counted where ONNX Runtime is called, so whatever way batches are formed: `input_ids` of any shape
-        holds the computed tokens.
-        """
-        plain_run = onnxruntime.InferenceSession.run
-        sizes: list[int] = []  # batches run side by side: appending needs no lock, adding would
-
-        def counting_run(session: Any, names: Any, inputs: Any, *rest: Any) -> Any:  # noqa: ANN401 - theirs
-            sizes.append(inputs["input_ids"].size)
-            return plain_run(session, names, inputs, *rest)
-
-        onnxruntime.InferenceSession.run = counting_run
-        try:
-            results = self._results(texts, ("last_hidden_state",), max_waiting)
-            live = sum(len(result.outputs["last_hidden_state"]) for result in results)
-        finally:
-            onnxruntime.InferenceSession.run = plain_run
-        computed = sum(sizes)
-        if computed < live:
-            raise RuntimeError("the engine does not call InferenceSession.run any more: count elsewhere")
-        return {"live_tokens": live, "computed_tokens": computed}
+        """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens."""
+        worker = self._engine.embeddings
+        live, computed = worker.num_live_tokens, worker.num_computed_tokens
+        for _ in self._results(texts, ("last_hidden_state",), max_waiting):
+            pass
+        return {
+            "live_tokens": worker.num_live_tokens - live,
+            "computed_tokens": worker.num_computed_tokens - computed,
+        }
 
     def _results(
         self,

@@ -1,9 +1,11 @@
 """`attnlens serve DIR`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+
+from attnlens_server.config import Precision, Provider
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
@@ -17,14 +19,14 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @click.option("--port", default=50051, show_default=True, help="Port to listen on; 0 picks a free one.")
 @click.option(
     "--provider",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=click.Choice(get_args(Provider)),
     default="auto",
     show_default=True,
     help="Where to run. With cuda, the server refuses to start unless CUDA runs the model.",
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "int8"]),
+    type=click.Choice(get_args(Precision)),
     default="fp32",
     show_default=True,
     help="What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",

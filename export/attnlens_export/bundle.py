@@ -54,6 +54,7 @@ from attnlens_export.weights import (
     verify_places,
     write_data,
     write_embedded,
+    write_reduced,
     write_referring,
 )
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
@@ -309,13 +310,7 @@ def _write_half(path: Path, embeddings: TracedGraph, max_bytes: int) -> None:
         GraphError: it would be too large for one, or a weight is beyond the range of fp16.
     """
     half = to_half(embeddings)
-    size_bytes = sum(array.nbytes for array in half.weights.values())
-    if size_bytes > max_bytes:
-        raise GraphError(
-            f"{path.name} would hold {size_bytes} bytes of weights, one file at most {max_bytes}: "
-            "export without --precision fp16"
-        )
-    write_embedded(path, half.proto, half.weights)
+    write_reduced(path, half.proto, half.weights, precision="fp16", max_bytes=max_bytes)
 
 
 def describe_failure(parity: ParityResult) -> str:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from attnlens.v1.manifest_pb2 import Architecture
-from bench.arrivals import Call, finished_within, latencies_ms, poisson_arrivals
+from attnlens_server.tuning.traffic import poisson_arrivals
+from bench.calls import Call, finished_within, latencies_ms
 from bench.flops import text_flops, total_flops
 from bench.peers.timing import sorted_batches
 from bench.targets import Rows, Target, ratio, targets

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod, QuantizedProduct, QuantizedSpeed
-from attnlens_export.errors import AccuracyError, GraphError
+from attnlens_export.errors import AccuracyError
 from attnlens_export.graph import TracedGraph, input_names
 from attnlens_export.int8.agreement import Embedder, alone_error, compare
 from attnlens_export.int8.products import find_groups
@@ -22,7 +22,7 @@ from attnlens_export.int8.texts import make_batches, read_texts, split_texts
 from attnlens_export.manifest import EMBEDDINGS_PATH, INT8_PATH
 from attnlens_export.pooling import read_pooling
 from attnlens_export.side_files import read_max_tokens
-from attnlens_export.weights import MAX_EMBEDDED_BYTES, Place, write_embedded
+from attnlens_export.weights import MAX_EMBEDDED_BYTES, Place, write_reduced
 from attnlens_model import EncoderConfig
 
 TEXTS_PATH = "parity/int8_texts.txt"
@@ -89,7 +89,13 @@ def write_int8(
     source = Source(embeddings, directory / EMBEDDINGS_PATH, places)
     search = Search(source, embedders[0], embedders[1], progress)
     chosen = _fastest(search.run(options.gate), options.gate)
-    _write(directory / INT8_PATH, chosen.graph, options.max_bytes)
+    write_reduced(
+        directory / INT8_PATH,
+        chosen.graph.proto,
+        chosen.graph.weights,
+        precision="int8",
+        max_bytes=options.max_bytes,
+    )
     progress("Int8 against fp32", 0, 1)
     return Quantization(
         num_calibration_texts=len(calibration),
@@ -145,16 +151,6 @@ def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
         f"{len(best.recipes)} of its groups of products in int8, has {best.agreement.mean_cosine:.6f} and "
         f"{best.agreement.min_cosine:.6f}; {advice}"
     )
-
-
-def _write(path: Path, graph: TracedGraph, max_bytes: int) -> None:
-    size_bytes = sum(array.nbytes for array in graph.weights.values())
-    if size_bytes > max_bytes:
-        raise GraphError(
-            f"{path.name} would hold {size_bytes} bytes of weights, one file at most {max_bytes}: "
-            "export without --precision int8"
-        )
-    write_embedded(path, graph.proto, graph.weights)
 
 
 def _describe(weight: str, recipe: Recipe | None) -> QuantizedProduct:

@@ -1,4 +1,4 @@
-"""When requests come and how long they took: plain arithmetic on seconds."""
+"""How long requests took: plain arithmetic on seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,6 @@ class Call:
     index: int
     due_at: float
     done_at: float
-
-
-def poisson_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
-    """Return the times, from 0 to `seconds`, at which requests of a Poisson process of this rate come."""
-    gaps = np.random.default_rng(seed).exponential(1 / rate, size=int(2 * rate * seconds) + 64)
-    times = np.cumsum(gaps)
-    return [float(each) for each in times[times < seconds]]
 
 
 def finished_within(calls: Sequence[Call], start: float, end: float) -> list[Call]:
