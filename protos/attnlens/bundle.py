@@ -109,6 +109,7 @@ def find_graph(
 
 
 def embedding_size(manifest: Manifest) -> int:
-    """Return the width of an embedding: what the last dense layer returns, or that of a token vector."""
+    """Return the width of an embedding, where a request does not ask for less."""
     dense = manifest.pooling.dense
-    return dense[-1].out_features if dense else manifest.architecture.hidden_size
+    width = dense[-1].out_features if dense else manifest.architecture.hidden_size
+    return min(manifest.pooling.truncate_dim or width, width)

@@ -52,6 +52,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The client did not read a stream's messages for too long."""
     ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
     """A graph of the bundle can't be opened any more, for instance since its files were changed."""
+    ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 12
+    """The bytes of the request are not a message of the method's request type."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Sent by name, without the prefix, in ErrorInfo.reason."""
@@ -80,6 +82,8 @@ ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 10
 """The client did not read a stream's messages for too long."""
 ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
 """A graph of the bundle can't be opened any more, for instance since its files were changed."""
+ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 12
+"""The bytes of the request are not a message of the method's request type."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 class _EncodeOutput:
@@ -624,10 +628,13 @@ class EncodeStreamResponse(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    NUM_ATTENTION_PARTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     input_index: _builtins.int
     """The number of the input in the request, from 0."""
+    num_attention_parts: _builtins.int
+    """How many messages with `attention` follow for this text. Set with `head`."""
     @_builtins.property
     def head(self) -> Global___EncodedText:
         """The first message of each text: everything but attention."""
@@ -648,10 +655,11 @@ class EncodeStreamResponse(_message.Message):
         head: Global___EncodedText | None = ...,
         attention: Global___Attention | None = ...,
         timings: Global___Timings | None = ...,
+        num_attention_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "input_index", b"input_index", "model", b"model", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "input_index", b"input_index", "model", b"model", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "attention"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -903,8 +911,8 @@ class Model(_message.Message):
     default_prompt_name: _builtins.str
     """The name of the prompt that Embed uses where a request says nothing. Empty: none."""
     precision: _tensor_pb2.DataType.ValueType
-    """What embeddings, and token vectors without attention, are computed in: DATA_TYPE_FLOAT16, or else
-    DATA_TYPE_FLOAT32. With attention it is always DATA_TYPE_FLOAT32.
+    """What embeddings, and token vectors without attention, are computed in: DATA_TYPE_FLOAT32, DATA_TYPE_FLOAT16 or
+    DATA_TYPE_INT8. With attention it is always DATA_TYPE_FLOAT32.
     """
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
@@ -974,6 +982,7 @@ class Limits(_message.Message):
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
     """The most texts in one request."""
     max_text_bytes: _builtins.int
@@ -985,9 +994,11 @@ class Limits(_message.Message):
     max_batch_tokens: _builtins.int
     """The most tokens, padding included, that run in one batch."""
     max_message_bytes: _builtins.int
-    """The largest message, in either direction."""
+    """The largest response message."""
     max_request_text_bytes: _builtins.int
     """The most bytes of UTF-8 in all texts of one request."""
+    max_request_bytes: _builtins.int
+    """The largest request message."""
     def __init__(
         self,
         *,
@@ -997,10 +1008,11 @@ class Limits(_message.Message):
         max_batch_tokens: _builtins.int = ...,
         max_message_bytes: _builtins.int = ...,
         max_request_text_bytes: _builtins.int = ...,
+        max_request_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

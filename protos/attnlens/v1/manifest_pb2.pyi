@@ -219,6 +219,7 @@ class Manifest(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_REVISION_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -233,6 +234,8 @@ class Manifest(_message.Message):
     """The longest input in tokens, special tokens included."""
     default_prompt_name: _builtins.str
     """The name of the prompt that is used where a request says nothing. Empty: none."""
+    source_revision: _builtins.str
+    """The commit of the hub repository that `source` names. Empty: not known, as for a directory."""
     @_builtins.property
     def architecture(self) -> Global___Architecture:
         """The sizes of the encoder."""
@@ -277,10 +280,11 @@ class Manifest(_message.Message):
         files: _abc.Iterable[Global___BundleFile] | None = ...,
         prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         default_prompt_name: _builtins.str = ...,
+        source_revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,6 +358,7 @@ class PoolingDefaults(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DENSE_FIELD_NUMBER: _builtins.int
     EXCLUDE_PROMPT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_DIM_FIELD_NUMBER: _builtins.int
     pooling: Global___Pooling.ValueType
     """The pooling; never unspecified in a valid bundle."""
     normalize: _builtins.bool
@@ -362,6 +367,10 @@ class PoolingDefaults(_message.Message):
     """True where the tokens of a prompt, and those before it, are left out of the pooling: the first n tokens,
     n being the number of tokens of the prompt by itself, a special token at its end not counted. The other
     tokens keep their position t.
+    """
+    truncate_dim: _builtins.int
+    """How many components of an embedding the publisher keeps where a request does not say (`truncate_dim` of
+    sentence-transformers). 0: all.
     """
     @_builtins.property
     def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dense]:
@@ -374,10 +383,11 @@ class PoolingDefaults(_message.Message):
         normalize: _builtins.bool = ...,
         dense: _abc.Iterable[Global___Dense] | None = ...,
         exclude_prompt: _builtins.bool = ...,
+        truncate_dim: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "exclude_prompt", b"exclude_prompt", "normalize", b"normalize", "pooling", b"pooling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "exclude_prompt", b"exclude_prompt", "normalize", b"normalize", "pooling", b"pooling", "truncate_dim", b"truncate_dim"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,6 +516,7 @@ class Quantization(_message.Message):
     ALONE_ERROR_FIELD_NUMBER: _builtins.int
     PRODUCTS_FIELD_NUMBER: _builtins.int
     SPEEDS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     min_mean_cosine: _builtins.float
     """The gate: the least mean over texts of the cosine of a text's embeddings, made as `Manifest.pooling` says."""
     min_cosine: _builtins.float
@@ -536,6 +547,10 @@ class Quantization(_message.Message):
     def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedSpeed]:
         """How fast it is on the machine that exported it."""
 
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedTextKind]:
+        """The figures of each kind of text by itself; each kind meets the gate `min_mean_cosine`."""
+
     def __init__(
         self,
         *,
@@ -552,14 +567,49 @@ class Quantization(_message.Message):
         alone_error: _builtins.float = ...,
         products: _abc.Iterable[Global___QuantizedProduct] | None = ...,
         speeds: _abc.Iterable[Global___QuantizedSpeed] | None = ...,
+        kinds: _abc.Iterable[Global___QuantizedTextKind] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "mean_cosine_found", b"mean_cosine_found", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_cosine_found", b"min_cosine_found", "min_mean_cosine", b"min_mean_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "kinds", b"kinds", "mean_cosine_found", b"mean_cosine_found", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_cosine_found", b"min_cosine_found", "min_mean_cosine", b"min_mean_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
+
+@_typing.final
+class QuantizedTextKind(_message.Message):
+    """How far the embeddings of one kind of text agree with those in fp32."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    MEAN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
+    MIN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """What the texts are, for instance `sentences`."""
+    num_texts: _builtins.int
+    """The number of texts it was measured on."""
+    mean_cosine_found: _builtins.float
+    """The mean cosine that was found."""
+    min_cosine_found: _builtins.float
+    """The smallest cosine that was found."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        num_texts: _builtins.int = ...,
+        mean_cosine_found: _builtins.float = ...,
+        min_cosine_found: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_cosine_found", b"mean_cosine_found", "min_cosine_found", b"min_cosine_found", "name", b"name", "num_texts", b"num_texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuantizedTextKind: _TypeAlias = QuantizedTextKind  # noqa: Y015
 
 @_typing.final
 class QuantizedProduct(_message.Message):
