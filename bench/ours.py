@@ -2,8 +2,8 @@
 
     python -m bench.ours BUNDLE (fp32|int8) THREADS
 
-Tokenizes with the server's own tokenizer, a portion at a time, puts items into the engine's queue and pools
-what comes out, while the engine runs what waits.
+Tokenizes with the server's own tokenizer, a portion at a time, and puts items into the engine's queue, which
+pools the token vectors, while the engine runs what waits.
 """
 
 import sys
@@ -17,8 +17,8 @@ import onnxruntime
 
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, Precision, ServerConfig
-from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult
-from attnlens_server.pooling import normalize, pool
+from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult, TokenPooling
+from attnlens_server.pooling import normalize
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed
@@ -43,34 +43,30 @@ class InProcess:
 
     def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
         """Return what was asked for, text by text; of attention, the shapes: all maps would not fit."""
-        finish, names = self._finish(what), self._output_names(what)
-        selection = AttentionSelection(is_mean=True) if what == "attention mean" else ALL_HEADS
-        return [finish(result) for result in self._results(texts, names, MAX_WAITING, selection)]
+        finish = self._finish(what)
+        return [finish(result) for result in self._results(texts, what, MAX_WAITING)]
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
         """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens."""
         worker = self._engine.embeddings
         live, computed = worker.num_live_tokens, worker.num_computed_tokens
-        for _ in self._results(texts, ("last_hidden_state",), max_waiting):
+        for _ in self._results(texts, "embed", max_waiting):
             pass
         return {
             "live_tokens": worker.num_live_tokens - live,
             "computed_tokens": worker.num_computed_tokens - computed,
         }
 
-    def _results(
-        self,
-        texts: list[str],
-        names: tuple[str, ...],
-        max_waiting: int,
-        selection: AttentionSelection = ALL_HEADS,
-    ) -> Iterator[ItemResult]:
+    def _results(self, texts: list[str], what: str, max_waiting: int) -> Iterator[ItemResult]:
+        names = self._output_names(what)
+        selection = AttentionSelection(is_mean=True) if what == "attention mean" else ALL_HEADS
+        pooling = TokenPooling(self._bundle.manifest.pooling.pooling) if what == "embed" else None
         queue = self._engine.worker(attention=names[0].startswith("attentions.")).queue
         waiting: deque[Item] = deque()
         for start in range(0, len(texts), PORTION):
             portion = self._text_encoder.encode(texts[start : start + PORTION], with_offsets=False)
             for encoded in portion:
-                item = Item(encoded.input_ids, names, attention=selection)
+                item = Item(encoded.input_ids, names, attention=selection, pooling=pooling)
                 queue.put([item])
                 waiting.append(item)
                 if len(waiting) >= max_waiting:
@@ -88,7 +84,7 @@ class InProcess:
         pooling = self._bundle.manifest.pooling
 
         def embed(result: ItemResult) -> Any:  # noqa: ANN401 - an array
-            vector = pool(result.outputs["last_hidden_state"], pooling.pooling)
+            vector = result.outputs["last_hidden_state"]
             return normalize(vector[np.newaxis])[0] if pooling.normalize else vector
 
         return {

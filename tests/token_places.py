@@ -1,5 +1,8 @@
 """Where tokens stand in texts, counted by hand, for each tokenizer of tests/data/tokenizers."""
 
+from attnlens.v1.encoder_service_pb2 import Token, TokenizedText
+from attnlens_server.text import EncodedInput, TextEncoder, fill_tokens
+
 KINDS = ("wordpiece", "wordpiece-cased", "byte-level", "unigram")
 
 # Text: (spelling, characters, bytes) of each token.
@@ -101,3 +104,10 @@ UNIGRAM: Expected = {
 }  # fmt: skip
 
 TABLES = dict(zip(KINDS, (WORDPIECE, WORDPIECE_CASED, BYTE_LEVEL, UNIGRAM), strict=True))
+
+
+def described(encoded: EncodedInput, text_encoder: TextEncoder | None) -> list[Token]:
+    """Return the tokens of an input as the server describes them."""
+    tokens = TokenizedText().tokens
+    fill_tokens(tokens, encoded, text_encoder)
+    return list(tokens)

@@ -63,12 +63,18 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @click.option(
     "--max-request-text-bytes", default=1 << 22, show_default=True, help="Bytes of all texts of a request."
 )
-@click.option("--max-message-bytes", default=32 << 20, show_default=True, help="Bytes of one message.")
+@click.option("--max-message-bytes", default=32 << 20, show_default=True, help="Bytes of one reply.")
 @click.option(
     "--max-reply-bytes",
-    default=256 << 20,
+    default=512 << 20,
     show_default=True,
-    help="Bytes of all replies that are being made or sent.",
+    help="Memory of all calls and of replies that are not read yet, in bytes.",
+)
+@click.option("--max-calls", default=4096, show_default=True, help="Calls at a time.")
+@click.option(
+    "--accept-compression",
+    is_flag=True,
+    help="Accept compressed requests, which may be far larger than they look.",
 )
 @click.option("--max-tokens", type=int, help="Tokens of one text.  [default: the bundle's]")
 @click.option(
@@ -78,7 +84,7 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     "--stall-timeout-s",
     default=30.0,
     show_default=True,
-    help="How long a client may leave a message of a stream unread.",
+    help="How long a client may leave a message unread; a large one a second longer for each MiB.",
 )
 @click.option(
     "--drain-timeout-s",

@@ -1,8 +1,8 @@
 """Who may come in. What is full refuses at once and says when to come back; nothing waits in front of it.
 
 Two things are counted. Texts that wait or run, for each graph by itself, so that a crowd asking for
-attention does not shut out embeddings. And the bytes of replies that are being made or sent, which is
-where the memory goes when clients read slowly.
+attention does not shut out embeddings. And the memory of calls: what they brought, what is being made for
+them, and replies that their clients have not read yet, which is where the memory goes when they read slowly.
 
 Everything here runs on the event loop, hence no locks.
 """
@@ -10,24 +10,27 @@ Everything here runs on the event loop, hence no locks.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import grpc
 
 from attnlens_server.engine import SessionWorker
-from attnlens_server.errors import OverloadedError
+from attnlens_server.errors import NeverFitsError, OverloadedError
 
-REPLY_RETRY_S = 0.25
+MEMORY_RETRY_S = 0.25
 
 
 class Admission:
     """Counts what is inside."""
 
-    def __init__(self, max_texts: int, max_reply_bytes: int) -> None:
+    def __init__(self, max_texts: int, max_bytes: int) -> None:
+        """Count from nothing.
+
+        Args:
+            max_texts: texts that may wait or run, for each worker by itself.
+            max_bytes: memory that all calls together may take.
+        """
+        self.max_bytes = max_bytes
         self._max_texts = max_texts
-        self._max_reply_bytes = max_reply_bytes
         self._num_texts: Counter[SessionWorker] = Counter()
-        self._reply_bytes = 0
+        self._num_bytes = 0
 
     @contextmanager
     def texts(self, worker: SessionWorker, count: int) -> Iterator[None]:
@@ -36,34 +39,84 @@ class Admission:
         Raises:
             OverloadedError: there are not as many.
         """
-        taken = self._num_texts[worker]
-        if taken + count > self._max_texts:
+        if not self.try_texts(worker, count):
             raise OverloadedError(
-                f"{taken} texts wait or run, at most {self._max_texts} may, and the request has {count}: "
-                "try again later",
-                retry_after_s=worker.estimate_wait_s(),
+                f"{self._num_texts[worker]} texts wait or run, at most {self._max_texts} may, and the "
+                f"request has {count}: try again later",
+                retry_after_s=worker.retry_after_s(),
             )
-        self._num_texts[worker] += count
         try:
             yield
         finally:
-            self._num_texts[worker] -= count
+            self.give_back_texts(worker, count)
 
-    def reply(self, size_bytes: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Count a reply of this size until the call is over, that is, until the client has it.
+    def try_texts(self, worker: SessionWorker, count: int) -> bool:
+        """Take `count` places of a worker if there are as many."""
+        if self._num_texts[worker] + count > self._max_texts:
+            return False
+        self._num_texts[worker] += count
+        return True
+
+    def give_back_texts(self, worker: SessionWorker, count: int) -> None:
+        """Give back what `try_texts` took."""
+        self._num_texts[worker] -= count
+
+    def take_memory(self, size_bytes: int) -> None:
+        """Take some of the memory of calls.
 
         Raises:
-            OverloadedError: clients have not read enough of their replies yet.
+            OverloadedError: other calls have it.
         """
-        if self._reply_bytes + size_bytes > self._max_reply_bytes:
+        if self._num_bytes + size_bytes > self.max_bytes:
             raise OverloadedError(
-                f"replies of {self._reply_bytes} bytes are being made or sent, at most "
-                f"{self._max_reply_bytes} may, and this one would have {size_bytes}: try again later",
-                retry_after_s=REPLY_RETRY_S,
+                f"running calls and unread replies take {self._num_bytes} bytes, at most {self.max_bytes} "
+                f"may be taken, and this call needs {size_bytes} more: try again later",
+                retry_after_s=MEMORY_RETRY_S,
             )
-        self._reply_bytes += size_bytes
+        self._num_bytes += size_bytes
 
-        def give_back(_: object) -> None:
-            self._reply_bytes -= size_bytes
+    def give_back_memory(self, size_bytes: int) -> None:
+        """Give back what `take_memory` took."""
+        self._num_bytes -= size_bytes
 
-        context.add_done_callback(give_back)  # type: ignore[arg-type]  # its stub asks for a class
+
+class Reservation:
+    """The memory that one call has reserved."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._size_bytes = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """How much this reservation could grow if there were no other calls."""
+        return self._admission.max_bytes - self._size_bytes
+
+    def grow(self, size_bytes: int) -> None:
+        """Reserve more.
+
+        Raises:
+            OverloadedError: other calls have it.
+            NeverFitsError: there will never be as much.
+        """
+        if self._size_bytes + size_bytes > self._admission.max_bytes:
+            raise NeverFitsError(self._size_bytes + size_bytes, self._admission.max_bytes)
+        self._admission.take_memory(size_bytes)
+        self._size_bytes += size_bytes
+
+    def try_grow(self, size_bytes: int) -> bool:
+        """Reserve more if there is as much now."""
+        try:
+            self.grow(size_bytes)
+        except (OverloadedError, NeverFitsError):
+            return False
+        return True
+
+    def shrink(self, size_bytes: int) -> None:
+        """Give back some."""
+        self._admission.give_back_memory(size_bytes)
+        self._size_bytes -= size_bytes
+
+    def release(self) -> None:
+        """Give back all."""
+        self.shrink(self._size_bytes)

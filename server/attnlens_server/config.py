@@ -8,6 +8,7 @@ Provider = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 MIB = 1 << 20
+REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
 
 
 class ConfigError(ValueError):
@@ -39,12 +40,17 @@ class ServerConfig:
         max_text_bytes: bytes of UTF-8 in one text.
         max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_message_bytes` is
             less, that counts.
-        max_message_bytes: size of one message, in either direction.
-        max_reply_bytes: size of all replies that are being made or sent; where `max_message_bytes` is
-            more, that counts.
+        max_message_bytes: size of one reply message.
+        max_reply_bytes: memory of all calls: what they brought, replies that are being made, and those that
+            are not read yet, which are in memory twice; where five times `max_message_bytes` is more, that
+            counts.
+        max_calls: calls at a time, those that wait for their request's bytes or for a slow reader included.
+        accept_compression: accept compressed requests. A small one may become a large one in memory before
+            its size is checked.
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
         worker_threads: threads that tokenize and build replies.
-        stall_timeout_s: how long a client of EncodeStream may leave a message unread.
+        stall_timeout_s: how long a client may leave a message unread; a large one a second longer for each
+            MiB.
         drain_timeout_s: how long running requests may take after SIGTERM.
         tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
         tls_key: PEM private key.
@@ -66,7 +72,9 @@ class ServerConfig:
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
     max_message_bytes: int = 32 * MIB
-    max_reply_bytes: int = 256 * MIB
+    max_reply_bytes: int = 512 * MIB
+    max_calls: int = 4096
+    accept_compression: bool = False
     max_tokens: int | None = None
     worker_threads: int = 2
     stall_timeout_s: float = 30.0
@@ -93,6 +101,7 @@ class ServerConfig:
         self._check_range("max_request_text_bytes", 1, (1 << 31) - 1)
         self._check_range("max_text_bytes", 1, self.max_request_text_bytes)
         self._check_range("max_reply_bytes", 1, 1 << 40)
+        self._check_range("max_calls", 1, 1 << 24)
         self._check_range("worker_threads", 1, 256)
         self._check_range("stall_timeout_s", 0.001, 86_400)
         self._check_range("drain_timeout_s", 0, 86_400)
@@ -112,6 +121,11 @@ class ServerConfig:
     def request_text_limit(self) -> int:
         """The most bytes of text that one request may have."""
         return min(self.max_request_text_bytes, self.max_message_bytes)
+
+    @property
+    def request_limit(self) -> int:
+        """The largest request message: all its text or ids, and what stands around each."""
+        return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

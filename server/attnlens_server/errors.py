@@ -4,6 +4,8 @@
     |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
     |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
     |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+    |- NeverFitsError          INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+    |- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
     |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
     |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
     |- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
@@ -26,7 +28,11 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 ERROR_DOMAIN = "attnlens"
-MAX_VIOLATIONS = 20  # all trailers together should stay below 8 KiB
+# All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
+# twice: as `grpc-message`, where each byte that is not ASCII takes three, and in the details, in base64.
+MAX_VIOLATIONS = 20
+MAX_MESSAGE_BYTES = 1024
+MAX_VIOLATION_BYTES = 2048
 
 
 class StartupError(Exception):
@@ -55,8 +61,8 @@ class RequestError(Exception):
         violations: tuple[FieldViolation, ...] = (),
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = shortened(message, MAX_MESSAGE_BYTES)
+        super().__init__(self.message)
         self.metadata = metadata or {}
         self.violations = violations
         self.retry_after_s = retry_after_s
@@ -115,6 +121,33 @@ class ResponseTooLargeError(RequestError):
         )
 
 
+class NeverFitsError(RequestError):
+    """A call needs more memory than all calls together may take."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "RESPONSE_TOO_LARGE"
+
+    def __init__(self, size_bytes: int, max_reply_bytes: int) -> None:
+        super().__init__(
+            f"the call needs {size_bytes} bytes of memory, all calls together may take {max_reply_bytes}: "
+            "ask for fewer texts, layers or heads, or start the server with a larger --max-reply-bytes",
+            metadata={"size_bytes": str(size_bytes), "max_reply_bytes": str(max_reply_bytes)},
+        )
+
+
+class MalformedRequestError(RequestError):
+    """The bytes of a request are not a message of its type."""
+
+    status = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "MALFORMED_REQUEST"
+
+    def __init__(self, size_bytes: int, message_type: str) -> None:
+        super().__init__(
+            f"the {size_bytes} bytes of the request are not a message of type {message_type}: send one, made "
+            "from the server's .proto file and not compressed"
+        )
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that is not here."""
 
@@ -122,7 +155,7 @@ class ModelNotFoundError(RequestError):
     reason = "MODEL_NOT_FOUND"
 
     def __init__(self, model: str, available: str) -> None:
-        shown = model if len(model) <= 80 else model[:80] + "..."  # noqa: PLR2004 - fits a line
+        shown = shortened(model, 83)
         super().__init__(
             f"no model {shown!r} here: ask for {available!r}, or leave the name empty",
             metadata={"model": shown, "available": available},
@@ -183,16 +216,31 @@ def _details(error: RequestError) -> list[Message]:
         error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
     ]
     if error.violations:
-        violations = [
-            error_details_pb2.BadRequest.FieldViolation(field=each.field, description=each.description)
-            for each in error.violations
-        ]
-        details.append(error_details_pb2.BadRequest(field_violations=violations))
+        details.append(_bad_request(error.violations))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     return details
+
+
+def _bad_request(violations: tuple[FieldViolation, ...]) -> error_details_pb2.BadRequest:
+    """Return as many of the violations, the first ones, as trailers have room for."""
+    request = error_details_pb2.BadRequest()
+    for violation in violations:
+        request.field_violations.add(field=violation.field, description=violation.description)
+        if request.ByteSize() > MAX_VIOLATION_BYTES:
+            del request.field_violations[-1]
+            break
+    return request
+
+
+def shortened(text: str, max_bytes: int) -> str:
+    """Cut a text that is longer than `max_bytes` of UTF-8; three dots show it."""
+    encoded = text.encode()
+    if len(encoded) <= max_bytes:
+        return text
+    return encoded[: max_bytes - 3].decode(errors="ignore") + "..."
 
 
 def _printable_ascii(text: str) -> str:

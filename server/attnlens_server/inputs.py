@@ -1,27 +1,42 @@
 """From the inputs of a request to token ids, within the model's limit."""
 
-import asyncio
-import functools
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attnlens.v1.encoder_service_pb2 import Input
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
 from attnlens_server.text import EncodedInput, TextEncoder
+from attnlens_server.workers import Workers
 
-# Texts are tokenized in portions of about this size, so that a large request neither keeps all workers
-# from the others nor holds the records of all its texts at once.
+# Inputs are encoded in portions of about this size, so that a large request neither keeps all workers from
+# the others nor holds the tokenizer's records of all its texts, and is given up soon where its caller leaves.
 PORTION_CHARS = 1 << 16
+
+Visitor = Callable[[EncodedInput], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOptions:
+    """What is done with the inputs of a request.
+
+    Attributes:
+        truncate: cut what is too long; else it is refused.
+        prefix: stands before the names of the inputs' fields in errors.
+        prompt: goes before each text; the offsets are then those in the whole.
+    """
+
+    truncate: bool
+    prefix: str = ""
+    prompt: str = ""
 
 
 class InputEncoder:
-    """Tokenizes in `workers`; refuses or cuts what is too long."""
+    """Tokenizes in worker threads; refuses or cuts what is too long."""
 
     def __init__(
-        self, text_encoder: TextEncoder | None, max_tokens: int, workers: Executor, *, exclude_prompt: bool
+        self, text_encoder: TextEncoder | None, max_tokens: int, workers: Workers, *, exclude_prompt: bool
     ) -> None:
         self._text_encoder = text_encoder
         self._max_tokens = max_tokens
@@ -29,82 +44,84 @@ class InputEncoder:
         self._workers = workers
 
     async def encode(
-        self,
-        inputs: Sequence[Input],
-        *,
-        truncate: bool,
-        with_offsets: bool,
-        prefix: str = "",
-        prompt: str = "",
-    ) -> list[EncodedInput]:
-        """Tokenize the texts among checked inputs.
+        self, inputs: Sequence[Input], options: EncodeOptions, visit: Visitor | None = None
+    ) -> AsyncGenerator[list[EncodedInput]]:
+        """Yield checked inputs as token ids, a portion at a time, without the tokenizer's records.
 
         Args:
             inputs: texts and token ids.
-            truncate: cut what is too long.
-            with_offsets: keep the tokenizer's record of each text.
-            prefix: stands before the names of the inputs' fields in errors.
-            prompt: goes before each text; the offsets are then those in the whole.
+            options: what is done with them.
+            visit: is called in a worker thread with each input, in order, its record kept.
 
         Raises:
             InputTooLongError: an input has too many tokens, and `truncate` is false.
             InvalidFieldsError: a text has no tokens, or none that count.
         """
-        texts = [prompt + each.text for each in inputs if each.HasField("text")]
-        num_excluded = await self._num_excluded(prompt) if texts else 0
-        from_text = (
-            replace(each, num_excluded=num_excluded)
-            for each in await self._encode_texts(texts, with_offsets=with_offsets)
-        )
-        encoded = [
-            next(from_text) if each.HasField("text") else self._encode_ids(each.token_ids.ids)
-            for each in inputs
-        ]
-        for index, each in enumerate(encoded):
-            field = f"{prefix}inputs[{index}]"
-            if each.num_tokens_total > self._max_tokens and not truncate:
-                raise InputTooLongError(
-                    field,
-                    each.num_tokens_total,
-                    self._max_tokens,
-                    has_prompt=bool(prompt) and inputs[index].HasField("text"),
-                )
-            if each.num_tokens <= each.num_excluded:
-                beside = " beside the prompt, which does not count" if each.num_excluded else ""
-                is_full = each.num_tokens_total > self._max_tokens
-                remedy = f"shorten the prompt to fit {self._max_tokens}" if is_full else "send some text"
-                description = f"has no tokens{beside}: {remedy}"
-                raise InvalidFieldsError([FieldViolation(f"{field}.text", description)])
-        return encoded
+        num_excluded = await self._num_excluded(inputs, options.prompt)
+        for portion in portions([_num_chars(each) for each in inputs]):
+            yield await self._workers.run(self._encode_portion, inputs, portion, options, num_excluded, visit)
 
-    async def _num_excluded(self, prompt: str) -> int:
+    async def _num_excluded(self, inputs: Sequence[Input], prompt: str) -> int:
         """Return how many tokens at the beginning of a text with `prompt` are left out of the pooling."""
-        if not prompt or not self._exclude_prompt or self._text_encoder is None:
+        has_text = any(each.HasField("text") for each in inputs)
+        if not (prompt and has_text and self._exclude_prompt) or self._text_encoder is None:
             return 0
-        count = functools.partial(self._text_encoder.num_prompt_tokens, prompt)
-        return await asyncio.get_running_loop().run_in_executor(self._workers, count)
+        return await self._workers.run(self._text_encoder.num_prompt_tokens, prompt)
 
-    async def _encode_texts(self, texts: Sequence[str], *, with_offsets: bool) -> list[EncodedInput]:
-        encoded: list[EncodedInput] = []
-        if self._text_encoder is not None:  # where it is, the checker has refused texts
-            for portion in portions(texts):
-                encode = functools.partial(self._text_encoder.encode, portion, with_offsets=with_offsets)
-                encoded += await asyncio.get_running_loop().run_in_executor(self._workers, encode)
-        return encoded
+    def _encode_portion(
+        self,
+        inputs: Sequence[Input],
+        portion: range,
+        options: EncodeOptions,
+        num_excluded: int,
+        visit: Visitor | None,
+    ) -> list[EncodedInput]:
+        texts = [options.prompt + inputs[index].text for index in portion if inputs[index].HasField("text")]
+        from_text: Iterator[EncodedInput] = iter(())
+        if texts and self._text_encoder is not None:  # where it is, the checker has refused texts
+            encoded_texts = self._text_encoder.encode(texts, with_offsets=visit is not None)
+            from_text = (replace(each, num_excluded=num_excluded) for each in encoded_texts)
+        result = []
+        for index in portion:
+            is_text = inputs[index].HasField("text")
+            encoded = next(from_text) if is_text else self._encode_ids(inputs[index].token_ids.ids)
+            self._check(encoded, f"{options.prefix}inputs[{index}]", options, is_text=is_text)
+            if visit is not None:
+                visit(encoded)
+                encoded = encoded.without_record()
+            result.append(encoded)
+        return result
+
+    def _check(self, encoded: EncodedInput, field: str, options: EncodeOptions, *, is_text: bool) -> None:
+        if encoded.num_tokens_total > self._max_tokens and not options.truncate:
+            raise InputTooLongError(
+                field,
+                encoded.num_tokens_total,
+                self._max_tokens,
+                has_prompt=bool(options.prompt) and is_text,
+            )
+        if encoded.num_tokens <= encoded.num_excluded:
+            beside = " beside the prompt, which does not count" if encoded.num_excluded else ""
+            is_full = encoded.num_tokens_total > self._max_tokens
+            remedy = f"shorten the prompt to fit {self._max_tokens}" if is_full else "send some text"
+            raise InvalidFieldsError([FieldViolation(f"{field}.text", f"has no tokens{beside}: {remedy}")])
 
     def _encode_ids(self, ids: Sequence[int]) -> EncodedInput:
         return EncodedInput(np.asarray(ids[: self._max_tokens], dtype=np.int64), len(ids))
 
 
-def portions(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Cut a list of texts into runs of about PORTION_CHARS; a longer text is one by itself."""
-    portion: list[str] = []
-    size = 0
-    for text in texts:
-        if portion and size + len(text) > PORTION_CHARS:
-            yield portion
-            portion, size = [], 0
-        portion.append(text)
-        size += len(text)
-    if portion:
-        yield portion
+def _num_chars(each: Input) -> int:
+    """Return the size of an input: characters, or token ids."""
+    return len(each.text) if each.HasField("text") else len(each.token_ids.ids)
+
+
+def portions(sizes: Sequence[int]) -> Iterator[range]:
+    """Cut inputs of these sizes into runs of about PORTION_CHARS; a longer input is one by itself."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > PORTION_CHARS:
+            yield range(start, index)
+            start, total = index, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))

@@ -40,14 +40,15 @@ def token_places(text: str, encoding: tokenizers.Encoding, *, is_cut: bool) -> l
         encoding: by a tokenizer that went through `keep_white_space`.
         is_cut: whether tokens were cut off at the end.
     """
-    is_special = encoding.special_tokens_mask
+    # Each access to a list of the encoding builds the whole list.
+    is_special, offsets, tokens = encoding.special_tokens_mask, encoding.offsets, encoding.tokens
     rows = [row for row, special in enumerate(is_special) if not special]
-    reported = [encoding.offsets[row] for row in rows]
+    reported = [offsets[row] for row in rows]
     # What follows the last token of a cut text is unknown: it may begin at once.
     last = max((end for _, end in reported), default=0) - 1 if is_cut else len(text)
     following = [*(start for start, _ in reported[1:]), last]
     places = [
-        _place(text, encoding.tokens[row], place, next_start)
+        _place(text, tokens[row], place, next_start)
         for row, place, next_start in zip(rows, reported, following, strict=False)
     ]
     if not text.isascii():

@@ -27,15 +27,26 @@ from attnlens_server.errors import (
 # Of prompts, in messages: all trailers together should stay below 8 KiB.
 MAX_NAMES = 20
 MAX_NAME_CHARS = 40
+MAX_OUTPUTS = 16  # of one request, known ones and others
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedPlan:
-    """A checked EmbedRequest, the model's defaults filled in."""
+    """A checked EmbedRequest, the model's defaults filled in.
+
+    Attributes:
+        pooling: never unspecified.
+        normalize_first: scale to length 1 before components are cut off, as the publisher does.
+        dimensions: how many components are kept.
+        normalize: scale to length 1 at the end.
+        data_type: never unspecified.
+        prompt: goes before each text.
+    """
 
     pooling: Pooling.ValueType
-    normalize: bool
+    normalize_first: bool
     dimensions: int
+    normalize: bool
     data_type: DataType.ValueType
     prompt: str
 
@@ -60,11 +71,10 @@ class EncodePlan:
     data_type: DataType.ValueType
     data_type_field: str
 
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The graph outputs that are needed."""
-        hidden = ("last_hidden_state",) if self.hidden_state else ()
-        return hidden + tuple(f"attentions.{layer}" for layer in self.layers)
+    def output_names(self, layers: Sequence[int], *, with_hidden_state: bool = True) -> tuple[str, ...]:
+        """Return the graph outputs that are needed for some of the layers."""
+        hidden = ("last_hidden_state",) if self.hidden_state and with_hidden_state else ()
+        return hidden + tuple(f"attentions.{layer}" for layer in layers)
 
     @property
     def attention_selection(self) -> AttentionSelection:
@@ -90,8 +100,11 @@ class EncodePlan:
 class RequestChecker:
     """Checks requests against one model and one configuration."""
 
-    def __init__(self, manifest: Manifest, config: ServerConfig, *, has_tokenizer: bool) -> None:
+    def __init__(
+        self, manifest: Manifest, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool
+    ) -> None:
         self._manifest = manifest
+        self._max_tokens = max_tokens
         self._config = config
         self._has_tokenizer = has_tokenizer
 
@@ -125,10 +138,13 @@ class RequestChecker:
         if violations:
             raise InvalidFieldsError(violations)
         defaults = self._manifest.pooling
+        is_published = not request.dimensions and not request.HasField("normalize")
+        normalize = request.normalize if request.HasField("normalize") else defaults.normalize
         return EmbedPlan(
             pooling=request.pooling or defaults.pooling,
-            normalize=request.normalize if request.HasField("normalize") else defaults.normalize,
+            normalize_first=normalize and is_published,
             dimensions=request.dimensions or width,
+            normalize=normalize and not is_published,
             data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
             prompt=prompt,
         )
@@ -141,7 +157,7 @@ class RequestChecker:
         """
         self.check_model(request.model)
         architecture = self._manifest.architecture
-        wants_attention = EncodeOutput.ENCODE_OUTPUT_ATTENTIONS in request.outputs
+        wants_attention = EncodeOutput.ENCODE_OUTPUT_ATTENTIONS in request.outputs[:MAX_OUTPUTS]
         violations = list(self._check_inputs(request.inputs, prefix))
         violations += _check_outputs(request, prefix, wants_attention=wants_attention)
         violations += _check_enum(f"{prefix}head_reduction", request.head_reduction, HeadReduction)
@@ -152,7 +168,7 @@ class RequestChecker:
             raise InvalidFieldsError(violations)
         hidden = EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE
         return EncodePlan(
-            hidden_state=not request.outputs or hidden in request.outputs,
+            hidden_state=not request.outputs or hidden in request.outputs[:MAX_OUTPUTS],
             layers=layers if wants_attention else (),
             heads=heads,
             head_reduction=request.head_reduction or HeadReduction.HEAD_REDUCTION_NONE,
@@ -240,10 +256,12 @@ class RequestChecker:
             yield FieldViolation(field, "is empty: send at least one id")
         elif len(ids) > limit:
             yield FieldViolation(field, f"has {len(ids)} ids, an input may have {limit}: send it in pieces")
-        elif min(ids) < 0 or max(ids) >= vocab_size:
-            position = next(index for index, each in enumerate(ids) if not 0 <= each < vocab_size)
-            text = f"is {ids[position]}: an id must be from 0 to {vocab_size - 1}"
-            yield FieldViolation(f"{field}[{position}]", text)
+        else:
+            used = ids[: self._max_tokens]  # what is longer is refused or cut
+            if min(used) < 0 or max(used) >= vocab_size:
+                position = next(index for index, each in enumerate(used) if not 0 <= each < vocab_size)
+                text = f"is {ids[position]}: an id must be from 0 to {vocab_size - 1}"
+                yield FieldViolation(f"{field}[{position}]", text)
 
 
 def _check_no_ids(inputs: Sequence[Input]) -> Iterator[FieldViolation]:
@@ -267,6 +285,9 @@ def _known_names(names: Sequence[str]) -> str:
 
 def _check_outputs(request: EncodeRequest, prefix: str, *, wants_attention: bool) -> Iterator[FieldViolation]:
     known = (EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE, EncodeOutput.ENCODE_OUTPUT_ATTENTIONS)
+    if len(request.outputs) > MAX_OUTPUTS:
+        text = f"has {len(request.outputs)} entries, it may have {MAX_OUTPUTS}: name each output once"
+        yield FieldViolation(f"{prefix}outputs", text)
     for index, output in enumerate(request.outputs[:MAX_VIOLATIONS]):
         if output not in known:
             names = " or ".join(EncodeOutput.Name(each) for each in known)

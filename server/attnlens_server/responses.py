@@ -14,14 +14,13 @@ from attnlens.v1.encoder_service_pb2 import (
     EncodeResponse,
     EncodeStreamResponse,
     Timings,
-    Token,
     Usage,
 )
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.dense import DenseLayer
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
-from attnlens_server.pooling import normalize, pool
+from attnlens_server.pooling import normalize
 from attnlens_server.requests import EmbedPlan, EncodePlan
 from attnlens_server.text import EncodedInput
 
@@ -35,87 +34,86 @@ def embed_response(
     plan: EmbedPlan,
     dense: Sequence[DenseLayer],
     tokenize_s: float,
-) -> EmbedResponse:
-    """Turn each text's token vectors into its embedding and pack them into one tensor (N, dimensions).
+) -> bytes:
+    """Turn each text's pooled vector into its embedding, and pack them as one tensor (N, dimensions).
 
     Raises:
         InvalidFieldsError: a value is beyond the range of the chosen element type.
     """
-    vectors = np.stack(
-        [
-            pool(result.outputs["last_hidden_state"], plan.pooling, encoded.num_excluded)
-            for encoded, result in zip(inputs, results, strict=True)
-        ]
-    )
+    vectors = np.stack([result.outputs["last_hidden_state"] for result in results])  # (N, D)
     for layer in dense:
         vectors = layer(vectors)
+    if plan.normalize_first:
+        vectors = normalize(vectors)
     vectors = vectors[:, : plan.dimensions]
     if plan.normalize:
         vectors = normalize(vectors)
     _check_range(vectors, plan.data_type, "data_type")
-    return EmbedResponse(
+    response = EmbedResponse(
         model=model,
         embeddings=to_tensor(vectors, plan.data_type),
         usages=[usage(each) for each in inputs],
         timings=timings(tokenize_s, results),
     )
+    return response.SerializeToString()
 
 
 def encode_response(
-    model: str,
+    response: EncodeResponse,
     inputs: Sequence[EncodedInput],
-    tokens: Sequence[Sequence[Token]],
-    results: Sequence[ItemResult],
+    results: list[ItemResult],
     plan: EncodePlan,
     tokenize_s: float,
-) -> EncodeResponse:
-    """Pack everything that was asked for, text by text.
+) -> bytes:
+    """Add everything that was asked for to a response that has the tokens, text by text.
+
+    Args:
+        response: has the model's name, and a text with its tokens for each input.
+        inputs: what was run.
+        results: what came of it; taken out one by one, so that nothing is in memory twice.
+        plan: what was asked for.
+        tokenize_s: seconds.
 
     Raises:
         InvalidFieldsError: a value is beyond the range of the chosen element type.
     """
-    response = EncodeResponse(model=model, timings=timings(tokenize_s, results))
-    for encoded, each_tokens, result in zip(inputs, tokens, results, strict=True):
-        text = response.results.add()
-        fill_text(text, encoded, each_tokens, result, plan)
+    response.timings.CopyFrom(timings(tokenize_s, results))
+    results.reverse()
+    for text, encoded in zip(response.results, inputs, strict=True):
+        result = results.pop()
+        fill_text(text, encoded, result, plan)
         if plan.layers:
             fill_attention(text.attention, result, plan, plan.layers)
-    return response
+    return response.SerializeToString()
 
 
 def stream_head(
-    encoded: EncodedInput,
-    tokens: Sequence[Token],
-    result: ItemResult,
-    plan: EncodePlan,
-    tokenize_s: float,
-) -> EncodeStreamResponse:
-    """Pack the first message of a text.
+    part: EncodeStreamResponse, encoded: EncodedInput, result: ItemResult, plan: EncodePlan, tokenize_s: float
+) -> bytes:
+    """Complete the first message of a text, which has its tokens.
 
     Raises:
         InvalidFieldsError: as `encode_response`.
     """
-    response = EncodeStreamResponse(timings=timings(tokenize_s, [result]))
-    fill_text(response.head, encoded, tokens, result, plan)
-    return response
+    part.timings.CopyFrom(timings(tokenize_s, [result]))
+    part.num_attention_parts = len(plan.layers)
+    fill_text(part.head, encoded, result, plan)
+    return part.SerializeToString()
 
 
-def stream_attention(result: ItemResult, plan: EncodePlan, layer: int) -> EncodeStreamResponse:
-    """Pack one layer of a text."""
-    response = EncodeStreamResponse()
-    fill_attention(response.attention, result, plan, (layer,))
-    return response
+def stream_attention(model: str, index: int, result: ItemResult, plan: EncodePlan, layer: int) -> bytes:
+    """Pack one layer of text `index`."""
+    part = EncodeStreamResponse(model=model, input_index=index)
+    fill_attention(part.attention, result, plan, (layer,))
+    return part.SerializeToString()
 
 
-def fill_text(
-    text: EncodedText, encoded: EncodedInput, tokens: Sequence[Token], result: ItemResult, plan: EncodePlan
-) -> None:
-    """Pack a text's tokens, usage and, where asked for, token vectors (T, D).
+def fill_text(text: EncodedText, encoded: EncodedInput, result: ItemResult, plan: EncodePlan) -> None:
+    """Pack a text's usage and, where asked for, its token vectors (T, D).
 
     Raises:
         InvalidFieldsError: as `encode_response`.
     """
-    text.tokens.extend(tokens)
     text.usage.CopyFrom(usage(encoded))
     if plan.hidden_state:
         hidden_state = result.outputs["last_hidden_state"]

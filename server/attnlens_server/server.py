@@ -1,6 +1,7 @@
 """The life of a server process: open the bundle, listen, warm up, serve, drain."""
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -8,7 +9,6 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -16,21 +16,19 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
-from attnlens.v1 import encoder_service_pb2
-from attnlens.v1.encoder_service_pb2_grpc import add_EncoderServiceServicer_to_server
 from attnlens_server.bundle import Bundle, open_bundle
+from attnlens_server.calls import Calls, remember_creators
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
 from attnlens_server.health import HealthService
+from attnlens_server.methods import SERVICE_NAME, add_service
 from attnlens_server.reflection import add_reflection
 from attnlens_server.service import EncoderService, State
 from attnlens_server.text import TextEncoder
 
 logger = logging.getLogger(__name__)
-
-SERVICE_NAME: str = encoder_service_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +55,15 @@ class Server:
         self._bundle = open_bundle(config.bundle, config.precision)
         self._max_tokens = _max_tokens(self._bundle, config)
         self._engine = Engine(self._bundle, config)
-        self._workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="worker")
         path = self._bundle.tokenizer_path
         self._service = EncoderService(
             self._bundle,
             config,
             self._engine,
             TextEncoder(path, self._max_tokens) if path else None,
-            self._workers,
             max_tokens=self._max_tokens,
         )
+        self._calls = Calls(self._service.admission, config.stall_timeout_s, self._service.check_serving)
         self._health = HealthService([SERVICE_NAME])
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -88,8 +85,11 @@ class Server:
                 await self._shut_down(grpc_server)
 
     async def _listen(self) -> tuple[grpc.aio.Server, str]:
-        grpc_server = grpc.aio.server(options=_channel_options(self._config))
-        add_EncoderServiceServicer_to_server(self._service, grpc_server)
+        remember_creators(asyncio.get_running_loop())
+        grpc_server = grpc.aio.server(
+            options=_channel_options(self._config), maximum_concurrent_rpcs=self._config.max_calls
+        )
+        add_service(grpc_server, self._service, self._calls, self._config.inputs_limit)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
         address = _bind(grpc_server, self._config)
@@ -98,6 +98,8 @@ class Server:
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
+        for worker in (self._engine.embeddings, self._engine.attentions):
+            worker.on_death = functools.partial(loop.call_soon_threadsafe, self._fail)
         seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
         if self._bundle.precision == "fp16" and self._engine.embeddings.sessions.providers[0] == CPU:
             logger.warning(
@@ -106,7 +108,14 @@ class Server:
             )
         return seconds
 
+    def _fail(self) -> None:
+        """Say NOT_SERVING for good: the engine runs nothing any more."""
+        self._service.state = State.FAILED
+        self._failing = asyncio.ensure_future(self._health.shut_down())
+
     async def _set_serving(self) -> None:
+        if self._service.state is not State.STARTING:
+            return  # a lane has died during the warm-up
         self._service.state = State.SERVING
         await self._health.set_serving()
         logger.info("serving %s", self._bundle.manifest.model_name)
@@ -118,13 +127,13 @@ class Server:
         # From here on new calls are refused. Streams that never end by themselves, like reflection's, must
         # not hold up the end: once our own calls are over, the rest is cut off.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
-        drained = asyncio.ensure_future(self._service.calls.wait_until_none())
+        drained = asyncio.ensure_future(self._calls.wait_until_none())
         await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
         await grpc_server.stop(None)
         await stopping
         drained.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._engine.close)
-        self._workers.shutdown(cancel_futures=True)
+        self._service.workers.close()
         logger.info("stopped")
 
 
@@ -164,8 +173,11 @@ def _max_tokens(bundle: Bundle, config: ServerConfig) -> int:
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    # Compressed requests are refused before they are inflated: gRPC compares the size only afterwards.
+    identity_alone = [("grpc.compression_enabled_algorithms_bitset", 1)]
     return [
-        ("grpc.max_receive_message_length", config.max_message_bytes),
+        *([] if config.accept_compression else identity_alone),
+        ("grpc.max_receive_message_length", config.request_limit),
         ("grpc.max_send_message_length", -1),  # replies are measured before they are computed
         ("grpc.so_reuseport", 0),  # an address in use is an error, not a lottery
         ("grpc.keepalive_time_ms", 30_000),  # a peer that is gone is noticed, and what it held is freed

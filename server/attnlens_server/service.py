@@ -1,43 +1,41 @@
 """The gRPC methods. Each reads as the way of a request: check, tokenize, measure, run, reply.
 
-Everything here runs on the event loop except what is handed to `workers`: tokenizing, and copying
-results into messages.
+Everything here runs on the event loop except what is handed to `workers`: checks of large requests,
+tokenizing, and copying results into messages.
 """
 
 import asyncio
-import functools
-import logging
-import secrets
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from enum import Enum
-from typing import Any, ParamSpec, TypeVar
-
-import grpc
+from typing import TypeVar
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer
 from attnlens_server import errors, responses
 from attnlens_server.admission import Admission
 from attnlens_server.bundle import Bundle
+from attnlens_server.calls import SMALL_BYTES, Call
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult, SessionWorker
-from attnlens_server.inputs import InputEncoder, portions
-from attnlens_server.model_info import describe_model
-from attnlens_server.requests import EncodePlan, RequestChecker
-from attnlens_server.sizes import ReplySizes
-from attnlens_server.text import EncodedInput, TextEncoder, describe_tokens
+from attnlens_server.engine import Engine, Item, ItemResult, SessionWorker, TokenPooling
+from attnlens_server.inputs import EncodeOptions, InputEncoder, portions
+from attnlens_server.model_info import ModelDescriber
+from attnlens_server.requests import EmbedPlan, EncodePlan, RequestChecker
+from attnlens_server.sizes import (
+    MESSAGE_COPIES,
+    REPLY_COPIES,
+    TEXT_MEMORY_BYTES,
+    TOKEN_MEMORY_BYTES,
+    ReplySizes,
+)
+from attnlens_server.streams import Piece, cut_into_pieces, run_pieces
+from attnlens_server.text import EncodedInput, TextEncoder, fill_tokens
+from attnlens_server.workers import Workers
 
-logger = logging.getLogger(__name__)
+Request = TypeVar("Request")
+Plan = TypeVar("Plan")
 
-STREAM_WINDOW = 32  # texts of one EncodeStream call that wait or run at a time
-
-P = ParamSpec("P")
-R = TypeVar("R")
-Context = grpc.aio.ServicerContext[Any, Any]
+TOKEN_ID_BYTES = 8
 
 
 class State(Enum):
@@ -46,63 +44,14 @@ class State(Enum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
+    FAILED = "failed"
 
 
-def _as_request_error(error: Exception, method: str) -> errors.RequestError:
-    if isinstance(error, errors.RequestError):
-        return error
-    error_id = secrets.token_hex(6)
-    logger.error("%s failed, error id %s", method, error_id, exc_info=error)
-    return errors.InternalError(
-        f"the server failed; its log has more under error id {error_id}", metadata={"error_id": error_id}
-    )
+class EncoderService:
+    """`attnlens.v1.EncoderService` for one bundle. The .proto file says what each method does.
 
-
-def guarded(
-    method: Callable[["EncoderService", Any, Context], Awaitable[R]],
-) -> Callable[["EncoderService", Any, Context], Awaitable[R]]:
-    """Refuse while the server is not serving, and turn exceptions into statuses with details."""
-
-    @functools.wraps(method)
-    async def call(self: "EncoderService", request: Any, context: Context) -> R:  # noqa: ANN401 - any request
-        self.calls.begin(context)
-        try:
-            self.check_serving()
-            return await method(self, request, context)
-        except Exception as error:  # noqa: BLE001 - the outermost edge of a call
-            failure = _as_request_error(error, method.__name__)
-        await context.abort(failure.status, failure.message, errors.trailers(failure))
-        raise AssertionError  # abort has raised
-
-    return call
-
-
-class RunningCalls:
-    """Counts the calls that are not over, that is, whose client does not have everything yet."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def begin(self, context: Context) -> None:
-        """Count a call until it is over."""
-        self._count += 1
-        self._none.clear()
-        context.add_done_callback(self._end)  # type: ignore[arg-type]  # its stub asks for a class
-
-    async def wait_until_none(self) -> None:
-        """Return when no call is running."""
-        await self._none.wait()
-
-    def _end(self, _: object) -> None:
-        self._count -= 1
-        if self._count == 0:
-            self._none.set()
-
-
-class EncoderService(EncoderServiceServicer):
-    """`attnlens.v1.EncoderService` for one bundle. The .proto file says what each method does."""
+    A method returns its reply as bytes, or writes a stream of them.
+    """
 
     def __init__(
         self,
@@ -110,27 +59,29 @@ class EncoderService(EncoderServiceServicer):
         config: ServerConfig,
         engine: Engine,
         text_encoder: TextEncoder | None,
-        workers: Executor,
         *,
         max_tokens: int,
     ) -> None:
         self.state = State.STARTING
-        self.calls = RunningCalls()
+        self.workers = Workers(config.worker_threads)
+        self.admission = Admission(
+            config.max_queue, max(config.max_reply_bytes, MESSAGE_COPIES * config.max_message_bytes)
+        )
         manifest = bundle.manifest
-        self._manifest = manifest
         self._dense = bundle.dense
         self._config = config
         self._engine = engine
         self._text_encoder = text_encoder
-        self._workers = workers
         self._name = manifest.model_name
         self._max_tokens = max_tokens
-        self._checker = RequestChecker(manifest, config, has_tokenizer=text_encoder is not None)
+        self._checker = RequestChecker(
+            manifest, config, max_tokens=max_tokens, has_tokenizer=text_encoder is not None
+        )
         self._input_encoder = InputEncoder(
-            text_encoder, max_tokens, workers, exclude_prompt=manifest.pooling.exclude_prompt
+            text_encoder, max_tokens, self.workers, exclude_prompt=manifest.pooling.exclude_prompt
         )
         self._sizes = ReplySizes(manifest.architecture.hidden_size, config.max_message_bytes)
-        self._admission = Admission(config.max_queue, max(config.max_reply_bytes, config.max_message_bytes))
+        self._describer = ModelDescriber(manifest, config, engine, max_tokens=max_tokens)
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless requests are welcome."""
@@ -138,169 +89,183 @@ class EncoderService(EncoderServiceServicer):
             raise errors.NotReadyError("the server is starting: try again soon", retry_after_s=0.5)
         if self.state is State.DRAINING:
             raise errors.ShuttingDownError("the server is shutting down: ask another one")
+        if self.state is State.FAILED:
+            raise errors.ShuttingDownError("the engine of the server has stopped: ask another one")
 
-    @guarded
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        plan = self._checker.check_embed(request)
-        worker = self._engine.embeddings
-        with self._admission.texts(worker, len(request.inputs)):
-            self._admission.reply(self._sizes.check_embed(len(request.inputs), plan), context)
-            started = time.monotonic()
-            inputs = await self._input_encoder.encode(
-                request.inputs, truncate=request.truncate, with_offsets=False, prompt=plan.prompt
-            )
-            tokenize_s = time.monotonic() - started
-            results = await _run(worker, _make_items(inputs, ("last_hidden_state",), context))
-            return await self._in_worker(
+    async def Embed(self, request: pb.EmbedRequest, call: Call) -> bytes:
+        plan = await self._checked(self._checker.check_embed, request)
+        num_texts, worker = len(request.inputs), self._engine.embeddings
+        with self.admission.texts(worker, num_texts):
+            reply_bytes = self._sizes.check_embed(num_texts, plan)
+            call.memory.grow(REPLY_COPIES * reply_bytes + num_texts * TEXT_MEMORY_BYTES)
+            options = EncodeOptions(truncate=request.truncate, prompt=plan.prompt)
+            inputs, tokenize_s = await self._ids(request.inputs, options, call)
+            results = await _run(worker, _embed_items(inputs, plan, call))
+            return await self.workers.run(
                 responses.embed_response, self._name, inputs, results, plan, self._dense, tokenize_s
             )
 
-    @guarded
-    async def Encode(self, request: pb.EncodeRequest, context: Context) -> pb.EncodeResponse:
-        plan = self._checker.check_encode(request)
+    async def Encode(self, request: pb.EncodeRequest, call: Call) -> bytes:
+        plan = await self._checked(self._checker.check_encode, request)
         worker = self._engine.worker(attention=bool(plan.layers))
-        with self._admission.texts(worker, len(request.inputs)):
+        with self.admission.texts(worker, len(request.inputs)):
             started = time.monotonic()
-            inputs = await self._input_encoder.encode(
-                request.inputs, truncate=request.truncate, with_offsets=True
-            )
-            tokens = await self._in_worker(self._describe, inputs)
+            response = pb.EncodeResponse(model=self._name)
+            inputs = await self._described_inputs(request, response, plan, call)
             tokenize_s = time.monotonic() - started
-            self._admission.reply(self._sizes.check_encode(inputs, tokens, plan), context)
-            items = _make_items(inputs, plan.output_names, context, plan.attention_selection)
-            results = await _run(worker, items)
-            return await self._in_worker(
-                responses.encode_response, self._name, inputs, tokens, results, plan, tokenize_s
+            results = await _run(worker, _encode_items(inputs, plan, call))
+            return await self.workers.run(
+                responses.encode_response, response, inputs, results, plan, tokenize_s
             )
 
-    @guarded
-    async def EncodeStream(  # type: ignore[override]  # grpc.aio takes a coroutine that writes, too
-        self, request: pb.EncodeStreamRequest, context: Context
-    ) -> None:
-        plan = self._checker.check_encode(request.encode, prefix="encode.")
+    async def EncodeStream(self, request: pb.EncodeStreamRequest, call: Call) -> None:
+        plan = await self._checked(self._checker.check_encode, request.encode, prefix="encode.")
         worker = self._engine.worker(attention=bool(plan.layers))
-        with self._admission.texts(worker, min(len(request.encode.inputs), STREAM_WINDOW)):
-            started = time.monotonic()
-            inputs = await self._input_encoder.encode(
-                request.encode.inputs, truncate=request.encode.truncate, with_offsets=True, prefix="encode."
+        texts = request.encode.inputs
+        with self.admission.texts(worker, 1):
+            call.memory.grow(len(texts) * TEXT_MEMORY_BYTES)
+            options = EncodeOptions(truncate=request.encode.truncate, prefix="encode.")
+            inputs, tokenize_s = await self._ids(texts, options, call)
+            pieces = cut_into_pieces(
+                inputs, plan, self._sizes, room_bytes=call.memory.room_bytes, deadline=call.deadline()
             )
-            tokens = await self._in_worker(self._describe, inputs)
-            tokenize_s = time.monotonic() - started
-            largest_text_bytes = self._sizes.check_parts(inputs, tokens, plan)
-            window_bytes = max(self._config.max_message_bytes, largest_text_bytes)
-            self._admission.reply(min(window_bytes, largest_text_bytes * len(inputs)), context)
-            items = _make_items(inputs, plan.output_names, context, plan.attention_selection)
-            results = self._run_in_order(worker, items, plan)
-            async with aclosing(results):
-                index = 0
-                async for result in results:
-                    parts = self._parts(inputs[index], tokens[index], result, plan, tokenize_s)
-                    async with aclosing(parts):
-                        async for part in parts:
-                            part.model, part.input_index = self._name, index
-                            await self._write(part, context)
-                    index += 1
+            window_bytes = self._config.max_message_bytes
+            async with aclosing(
+                run_pieces(worker, pieces, self.admission, call.memory, window_bytes)
+            ) as results:
+                async for piece, result in results:
+                    await self._write_piece(
+                        piece, result, texts[piece.index], inputs[piece.index], plan, tokenize_s, call
+                    )
 
-    @guarded
-    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        self._checker.check_tokenize(request)
-        with self._admission.texts(self._engine.embeddings, len(request.texts)):
-            results: list[pb.TokenizedText] = []
+    async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> bytes:
+        await self._checked(self._checker.check_tokenize, request)
+        with self.admission.texts(self._engine.embeddings, len(request.texts)):
+            response = pb.TokenizeResponse(model=self._name)
             size = 0
-            for portion in portions(request.texts):
-                tokenized = await self._in_worker(self._tokenize, portion)
-                results += tokenized
-                size += sum(each.ByteSize() for each in tokenized)
+            for portion in portions([len(text) for text in request.texts]):
+                await self.workers.run(self._tokenize, [request.texts[index] for index in portion], response)
+                tokenized = response.results[portion.start :]
+                num_bytes = sum(each.ByteSize() for each in tokenized)
+                num_tokens = sum(len(each.tokens) for each in tokenized)
+                size += num_bytes
                 self._sizes.check("the response", size, "send fewer or shorter texts")
-            self._admission.reply(size, context)
-            return pb.TokenizeResponse(model=self._name, results=results)
+                call.memory.grow(REPLY_COPIES * num_bytes + num_tokens * TOKEN_MEMORY_BYTES)
+            return await self.workers.run(response.SerializeToString)
 
-    @guarded
-    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        del request, context
-        return pb.ListModelsResponse(models=[self._describe_model()])
+    async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
+        del request, call
+        return pb.ListModelsResponse(models=[self._describer.model()]).SerializeToString()
 
-    @guarded
-    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        del context
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> bytes:
+        del call
         self._checker.check_model(request.model)
-        return pb.GetModelResponse(model=self._describe_model())
+        return pb.GetModelResponse(model=self._describer.model()).SerializeToString()
 
-    # --- in a worker thread -----------------------------------------------------------------------
+    # --- from requests to token ids ---------------------------------------------------------------
 
-    async def _in_worker(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        call = functools.partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+    async def _checked(
+        self,
+        check: Callable[..., Plan],
+        request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest,
+        **options: str,
+    ) -> Plan:
+        """Check a request: a large one in a worker thread."""
+        if request.ByteSize() <= SMALL_BYTES:
+            return check(request, **options)
+        return await self.workers.run(check, request, **options)
 
-    def _describe(self, inputs: Sequence[EncodedInput]) -> list[list[pb.Token]]:
-        return [describe_tokens(each, self._text_encoder) for each in inputs]
+    async def _ids(
+        self, texts: Sequence[pb.Input], options: EncodeOptions, call: Call
+    ) -> tuple[list[EncodedInput], float]:
+        """Return the token ids of all texts, and the seconds that it took."""
+        started = time.monotonic()
+        inputs: list[EncodedInput] = []
+        async with aclosing(self._input_encoder.encode(texts, options)) as encoded_portions:
+            async for portion in encoded_portions:
+                call.memory.grow(TOKEN_ID_BYTES * sum(each.num_tokens for each in portion))
+                inputs += portion
+        return inputs, time.monotonic() - started
 
-    def _tokenize(self, texts: Sequence[str]) -> list[pb.TokenizedText]:
+    async def _described_inputs(
+        self, request: pb.EncodeRequest, response: pb.EncodeResponse, plan: EncodePlan, call: Call
+    ) -> list[EncodedInput]:
+        """Return the token ids of all texts, their tokens being described in `response`.
+
+        Raises:
+            ResponseTooLargeError: as soon as it is known that the response would be.
+        """
+        options = EncodeOptions(truncate=request.truncate)
+
+        def describe(encoded: EncodedInput) -> None:
+            fill_tokens(response.results.add().tokens, encoded, self._text_encoder)
+
+        inputs: list[EncodedInput] = []
+        size = 0
+        async with aclosing(
+            self._input_encoder.encode(request.inputs, options, describe)
+        ) as encoded_portions:
+            async for portion in encoded_portions:
+                described = response.results[len(inputs) :]
+                inputs += portion
+                memory_bytes = 0
+                for text, encoded in zip(described, portion, strict=True):
+                    tensor_bytes = self._sizes.tensor_bytes(encoded.num_tokens, plan)
+                    array_bytes = self._sizes.hidden_state_bytes(encoded.num_tokens, plan)
+                    array_bytes += len(plan.layers) * self._sizes.attention_bytes(encoded.num_tokens, plan)
+                    size += text.ByteSize() + tensor_bytes
+                    memory_bytes += max(array_bytes, REPLY_COPIES * tensor_bytes) + TEXT_MEMORY_BYTES
+                    memory_bytes += encoded.num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
+                self._sizes.check_encode(size)
+                call.memory.grow(memory_bytes)
+        return inputs
+
+    def _tokenize(self, texts: Sequence[str], response: pb.TokenizeResponse) -> None:
         assert self._text_encoder is not None  # noqa: S101 - the checker refuses texts without a tokenizer
-        return [
-            pb.TokenizedText(
-                tokens=describe_tokens(encoded, self._text_encoder),
-                exceeds_max_tokens=encoded.num_tokens > self._max_tokens,
-            )
-            for encoded in self._text_encoder.encode_whole(texts)
-        ]
+        for encoded in self._text_encoder.encode_whole(texts):
+            result = response.results.add(exceeds_max_tokens=encoded.num_tokens > self._max_tokens)
+            fill_tokens(result.tokens, encoded, self._text_encoder)
 
     # --- streaming --------------------------------------------------------------------------------
 
-    async def _run_in_order(
-        self, worker: SessionWorker, items: Sequence[Item], plan: EncodePlan
-    ) -> AsyncGenerator[ItemResult]:
-        """Yield results in order, a bounded number and size of them under way."""
-        waiting = deque(items)
-        under_way: deque[Item] = deque()
-        try:
-            while waiting or under_way:
-                while waiting and self._has_room(under_way, waiting[0], plan):
-                    under_way.append(waiting.popleft())
-                    worker.queue.put([under_way[-1]])
-                yield await asyncio.wrap_future(under_way[0].future)
-                under_way.popleft()
-        finally:
-            for item in under_way:
-                item.future.cancel()
-
-    def _has_room(self, under_way: Sequence[Item], item: Item, plan: EncodePlan) -> bool:
-        if not under_way:
-            return True
-        cells = sum(each.num_tokens**2 for each in (*under_way, item))
-        size = 4 * plan.num_head_maps * len(plan.layers) * cells
-        return len(under_way) < STREAM_WINDOW and size <= self._config.max_message_bytes
-
-    async def _parts(
+    async def _write_piece(
         self,
+        piece: Piece,
+        result: ItemResult,
+        text: pb.Input,
         encoded: EncodedInput,
-        tokens: Sequence[pb.Token],
+        plan: EncodePlan,
+        tokenize_s: float,
+        call: Call,
+    ) -> None:
+        index = piece.index
+        if piece.has_head:
+            await call.write(
+                await self.workers.run(self._head, index, text, encoded, result, plan, tokenize_s)
+            )
+        for layer in piece.layers:
+            await call.write(
+                await self.workers.run(responses.stream_attention, self._name, index, result, plan, layer)
+            )
+
+    def _head(
+        self,
+        index: int,
+        text: pb.Input,
+        encoded: EncodedInput,
         result: ItemResult,
         plan: EncodePlan,
         tokenize_s: float,
-    ) -> AsyncGenerator[pb.EncodeStreamResponse]:
-        yield await self._in_worker(responses.stream_head, encoded, tokens, result, plan, tokenize_s)
-        for layer in plan.layers:
-            yield await self._in_worker(responses.stream_attention, result, plan, layer)
-
-    async def _write(self, part: pb.EncodeStreamResponse, context: Context) -> None:
-        """Send a message; returns when the connection has room for the next."""
-        try:
-            await asyncio.wait_for(context.write(part), self._config.stall_timeout_s)
-        except grpc.aio.InternalError as error:  # the client has left: nobody to tell, nothing wrong here
-            raise asyncio.CancelledError from error
-        except TimeoutError as error:
-            raise errors.SlowReaderError(
-                f"the client read nothing for {self._config.stall_timeout_s:g} s: read messages as they come"
-            ) from error
-
-    def _describe_model(self) -> pb.Model:
-        return describe_model(
-            self._manifest,
-            self._config,
-            self._engine,
-            max_tokens=self._max_tokens,
-        )
+    ) -> bytes:
+        """Return the first message of a text. Its tokens are described only now: those of all are many."""
+        part = pb.EncodeStreamResponse(model=self._name, input_index=index)
+        described = encoded
+        if text.HasField("text") and self._text_encoder is not None:
+            [described] = self._text_encoder.encode([text.text], with_offsets=True)
+        fill_tokens(part.head.tokens, described, self._text_encoder)
+        head = responses.stream_head(part, encoded, result, plan, tokenize_s)
+        self._sizes.check(f"the token vectors of encode.inputs[{index}]", len(head), "send a shorter text")
+        return head
 
 
 async def _run(worker: SessionWorker, items: Sequence[Item]) -> list[ItemResult]:
@@ -313,12 +278,22 @@ async def _run(worker: SessionWorker, items: Sequence[Item]) -> list[ItemResult]
             item.future.cancel()  # no effect on what runs or is done
 
 
-def _make_items(
-    inputs: Sequence[EncodedInput],
-    output_names: tuple[str, ...],
-    context: Context,
-    attention: AttentionSelection = ALL_HEADS,
-) -> list[Item]:
-    remaining_s = context.time_remaining()
-    deadline = None if remaining_s is None else time.monotonic() + remaining_s
-    return [Item(each.input_ids, output_names, deadline, attention) for each in inputs]
+def _embed_items(inputs: Iterable[EncodedInput], plan: EmbedPlan, call: Call) -> list[Item]:
+    deadline = call.deadline()
+    return [
+        Item(
+            each.input_ids,
+            ("last_hidden_state",),
+            deadline,
+            pooling=TokenPooling(plan.pooling, each.num_excluded),
+        )
+        for each in inputs
+    ]
+
+
+def _encode_items(inputs: Iterable[EncodedInput], plan: EncodePlan, call: Call) -> list[Item]:
+    deadline = call.deadline()
+    return [
+        Item(each.input_ids, plan.output_names(plan.layers), deadline, plan.attention_selection)
+        for each in inputs
+    ]

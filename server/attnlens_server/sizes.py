@@ -1,18 +1,18 @@
-"""How large a reply will be, known before the model runs.
+"""What a call costs, known before the model runs: the bytes of its messages, and the memory that they take.
 
 Letters: N texts, T tokens of a text, D hidden size.
 """
 
-from collections.abc import Sequence
-
 from attnlens.tensors import numpy_dtype
-from attnlens.v1.encoder_service_pb2 import Token
 from attnlens_server.errors import ResponseTooLargeError
 from attnlens_server.requests import EmbedPlan, EncodePlan
-from attnlens_server.text import EncodedInput
 
-TEXT_OVERHEAD_BYTES = 128  # field tags, lengths, usage, numbers of layers and heads
-TOKEN_OVERHEAD_BYTES = 4  # field tag and length
+TEXT_OVERHEAD_BYTES = 128  # of a message: field tags, lengths, usage, numbers of layers and heads
+TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
+TOKEN_MEMORY_BYTES = 192  # of a token in a message that is being made; measured: 130 to 150
+# A reply is in memory as a message and as bytes, then as those bytes and gRPC's copy of them.
+REPLY_COPIES = 2
+MESSAGE_COPIES = 5  # of the largest message of all, in float16: arrays in fp32, and what REPLY_COPIES counts
 FEWER = "ask for fewer heads, the mean over heads or DATA_TYPE_FLOAT16"
 
 
@@ -34,44 +34,41 @@ class ReplySizes:
         self.check("the response", size, "send fewer texts")
         return size
 
-    def check_encode(
-        self, inputs: Sequence[EncodedInput], tokens: Sequence[Sequence[Token]], plan: EncodePlan
-    ) -> int:
-        """Return the size of the reply of Encode.
+    def tensor_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+        """Return the size of what Encode returns of a text beside its tokens."""
+        return (
+            TEXT_OVERHEAD_BYTES
+            + plan.hidden_bytes(num_tokens, self._hidden_size)
+            + len(plan.layers) * plan.layer_bytes(num_tokens)
+        )
+
+    def check_encode(self, size: int) -> None:
+        """Compare the size of the reply of Encode, or of a part of it, with the limit.
 
         Raises:
             ResponseTooLargeError: it is over the limit.
         """
-        size = sum(
-            self._head_bytes(encoded, each_tokens, plan)
-            + len(plan.layers) * plan.layer_bytes(encoded.num_tokens)
-            for encoded, each_tokens in zip(inputs, tokens, strict=True)
-        )
         self.check("the response", size, f"use EncodeStream, send fewer texts or layers, or {FEWER}")
-        return size
 
-    def check_parts(
-        self, inputs: Sequence[EncodedInput], tokens: Sequence[Sequence[Token]], plan: EncodePlan
-    ) -> int:
-        """Return the size of the largest text of EncodeStream.
+    def hidden_state_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+        """Return the size of a text's token vectors as the engine gives them, in fp32."""
+        return 4 * num_tokens * self._hidden_size if plan.hidden_state else 0
+
+    def attention_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+        """Return the size of a text's weights of one layer as the engine gives them, in fp32."""
+        return 4 * plan.num_head_maps * num_tokens**2
+
+    def check_parts(self, field: str, num_tokens: int, plan: EncodePlan) -> int:
+        """Return the size of the largest message of EncodeStream for a text, its tokens not counted.
 
         Raises:
-            ResponseTooLargeError: a message of one would be over the limit.
+            ResponseTooLargeError: it is over the limit.
         """
-        sizes = [0]
-        for index, (encoded, each_tokens) in enumerate(zip(inputs, tokens, strict=True)):
-            field = f"encode.inputs[{index}]"
-            head_bytes = self._head_bytes(encoded, each_tokens, plan)
-            self.check(f"the token vectors of {field}", head_bytes, "use DATA_TYPE_FLOAT16 or a shorter text")
-            layer_bytes = plan.layer_bytes(encoded.num_tokens) + TEXT_OVERHEAD_BYTES if plan.layers else 0
-            self.check(f"one layer of {field}", layer_bytes, FEWER)
-            sizes.append(head_bytes + len(plan.layers) * layer_bytes)
-        return max(sizes)
-
-    def _head_bytes(self, encoded: EncodedInput, tokens: Sequence[Token], plan: EncodePlan) -> int:
-        """Return the size of what a text has besides attention."""
-        tokens_bytes = sum(token.ByteSize() + TOKEN_OVERHEAD_BYTES for token in tokens)
-        return TEXT_OVERHEAD_BYTES + tokens_bytes + plan.hidden_bytes(encoded.num_tokens, self._hidden_size)
+        head_bytes = TEXT_OVERHEAD_BYTES + plan.hidden_bytes(num_tokens, self._hidden_size)
+        self.check(f"the token vectors of {field}", head_bytes, "use DATA_TYPE_FLOAT16 or a shorter text")
+        layer_bytes = TEXT_OVERHEAD_BYTES + plan.layer_bytes(num_tokens) if plan.layers else 0
+        self.check(f"one layer of {field}", layer_bytes, FEWER)
+        return max(head_bytes, layer_bytes)
 
     def check(self, what: str, size: int, remedy: str) -> None:
         """Compare a size with the limit.

@@ -1,18 +1,22 @@
 """Texts to token ids, and tokens back to places in the text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from attnlens.v1.encoder_service_pb2 import Token
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
 from attnlens_server.places import keep_white_space, token_places
+
+if TYPE_CHECKING:
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+    from attnlens.v1.encoder_service_pb2 import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ class EncodedInput:
         """T."""
         return len(self.input_ids)
 
-    def without_offsets(self) -> "EncodedInput":
-        """Return the same without the tokenizer's record, which is far larger than the ids."""
-        return EncodedInput(self.input_ids, self.num_tokens_total)
+    def without_record(self) -> "EncodedInput":
+        """Return the same without the text and the tokenizer's record, which is far larger than the ids."""
+        return replace(self, text=None, encoding=None)
 
 
 class TextEncoder:
@@ -82,7 +86,7 @@ class TextEncoder:
             is_long = num_tokens_total > self._max_tokens
             encoding = self._truncating.encode_batch([text])[0] if is_long else whole
             encoded = _encoded(text, encoding, num_tokens_total)
-            result.append(encoded if with_offsets else encoded.without_offsets())
+            result.append(encoded if with_offsets else encoded.without_record())
         return result
 
     def encode_whole(self, texts: Sequence[str]) -> list[EncodedInput]:
@@ -107,19 +111,30 @@ def _encoded(text: str, encoding: tokenizers.Encoding, num_tokens_total: int) ->
     return EncodedInput(np.asarray(encoding.ids, dtype=np.int64), num_tokens_total, text, encoding)
 
 
-def describe_tokens(encoded: EncodedInput, text_encoder: TextEncoder | None) -> list[Token]:
-    """Return the tokens of an input with their places in its text.
+def fill_tokens(
+    tokens: "RepeatedCompositeFieldContainer[Token]", encoded: EncodedInput, text_encoder: TextEncoder | None
+) -> None:
+    """Describe the tokens of an input with their places in its text, in the message that will hold them.
 
     Inputs given as ids have a spelling where there is a tokenizer, and no places.
     """
     if encoded.encoding is None or encoded.text is None:
         spell = text_encoder.token_text if text_encoder else lambda _: ""
-        return [Token(id=each, text=spell(each)) for each in encoded.input_ids.tolist()]
+        for token_id in encoded.input_ids.tolist():
+            tokens.add(id=token_id, text=spell(token_id))
+        return
     encoding = encoded.encoding
     is_cut = encoded.num_tokens < encoded.num_tokens_total
     byte_offsets = utf8_offsets(encoded.text)
-    return [
-        Token(
+    for token_id, spelling, (start, end), word_index, is_special in zip(
+        encoding.ids,
+        encoding.tokens,
+        token_places(encoded.text, encoding, is_cut=is_cut),
+        encoding.word_ids,
+        encoding.special_tokens_mask,
+        strict=True,
+    ):
+        tokens.add(
             id=token_id,
             text=spelling,
             char_start=start,
@@ -129,15 +144,6 @@ def describe_tokens(encoded: EncodedInput, text_encoder: TextEncoder | None) -> 
             word_index=word_index,
             is_special=bool(is_special),
         )
-        for token_id, spelling, (start, end), word_index, is_special in zip(
-            encoding.ids,
-            encoding.tokens,
-            token_places(encoded.text, encoding, is_cut=is_cut),
-            encoding.word_ids,
-            encoding.special_tokens_mask,
-            strict=True,
-        )
-    ]
 
 
 def utf8_offsets(text: str) -> Sequence[int]:

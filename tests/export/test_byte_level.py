@@ -9,7 +9,8 @@ import onnxruntime
 import pytest
 
 from attnlens.bundle import read_manifest
-from attnlens_server.text import TextEncoder, describe_tokens
+from attnlens_server.text import TextEncoder
+from token_places import described
 
 # Accents, an emoji and a flag, a combining mark, CJK, runs of spaces.
 TEXTS = ["the café", "Zoë's naïve cat 😀!", "a🇳🇴b", "e\u0301te", "東京 the", "", "  two  spaces "]
@@ -34,7 +35,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
 ) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", read_manifest(bundle).max_tokens)
     (encoded,) = text_encoder.encode([text], with_offsets=True)
-    first, *tokens, last = describe_tokens(encoded, text_encoder)
+    first, *tokens, last = described(encoded, text_encoder)
     assert (first.text, last.text, first.is_special, last.is_special) == ("<s>", "</s>", True, True)
     alphabet, whole = byte_alphabet(), text.encode()
     ends_of_characters = np.cumsum([0, *(len(character.encode()) for character in text)])
@@ -56,7 +57,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
 def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
     (encoded,) = text_encoder.encode(["a 😀b"], with_offsets=True)
-    tokens = [token for token in describe_tokens(encoded, text_encoder) if not token.is_special]
+    tokens = [token for token in described(encoded, text_encoder) if not token.is_special]
     assert [(token.char_start, token.char_end) for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
     assert [(token.byte_start, token.byte_end) for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
 

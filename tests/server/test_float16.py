@@ -103,8 +103,8 @@ def test_only_numbers_that_are_lost_are_refused(value: float, *, is_refused: boo
     encoded = EncodedInput(np.zeros(1, np.int64), 1)
     if is_refused:
         with pytest.raises(InvalidFieldsError, match=f"the value {value}:"):
-            fill_text(pb.EncodedText(), encoded, [], result, plan)
+            fill_text(pb.EncodedText(), encoded, result, plan)
     else:
         text = pb.EncodedText()
-        fill_text(text, encoded, [], result, plan)
+        fill_text(text, encoded, result, plan)
         np.testing.assert_array_equal(from_tensor(text.last_hidden_state), hidden_state.astype(np.float16))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from attnlens.v1.encoder_service_pb2 import Token
-from attnlens_server.text import TextEncoder, describe_tokens
-from token_places import KINDS, TABLES
+from attnlens_server.text import TextEncoder
+from token_places import KINDS, TABLES, described
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 
@@ -22,7 +22,7 @@ def text_encoders() -> dict[str, TextEncoder]:
 
 def tokens_of(text_encoder: TextEncoder, text: str) -> list[Token]:
     [encoded] = text_encoder.encode([text], with_offsets=True)
-    return [token for token in describe_tokens(encoded, text_encoder) if not token.is_special]
+    return [token for token in described(encoded, text_encoder) if not token.is_special]
 
 
 def as_table(tokens: list[Token]) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:

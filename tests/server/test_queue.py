@@ -111,12 +111,15 @@ def test_a_lane_beside_busy_ones_takes_a_whole_batch() -> None:
     assert len(queue.take().items) == 8
 
 
-def test_a_batch_is_alone_where_nothing_else_waits_or_runs() -> None:
+def test_a_batch_has_the_whole_machine_where_nothing_else_waits_or_runs() -> None:
     one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
     for queue in (one_lane, two_lanes):
         queue.put([make_item(64), make_item(64)])
-    assert [one_lane.take().is_alone for _ in range(2)] == [False, True]
-    assert [two_lanes.take().is_alone for _ in range(2)] == [False, False]  # the other lane runs something
+    assert [one_lane.take().has_whole_machine for _ in range(2)] == [False, True]
+    assert [two_lanes.take().has_whole_machine for _ in range(2)] == [
+        False,
+        False,
+    ]  # the other lane runs something
 
 
 def test_many_threads_lose_and_double_nothing() -> None:

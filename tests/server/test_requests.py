@@ -14,7 +14,7 @@ from attnlens_server.requests import RequestChecker
 
 def seconds_to_refuse(request: pb.EmbedRequest) -> float:
     manifest = Manifest(architecture=Architecture(hidden_size=4))
-    checker = RequestChecker(manifest, ServerConfig(bundle=Path()), has_tokenizer=True)
+    checker = RequestChecker(manifest, ServerConfig(bundle=Path()), max_tokens=8, has_tokenizer=True)
     started = time.thread_time()
     with pytest.raises(InvalidFieldsError, match="with the prompt"):
         checker.check_embed(request)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
-from attnlens_server.text import TextEncoder, describe_tokens, utf8_offsets
+from attnlens_server.text import TextEncoder, utf8_offsets
+from token_places import described
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_tokens_stand_where_they_stand(
     expected: list[tuple[str, tuple[int, int], tuple[int, int], int]],
 ) -> None:
     [encoded] = text_encoder.encode([text], with_offsets=True)
-    first, *tokens, last = describe_tokens(encoded, text_encoder)
+    first, *tokens, last = described(encoded, text_encoder)
     assert [
         (each.text, (each.char_start, each.char_end), (each.byte_start, each.byte_end), each.word_index)
         for each in tokens
@@ -66,7 +67,7 @@ def test_tokens_stand_where_they_stand(
 def test_byte_offsets_cut_the_token_out_of_the_bytes(text_encoder: TextEncoder) -> None:
     text = "Zoë's café: 東京 😀!"
     [encoded] = text_encoder.encode([text], with_offsets=True)
-    for token in describe_tokens(encoded, text_encoder):
+    for token in described(encoded, text_encoder):
         cut = text.encode()[token.byte_start : token.byte_end].decode()
         assert cut == text[token.char_start : token.char_end]
 
@@ -88,7 +89,7 @@ def test_encoding_without_offsets_gives_the_same_ids(text_encoder: TextEncoder) 
 
 def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:
     [encoded] = text_encoder.encode([""], with_offsets=True)
-    assert [token.text for token in describe_tokens(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
+    assert [token.text for token in described(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
 
 
 @pytest.mark.parametrize(("max_tokens", "fits"), [(1, False), (2, False), (3, True)])

@@ -6,7 +6,7 @@ of it, `worker` the threads that make it, its lanes, and `engine` the two of the
 """
 
 from attnlens_server.engine.engine import Engine
-from attnlens_server.engine.item import ALL_HEADS, AttentionSelection, Item, ItemResult
+from attnlens_server.engine.item import ALL_HEADS, AttentionSelection, Item, ItemResult, TokenPooling
 from attnlens_server.engine.worker import SessionWorker
 
-__all__ = ["ALL_HEADS", "AttentionSelection", "Engine", "Item", "ItemResult", "SessionWorker"]
+__all__ = ["ALL_HEADS", "AttentionSelection", "Engine", "Item", "ItemResult", "SessionWorker", "TokenPooling"]

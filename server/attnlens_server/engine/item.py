@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.v1.manifest_pb2 import Pooling
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSelection:
@@ -25,13 +27,26 @@ ALL_HEADS = AttentionSelection()
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPooling:
+    """How the token vectors of a text become one vector; see `pool`.
+
+    Attributes:
+        pooling: never unspecified.
+        num_excluded: how many tokens at the beginning don't count.
+    """
+
+    pooling: Pooling.ValueType
+    num_excluded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ItemResult:
     """What the session computed for one text.
 
     Attributes:
-        outputs: by graph output name, this text's slice without padding: `last_hidden_state` (T, D),
-            `attentions.N` (K, T, T), or (1, T, T) for the mean over heads.
-        queue_s: seconds between submission and the start of the batch.
+        outputs: by graph output name, this text's part without padding: `last_hidden_state` (T, D), or
+            pooled (D,); `attentions.N` (K, T, T), or (1, T, T) for the mean over heads.
+        queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
     """
 
@@ -49,7 +64,8 @@ class Item:
         output_names: the graph outputs to keep.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
         attention: what to keep of each `attentions.N` among the outputs.
-        submitted_at: on the same clock.
+        pooling: reduces `last_hidden_state`; None: all token vectors are kept.
+        queued_at: on the same clock, when the queue took it.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
     """
 
@@ -57,7 +73,8 @@ class Item:
     output_names: tuple[str, ...]
     deadline: float | None = None
     attention: AttentionSelection = ALL_HEADS
-    submitted_at: float = field(default_factory=time.monotonic)
+    pooling: TokenPooling | None = None
+    queued_at: float = field(default_factory=time.monotonic)
     future: "Future[ItemResult]" = field(default_factory=Future)
 
     @property

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens_server.engine.item import AttentionSelection, Item
+from attnlens_server.pooling import pool
 
 
 class BatchOutputs(Protocol):
     """The outputs of a batch, wherever they are."""
 
     def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
-        """Return the token vectors of a text, (T, D)."""
+        """Return the token vectors of a text, (T, D), perhaps a view of the batch's."""
 
     def attention(
         self, name: str, row: int, num_tokens: int, selection: AttentionSelection
@@ -35,7 +36,7 @@ class HostOutputs:
     arrays: dict[str, npt.NDArray[np.float32]]
 
     def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
-        """Return the token vectors of a text, (T, D)."""
+        """Return the token vectors of a text, (T, D), a view of the batch's."""
         return self.arrays["last_hidden_state"][row, :num_tokens]
 
     def attention(
@@ -43,8 +44,8 @@ class HostOutputs:
     ) -> npt.NDArray[np.float32]:
         """Return a text's weights of a layer, (K, T, T) or, averaged, (1, T, T).
 
-        They are copied where others share the batch, lest a slow reader of one small text hold on to the
-        weights of all of them.
+        They are copied where others share the batch, so that a slow reader of one small text cannot keep
+        the weights of all of them in memory.
         """
         batch, heads = self.arrays[name], selection.heads
         weights = batch[row, :, :num_tokens, :num_tokens]
@@ -56,10 +57,23 @@ class HostOutputs:
 
 
 def slice_item(outputs: BatchOutputs, row: int, item: Item) -> dict[str, npt.NDArray[np.float32]]:
-    """Return what `item`, row `row` of its batch, has asked for, by output name."""
+    """Return what `item`, row `row` of its batch, has asked for, by output name.
+
+    No array is part of a larger one, so that nothing keeps a batch in memory.
+    """
     return {
-        name: outputs.hidden_state(row, item.num_tokens)
+        name: _token_vectors(outputs, row, item)
         if name == "last_hidden_state"
         else outputs.attention(name, row, item.num_tokens, item.attention)
         for name in item.output_names
     }
+
+
+def _token_vectors(outputs: BatchOutputs, row: int, item: Item) -> npt.NDArray[np.float32]:
+    """Return the token vectors of a text, (T, D), or their pooled vector, (D,)."""
+    vectors = outputs.hidden_state(row, item.num_tokens)
+    if item.pooling is not None:
+        vectors = pool(vectors, item.pooling.pooling, item.pooling.num_excluded)
+    whole = vectors.base
+    is_part = isinstance(whole, np.ndarray) and whole.size > vectors.size
+    return vectors.copy() if is_part else vectors

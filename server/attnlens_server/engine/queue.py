@@ -1,5 +1,6 @@
 """Where items wait for a lane."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -7,6 +8,8 @@ from typing import NamedTuple
 
 from attnlens_server.engine.item import Item
 from attnlens_server.errors import DeadlineError, ShuttingDownError
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 512  # of the items that wait, how many are looked at for a batch
 
@@ -16,14 +19,14 @@ class Batch(NamedTuple):
 
     items: list[Item]
     """Oldest first."""
-    is_alone: bool
-    """True where nothing else waits or runs: the machine is all its own."""
+    has_whole_machine: bool
+    """True where nothing else waits or runs."""
 
 
 class ItemQueue:
     """Waiting items, oldest first. Any thread puts; a number of lanes take.
 
-    How many may wait is not decided here but before tokenization, by the engine's admission.
+    How many may wait is not decided here but before tokenization, by the service's admission.
     """
 
     def __init__(self, choose: Callable[[Sequence[int], int], list[int]], num_lanes: int = 1) -> None:
@@ -35,11 +38,13 @@ class ItemQueue:
         """
         self._choose = choose
         self._num_lanes = num_lanes
-        # Protects: _items holds exactly what was put and neither taken nor dropped, in order of
-        # arrival, and _num_tokens is the sum of its lengths. Nothing is put once _closed is set.
-        # _num_idle is the number of lanes inside `take`.
+        # Protects _waiting: one lane at a time chooses its batch. `put` never waits for it.
+        self._choosing = threading.Lock()
+        self._waiting: list[Item] = []  # in order of arrival, those that were put after them in _arrived
+        # Protects: _arrived holds what was put and no lane has seen, _num_tokens is the sum of the lengths
+        # in both lists, _num_idle the number of lanes inside `take`. Nothing is put once _closed is set.
         self._changed = threading.Condition()
-        self._items: list[Item] = []
+        self._arrived: list[Item] = []
         self._num_tokens = 0
         self._num_idle = 0
         self._closed = False
@@ -55,39 +60,38 @@ class ItemQueue:
         return self._num_idle
 
     def put(self, items: Sequence[Item]) -> None:
-        """Add items.
+        """Add items; their time in the queue begins.
 
         Raises:
             ShuttingDownError: the queue is closed.
         """
+        now = time.monotonic()
+        for item in items:
+            item.queued_at = now
         with self._changed:
             if self._closed:
                 raise ShuttingDownError("the server is shutting down: ask another one")
-            self._items.extend(items)
+            self._arrived.extend(items)
             self._num_tokens += sum(item.num_tokens for item in items)
-            self._changed.notify(len(items))
+            self._changed.notify()
 
     def take(self) -> Batch:
         """Wait for items and return a batch of them; an empty one once closed and drained.
 
         Cancelled and expired items are dropped on the way; expired ones fail with DeadlineError.
         """
-        while True:
+        with self._changed:
+            self._num_idle += 1
+        try:
+            with self._choosing:
+                while True:
+                    is_last = self._receive()
+                    self._drop_dead()
+                    if self._waiting or is_last:
+                        return self._next_batch()
+        finally:
             with self._changed:
-                self._num_idle += 1
-                self._changed.wait_for(lambda: self._items or self._closed)
-                now = time.monotonic()
-                dead = [item for item in self._items if item.is_dead(now)]
-                if dead:
-                    self._items = [item for item in self._items if not item.is_dead(now)]
-                batch = Batch(self._take_chosen(), not self._items and self._num_idle == self._num_lanes)
-                self._num_tokens = sum(item.num_tokens for item in self._items)
                 self._num_idle -= 1
-                done = self._closed and not self._items
-            for item in dead:
-                _fail_expired(item)
-            if batch.items or done:
-                return batch
 
     def close(self) -> None:
         """Refuse new items. Those that wait can still be taken."""
@@ -95,14 +99,58 @@ class ItemQueue:
             self._closed = True
             self._changed.notify_all()
 
-    def _take_chosen(self) -> list[Item]:
-        if not self._items:
-            return []
-        lengths = [item.num_tokens for item in self._items[:WINDOW]]
-        chosen = set(self._choose(lengths, self._num_idle))
-        batch = [item for index, item in enumerate(self._items) if index in chosen]
-        self._items = [item for index, item in enumerate(self._items) if index not in chosen]
-        return batch
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """Refuse new items, and fail those that wait, each with an exception of its own."""
+        self.close()
+        with self._choosing:
+            self._receive()
+            for item in self._waiting:
+                if item.future.set_running_or_notify_cancel():
+                    item.future.set_exception(error())
+            self._forget(self._waiting)
+            self._waiting = []
+
+    # --- by the lane that holds _choosing ---------------------------------------------------------
+
+    def _receive(self) -> bool:
+        """Wait until something waits, and take over what has arrived. True: no more will."""
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait_for(lambda: self._arrived or self._closed)
+            self._waiting += self._arrived
+            self._arrived = []
+            return self._closed
+
+    def _drop_dead(self) -> None:
+        now = time.monotonic()
+        dead = [item for item in self._waiting if item.is_dead(now)]
+        if dead:
+            self._waiting = [item for item in self._waiting if not item.is_dead(now)]
+            self._forget(dead)
+        for item in dead:
+            _fail_expired(item)
+
+    def _next_batch(self) -> Batch:
+        if not self._waiting:
+            return Batch([], has_whole_machine=False)
+        chosen = self._chosen([item.num_tokens for item in self._waiting[:WINDOW]])
+        batch = [item for index, item in enumerate(self._waiting) if index in chosen]
+        self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
+        self._forget(batch)
+        with self._changed:
+            is_all = not self._waiting and not self._arrived
+            return Batch(batch, has_whole_machine=is_all and self._num_idle == self._num_lanes)
+
+    def _chosen(self, lengths: Sequence[int]) -> set[int]:
+        try:
+            return set(self._choose(lengths, self._num_idle))
+        except Exception:
+            logger.exception("no batch could be chosen: the oldest text runs by itself")
+            return {0}
+
+    def _forget(self, items: Sequence[Item]) -> None:
+        with self._changed:
+            self._num_tokens -= sum(item.num_tokens for item in items)
 
 
 def _fail_expired(item: Item) -> None:

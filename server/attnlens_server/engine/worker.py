@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from attnlens_server.engine.pack import BatchLimits, LengthBuckets, pack, share
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.sessions import Sessions
+from attnlens_server.errors import InternalError
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +23,17 @@ MIN_RETRY_S = 0.05
 MAX_RETRY_S = 10.0
 
 
+def _nothing_more() -> None:
+    """Do nothing: for a worker that nobody watches."""
+
+
 class SessionWorker:
-    """A queue, and lanes: threads that run its items, a batch each, on sessions that they share."""
+    """A queue, and lanes: threads that run its items, a batch each, on sessions that they share.
+
+    Attributes:
+        queue: where items wait.
+        on_death: called by a lane that ends by a fault of ours, after everything that waits has failed.
+    """
 
     def __init__(
         self,
@@ -41,15 +51,17 @@ class SessionWorker:
 
         self.queue = ItemQueue(choose, num_lanes)
         self.sessions = sessions
+        self.on_death: Callable[[], object] = _nothing_more
         self._buckets = buckets
         self._pad_token_id = pad_token_id
-        # Protects the three counts: each batch is in all of them or in none.
+        # Protects the three counts against lanes that write at the same time. Readers take no lock: they may
+        # see a batch in one count and not yet in another.
         self._counting = threading.Lock()
         self.num_live_tokens = 0
         self.num_computed_tokens = 0  # padding included
-        self._tokens_per_s = 0.0  # of one lane in its last batches, for estimates
+        self._tokens_per_s = 0.0  # of all lanes together, in their last batches
         self._lanes = [
-            threading.Thread(target=self._main_loop, name=f"{name}-{lane}", daemon=True)
+            threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
             for lane in range(num_lanes)
         ]
 
@@ -65,48 +77,61 @@ class SessionWorker:
             if lane.ident is not None:
                 lane.join()
 
-    def estimate_wait_s(self) -> float:
-        """Return how long what waits will take, for those who are told to come back later."""
-        tokens_per_s = self._tokens_per_s * len(self._lanes)
-        wait_s = self.queue.num_tokens / tokens_per_s if tokens_per_s > 0 else 0.0
+    def retry_after_s(self) -> float:
+        """Return a hint for those who are told to come back later, from MIN_RETRY_S to MAX_RETRY_S."""
+        wait_s = self.queue.num_tokens / self._tokens_per_s if self._tokens_per_s > 0 else 0.0
         return min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
+
+    def _run_lane(self) -> None:
+        """Run batches until the queue is closed. A lane that can't go on takes the worker with it."""
+        try:
+            self._main_loop()
+        except BaseException:
+            logger.critical("a lane has died: the server can't go on", exc_info=True)
+            self.queue.fail_all(lambda: InternalError("the engine has stopped: ask another server"))
+            self.on_death()
 
     def _main_loop(self) -> None:
         while (batch := self.queue.take()).items:
             live = [item for item in batch.items if item.future.set_running_or_notify_cancel()]
             if live:
-                self._run_isolating_faults(live, is_alone=batch.is_alone)
+                self._run_isolating_faults(live, has_whole_machine=batch.has_whole_machine)
+            del batch, live  # or an idle lane would keep the results of its last batch
 
-    def _run_isolating_faults(self, items: list[Item], *, is_alone: bool) -> None:
+    def _run_isolating_faults(self, items: list[Item], *, has_whole_machine: bool) -> None:
         """Run a batch; where it fails, run its texts one by one, so that one can't spoil the others."""
         session = None
         try:
-            session = self.sessions.get(is_alone=is_alone)
-            self._run_batch(items, session)
-        except Exception as error:  # noqa: BLE001 - the outermost edge of this thread
-            if len(items) == 1 or session is None:
+            session = self.sessions.get(is_alone=has_whole_machine)
+            self._run_batch(items, session, has_whole_machine=has_whole_machine)
+        except BaseException as error:
+            is_fault_of_batch = isinstance(error, Exception)
+            if len(items) == 1 or session is None or not is_fault_of_batch:
                 for item in items:
                     item.future.set_exception(error)
-                return
-            logger.warning("a batch of %d texts failed, running each alone: %s", len(items), error)
+                if is_fault_of_batch:
+                    return
+                raise
+            logger.warning("a batch of %d texts failed, running them one by one: %s", len(items), error)
             for item in items:
-                self._run_isolating_faults([item], is_alone=is_alone)
+                self._run_isolating_faults([item], has_whole_machine=has_whole_machine)
 
-    def _run_batch(self, batch: list[Item], session: Session) -> None:
+    def _run_batch(self, batch: list[Item], session: Session, *, has_whole_machine: bool) -> None:
         input_ids, attention_mask = pad_batch(batch, self._pad_token_id, self._buckets)
         names = tuple(dict.fromkeys(name for item in batch for name in item.output_names))
         started = time.monotonic()
         batch_outputs = session.run(input_ids, attention_mask, names)
         slices = [slice_item(batch_outputs, row, item) for row, item in enumerate(batch)]
         compute_s = time.monotonic() - started
-        self._count(batch, input_ids.size, compute_s)
+        num_parallel = 1 if has_whole_machine else len(self._lanes)
+        self._count(batch, input_ids.size, compute_s / num_parallel)
         for item, outputs in zip(batch, slices, strict=True):
-            queue_s = started - item.submitted_at
+            queue_s = started - item.queued_at
             item.future.set_result(ItemResult(outputs, queue_s=queue_s, compute_s=compute_s))
 
-    def _count(self, batch: list[Item], computed_tokens: int, compute_s: float) -> None:
+    def _count(self, batch: list[Item], computed_tokens: int, machine_s: float) -> None:
         live_tokens = sum(item.num_tokens for item in batch)
-        rate = live_tokens / max(compute_s, 1e-6)
+        rate = live_tokens / max(machine_s, 1e-6)
         with self._counting:
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens

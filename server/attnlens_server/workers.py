@@ -1,0 +1,36 @@
+"""Threads for what takes longer than some milliseconds, so that the event loop stays free."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Workers:
+    """A number of threads that run functions for calls."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="worker")
+
+    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function in a thread.
+
+        Where the caller is cancelled before a thread has begun, the function is not run. Where it has begun,
+        this returns when it is done: until then it takes a thread and memory that must stay counted.
+        """
+        future = self._executor.submit(function, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                done = asyncio.wrap_future(future)
+                await asyncio.wait([done])
+                done.exception()  # or asyncio would complain that nobody asked
+            raise
+
+    def close(self) -> None:
+        """Drop what waits, and wait for what runs."""
+        self._executor.shutdown(cancel_futures=True)
