@@ -30,15 +30,36 @@ class RunningServer:
     @property
     def rss_mib(self) -> float:
         """Its resident memory."""
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-        assert found is not None
-        return int(found[1]) / 1024
+        return self._status_mib("VmRSS")
+
+    @property
+    def peak_rss_mib(self) -> float:
+        """The most resident memory that it has had since `forget_peak`."""
+        return self._status_mib("VmHWM")
+
+    def forget_peak(self) -> None:
+        """Let `peak_rss_mib` begin at what it has now."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # proc(5)
 
     @property
     def cpu_s(self) -> float:
         """The processor time that it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_s(Path(f"/proc/{self.pid}/stat"))
+
+    @property
+    def loop_cpu_s(self) -> float:
+        """The processor time of its main thread, where the event loop is."""
+        return _cpu_s(Path(f"/proc/{self.pid}/task/{self.pid}/stat"))
+
+    def _status_mib(self, name: str) -> float:
+        found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+
+def _cpu_s(path: Path) -> float:
+    fields = path.read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.util
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,7 +38,9 @@ def minilm_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM exported for real, with the whole parity check."""
+    """MiniLM exported for real, with the whole parity check; or the bundle that MINILM_BUNDLE names."""
+    if made := os.environ.get("MINILM_BUNDLE"):
+        return Path(made)
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
 
     bundle = tmp_path_factory.mktemp("bundles") / "minilm"

@@ -43,9 +43,14 @@ class ServerProcess:
         self._stderr.close()
 
     def stop(self) -> int:
-        """Send SIGTERM, wait, return the exit code."""
+        """Send SIGTERM, wait, return the exit code. Raises TimeoutExpired if it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        try:
+            return self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def log(self) -> str:
         """Return what it wrote to stderr."""

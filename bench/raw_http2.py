@@ -1,0 +1,170 @@
+"""A gRPC client made of HTTP/2 frames, for what a gRPC library would never send.
+
+It can leave replies unread, send bytes that are no message, compress as it likes, and leave at any time. One
+thread, one socket; frames are read only while a method runs.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
+from h2.settings import SettingCodes
+
+LARGEST_WINDOW_BYTES = (1 << 31) - 1
+DEADLINE_S = 60.0
+READ_BYTES = 1 << 16
+
+
+@dataclass
+class Reply:
+    """What has come of one call.
+
+    Attributes:
+        headers: of the response and its trailers.
+        data: the response's frames of gRPC: a flag, a length and a message each.
+        reset: the HTTP/2 error code of a stream that the server reset.
+        ended: whether anything more can come.
+    """
+
+    headers: dict[str, str] = field(default_factory=dict)
+    data: bytearray = field(default_factory=bytearray)
+    reset: int | None = None
+    ended: bool = False
+
+    @property
+    def status(self) -> int | None:
+        """The gRPC status code, once there is one."""
+        status = self.headers.get("grpc-status")
+        return None if status is None else int(status)
+
+    @property
+    def reason(self) -> str:
+        """The name of attnlens' ErrorReason; empty where none came."""
+        return self.headers.get("attnlens-error-reason", "")
+
+
+class RawClient:
+    """One connection. The server may send `window_bytes` of each reply before it must wait."""
+
+    def __init__(self, address: str, window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
+        """Connect and say hello; raises OSError where nobody listens."""
+        host, port = address.rsplit(":", 1)
+        self._authority = address
+        self._socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+        self._http2 = H2Connection(H2Configuration(header_encoding="utf-8"))
+        self._http2.initiate_connection()
+        self._http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window_bytes})
+        self._http2.increment_flow_control_window(LARGEST_WINDOW_BYTES - READ_BYTES)
+        self._replies: dict[int, Reply] = {}
+        self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave without a word."""
+        self._socket.close()
+
+    def call(
+        self,
+        path: str,
+        message: bytes,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        is_compressed: bool = False,
+        announced_bytes: int | None = None,
+    ) -> Reply:
+        """Send a request and return its reply, which the other methods fill.
+
+        Args:
+            path: `/SERVICE/METHOD`.
+            message: the bytes of the message.
+            headers: more headers.
+            is_compressed: the flag before the message.
+            announced_bytes: the length to state; where there is less, the request is left unfinished.
+        """
+        length = len(message) if announced_bytes is None else announced_bytes
+        body = struct.pack(">BI", is_compressed, length) + message
+        stream = self._http2.get_next_available_stream_id()
+        reply = self._replies[stream] = Reply()
+        fixed = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": self._authority,
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
+        self._http2.send_headers(stream, [*fixed.items(), *headers])
+        is_whole = length == len(message)
+        while body and not reply.ended:
+            room = self._http2.local_flow_control_window(stream)
+            if room == 0:
+                self._receive(time.monotonic() + DEADLINE_S)
+                continue
+            size = min(len(body), room, self._http2.max_outbound_frame_size)
+            self._http2.send_data(stream, body[:size], end_stream=is_whole and size == len(body))
+            body = body[size:]
+            self._flush()
+        return reply
+
+    def wait_for_heads(self, replies: Iterable[Reply], timeout_s: float = DEADLINE_S) -> None:
+        """Read until each reply has begun or ended.
+
+        Raises:
+            TimeoutError: not in time.
+            ConnectionError: the server closed the connection.
+        """
+        end = time.monotonic() + timeout_s
+        for reply in replies:
+            while not (reply.headers or reply.ended):
+                self._receive(end)
+
+    def wait_for_ends(self, replies: Iterable[Reply], timeout_s: float = DEADLINE_S) -> None:
+        """Read until each reply has ended; raises like `wait_for_heads`."""
+        end = time.monotonic() + timeout_s
+        for reply in replies:
+            while not reply.ended:
+                self._receive(end)
+
+    def _receive(self, end: float) -> None:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("not within the time given")
+        self._socket.settimeout(left)
+        data = self._socket.recv(READ_BYTES)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        for event in self._http2.receive_data(data):
+            self._on(event)
+        self._flush()
+
+    def _on(self, event: Event) -> None:
+        match event:
+            case ResponseReceived() | TrailersReceived():
+                reply = self._replies[event.stream_id]
+                reply.headers |= {str(name): str(value) for name, value in event.headers}
+            case DataReceived():
+                self._replies[event.stream_id].data += event.data
+                self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            case StreamReset():
+                reply = self._replies[event.stream_id]
+                reply.reset, reply.ended = int(event.error_code), True
+            case StreamEnded():
+                self._replies[event.stream_id].ended = True
+
+    def _flush(self) -> None:
+        self._socket.settimeout(DEADLINE_S)
+        self._socket.sendall(self._http2.data_to_send())

@@ -1,0 +1,28 @@
+"""One server that all attacks share: each must leave it as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hostile.target import Target
+from served import ServerProcess
+
+STALL_TIMEOUT_S = 2
+
+
+@pytest.fixture(scope="session")
+def attacked_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(minilm_bundle, "--stall-timeout-s", str(STALL_TIMEOUT_S)) as server:
+        yield server
+        assert server.stop() == 0
+        assert "Traceback" not in server.log()
+
+
+@pytest.fixture
+def target(attacked_server: ServerProcess) -> Iterator[Target]:
+    """The server under attack, looked at again when the test is over."""
+    target = Target(attacked_server)
+    target.remember()
+    yield target
+    target.check_unharmed()

@@ -1,0 +1,83 @@
+"""What the attacks share: requests as bytes, and a look at the server before and after."""
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from bench.raw_http2 import RawClient, Reply
+from bench.servers import RunningServer
+from served import ServerProcess
+
+DEADLINE_S = 30.0
+HELLO = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
+
+OK = grpc.StatusCode.OK.value[0]
+INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+ABORTED = grpc.StatusCode.ABORTED.value[0]
+INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+
+
+def method(name: str) -> str:
+    """The path of a method of ours."""
+    return f"/attnlens.v1.EncoderService/{name}"
+
+
+def repeated_field(number: int, content: bytes) -> bytes:
+    """A length-delimited field of a message."""
+    length, prefix = len(content), bytearray()
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | 2, *prefix, length]) + content
+
+
+class Target:
+    """A server, and what it was like before the attack."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.address = server.address
+        self.process = RunningServer(server.address, server.process.pid)
+
+    def remember(self) -> None:
+        """Take down what must not change."""
+        self._vector = self.vector()
+        self._log_size = len(self.server.log())
+        self.process.forget_peak()
+        self._rss_mib = self.process.rss_mib
+
+    @property
+    def new_log(self) -> str:
+        """What the server has logged since `remember`."""
+        return self.server.log()[self._log_size :]
+
+    @property
+    def peak_growth_mib(self) -> float:
+        """The most memory since `remember`, above what it had then."""
+        return self.process.peak_rss_mib - self._rss_mib
+
+    def ask(self, path: str, message: bytes, timeout_s: float = DEADLINE_S) -> Reply:
+        """Make one call with a connection of its own and read the whole reply."""
+        with RawClient(self.address) as client:
+            reply = client.call(path, message)
+            client.wait_for_ends([reply], timeout_s)
+        return reply
+
+    def vector(self) -> bytes:
+        """The bytes of one vector."""
+        with grpc.insecure_channel(self.address) as channel:
+            return EncoderServiceStub(channel).Embed(HELLO, timeout=DEADLINE_S).embeddings.data
+
+    def check_unharmed(self) -> None:
+        """Alive, serving, the same numbers, and not a word of a fault in the log."""
+        assert self.server.process.poll() is None
+        with grpc.insecure_channel(self.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            status = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
+        assert np.isfinite(np.frombuffer(self._vector, "<f4")).all()
+        assert self.vector() == self._vector
+        assert "Traceback" not in self.new_log

@@ -1,0 +1,141 @@
+"""Bytes that are no message, messages made to cost far more than their bytes, and texts made to be slow."""
+
+import gzip
+from contextlib import ExitStack
+
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from bench.raw_http2 import RawClient
+from hostile.target import (
+    INVALID_ARGUMENT,
+    OK,
+    RESOURCE_EXHAUSTED,
+    Target,
+    method,
+    repeated_field,
+)
+
+LONGEST_TEXT = "word " * 26_000  # nearly the 128 KiB that a text may have
+LARGEST_BYTES = (32 << 20) - 64  # nearly what a message may have
+METHODS = ["Embed", "Encode", "EncodeStream", "Tokenize", "ListModels", "GetModel"]
+NO_MESSAGES = [
+    b"\xff" * 11,
+    b"\x12\x7f",
+    b"\x0b",
+]  # an endless number, a missing end, a group that stays open
+# Of processor time of the event loop's thread, which another process on the machine does not change.
+LOOP_CPU_S = 0.3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_that_are_no_message_are_told_so_and_not_logged(target: Target, name: str) -> None:
+    for message in NO_MESSAGES * 10:
+        reply = target.ask(method(name), message)
+        assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "MALFORMED_REQUEST")
+        for internal in ("DecodeError", "Traceback", "class", "Unexpected"):
+            assert internal not in reply.headers["grpc-message"]
+    assert target.new_log == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_bytes_that_are_no_message_for_health_or_reflection_are_not_logged(target: Target, path: str) -> None:
+    for message in NO_MESSAGES:
+        assert target.ask(path, message).status != OK
+    assert target.new_log == ""
+
+
+def test_compressed_requests_are_refused_before_they_are_inflated(target: Target) -> None:
+    """Half of 16 million empty inputs each: 33 KB that would be 32 MB, and 800 MB once parsed."""
+    bomb = gzip.compress(b"\x12\x00" * (LARGEST_BYTES // 2))
+    assert len(bomb) < 33_000
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(target.address)) for _ in range(6)]
+        replies = [
+            client.call(method("Embed"), bomb, headers=[("grpc-encoding", "gzip")], is_compressed=True)
+            for client in clients
+        ]
+        for client, reply in zip(clients, replies, strict=True):
+            client.wait_for_ends([reply])
+    assert all(reply.status not in (None, OK) for reply in replies)
+    assert target.peak_growth_mib < 100
+
+
+def test_uploads_that_never_end_disturb_nobody(target: Target) -> None:
+    with RawClient(target.address) as client:
+        for announced_bytes in (1 << 16, 1 << 30):
+            for _ in range(50):
+                client.call(method("Embed"), b"\x12\x00", announced_bytes=announced_bytes)
+        assert target.ask(method("ListModels"), b"").status == OK
+    assert target.peak_growth_mib < 20
+
+
+@pytest.mark.parametrize("number", [4, 5, 6], ids=["outputs", "layers", "heads"])
+def test_a_long_list_of_numbers_does_not_hold_up_the_event_loop(target: Target, number: int) -> None:
+    request = pb.EncodeRequest(inputs=[pb.Input(text="hello")], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    before = target.process.loop_cpu_s
+    numbers = repeated_field(number, b"\x01" * LARGEST_BYTES)
+    reply = target.ask(method("Encode"), request.SerializeToString() + numbers)
+    assert reply.status in (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)
+    assert target.process.loop_cpu_s - before < LOOP_CPU_S
+
+
+@pytest.mark.parametrize("name", ["Embed", "Encode"])
+def test_many_ids_do_not_hold_up_the_event_loop(target: Target, name: str) -> None:
+    ids = repeated_field(1, b"\x01" * 130_000)
+    request = repeated_field(2, repeated_field(2, ids)) * 256
+    assert LARGEST_BYTES * 0.99 < len(request) < LARGEST_BYTES
+    before = target.process.loop_cpu_s
+    assert target.ask(method(name), request).status in (INVALID_ARGUMENT, RESOURCE_EXHAUSTED)
+    assert target.process.loop_cpu_s - before < LOOP_CPU_S
+
+
+def test_the_longest_text_is_tokenized_in_time(target: Target) -> None:
+    request = pb.TokenizeRequest(texts=[LONGEST_TEXT]).SerializeToString()
+    reply = target.ask(method("Tokenize"), request, timeout_s=10)
+    assert reply.status == OK
+    [result] = pb.TokenizeResponse.FromString(bytes(reply.data[5:])).results
+    places = [(token.char_start, token.char_end) for token in result.tokens[1:-1]]
+    assert places == [(5 * word, 5 * word + 4) for word in range(26_000)]
+
+
+@pytest.mark.parametrize("name", ["Embed", "Encode", "EncodeStream"])
+def test_texts_that_are_too_long_are_refused_without_tokenizing_them_all(target: Target, name: str) -> None:
+    encode = pb.EncodeRequest(inputs=[pb.Input(text=LONGEST_TEXT)] * 32).SerializeToString()
+    request = repeated_field(1, encode) if name == "EncodeStream" else encode  # Embed has the same two fields
+    before = target.process.cpu_s
+    reply = target.ask(method(name), request)
+    assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "INPUT_TOO_LONG")
+    assert target.process.cpu_s - before < 1
+
+
+def test_thousands_of_refusals_leave_nothing_behind(target: Target) -> None:
+    refused = [
+        (method("Embed"), pb.EmbedRequest().SerializeToString()),
+        (method("Embed"), pb.EmbedRequest(model="another").SerializeToString()),
+        (method("Embed"), pb.EmbedRequest(inputs=[pb.Input(text="a " * 500)]).SerializeToString()),
+        (method("Encode"), pb.EncodeRequest(inputs=[pb.Input(text="a")], layers=[99]).SerializeToString()),
+        (method("EncodeStream"), b"\xff" * 11),
+        (method("None"), b""),
+    ]
+
+    def refuse(times: int) -> None:
+        with RawClient(target.address) as client:
+            for _ in range(times):
+                replies = [client.call(path, message) for path, message in refused]
+                client.wait_for_ends(replies)
+                assert all(reply.status not in (None, OK) for reply in replies)
+
+    refuse(30)  # what is kept for use again
+    before = target.process.rss_mib
+    refuse(400)
+    assert target.process.rss_mib - before < 5
+    assert target.new_log == ""

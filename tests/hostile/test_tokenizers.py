@@ -1,0 +1,57 @@
+"""A tokenizer that fails in a way that Python calls no Exception."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from hostile.target import INTERNAL, OK, Target, method
+from served import ServerProcess
+
+ENDLESS = "a" * 40 + "!"  # what (a+)+$ gives up on
+
+
+@pytest.fixture
+def panicking_bundle(minilm_bundle: Path, tmp_path: Path) -> Path:
+    """MiniLM with a regular expression in its tokenizer that some texts make the library panic on."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(minilm_bundle, bundle, copy_function=os.link)
+    tokenizer = json.loads((bundle / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    content = json.dumps(tokenizer).encode()
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    [listed] = [each for each in manifest["files"] if each["path"] == "tokenizer.json"]
+    listed |= {"size_bytes": str(len(content)), "sha256": hashlib.sha256(content).hexdigest()}
+    for name, new in (("tokenizer.json", content), ("manifest.json", json.dumps(manifest).encode())):
+        (bundle / name).unlink()  # a link to the original
+        (bundle / name).write_bytes(new)
+    return bundle
+
+
+def test_a_tokenizer_that_panics_fails_the_call_and_nothing_else(panicking_bundle: Path) -> None:
+    with ServerProcess(panicking_bundle) as server:
+        target = Target(server)
+        before = target.vector()
+        inputs = [pb.Input(text=ENDLESS)]
+        for name, request in (
+            ("Embed", pb.EmbedRequest(inputs=inputs)),
+            ("Encode", pb.EncodeRequest(inputs=inputs)),
+            ("EncodeStream", pb.EncodeStreamRequest(encode=pb.EncodeRequest(inputs=inputs))),
+            ("Tokenize", pb.TokenizeRequest(texts=[ENDLESS])),
+        ):
+            for _ in range(3):  # more than there are workers
+                reply = target.ask(method(name), request.SerializeToString(), timeout_s=20)
+                assert (reply.status, reply.reason) == (INTERNAL, "INTERNAL"), name
+                assert reply.headers["attnlens-error-error-id"] in server.log()
+        assert target.ask(method("ListModels"), b"").status == OK
+        assert target.vector() == before
+        assert server.stop() == 0
