@@ -1,5 +1,6 @@
 """`attnlens serve DIR`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -100,6 +101,8 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerCo
 
     Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
     """
+    # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from attnlens_server.config import ConfigError, ServerConfig  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy

@@ -16,6 +16,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
@@ -64,11 +65,10 @@ def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
 class _Life:
     """What must happen at the end of a call. It holds nothing of gRPC's, so that a call can be dropped."""
 
-    def __init__(self, memory: Reservation) -> None:
+    def __init__(self, task: AnyTask, memory: Reservation) -> None:
         self.memory = memory
         self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        self._tasks = [task and weakref.ref(task), _creator.get()]
+        self._tasks = [weakref.ref(task), _creator.get()]
         self._timer: asyncio.TimerHandle | None = None
 
     def end_after(self, seconds: float) -> None:
@@ -125,19 +125,20 @@ class Call:
             raise asyncio.CancelledError from error
         except TimeoutError as error:
             raise errors.SlowReaderError(
-                f"the client read nothing for {timeout_s:g} s: read messages as they come"
+                f"the client read nothing for {timeout_s:.3g} s: read messages as they come"
             ) from error
 
     def replied(self, reply: bytes) -> None:
         """From now on the client has some time to read its only message."""
         self._life.end_after(self._read_timeout_s(len(reply)))
 
-    async def abort(self, failure: errors.RequestError) -> None:
-        """End the call with a status, or without where the client does not read."""
-        self._life.end_after(
-            STATUS_GRACE_S if isinstance(failure, errors.SlowReaderError) else self._stall_timeout_s
-        )
-        await self._context.abort(failure.status, failure.message, errors.trailers(failure))
+    async def abort(self, status: errors.CallStatus, *, is_read: bool) -> None:
+        """End the call with a status, or without one where the client does not read. Does not return."""
+        self._life.end_after(self._stall_timeout_s if is_read else STATUS_GRACE_S)
+        with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
+            await self._context.abort(status.code, status.message, status.trailers)
+        self._life.end()
+        await asyncio.sleep(0)  # is cancelled
 
     def _read_timeout_s(self, size_bytes: int) -> float:
         return self._stall_timeout_s + size_bytes / MIN_READ_BYTES_PER_S
@@ -161,7 +162,9 @@ class Calls:
         """Count a call until it is over."""
         self._count += 1
         self._none.clear()
-        life = _Life(Reservation(self._admission))
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs each handler in a task of its own
+        life = _Life(task, Reservation(self._admission))
 
         def over(_: object) -> None:
             life.over()
@@ -169,7 +172,8 @@ class Calls:
             if self._count == 0:
                 self._none.set()
 
-        context.add_done_callback(over)  # type: ignore[arg-type]  # its stub asks for a class
+        # That of the context would tie context and call into a cycle, which keeps calls that are dropped.
+        task.add_done_callback(over)
         return Call(context, life, self._stall_timeout_s)
 
     async def wait_until_none(self) -> None:
@@ -194,13 +198,14 @@ class Calls:
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
-                failure = _as_failure(error, name)
+                # Not the exception itself, which would tie its traceback and the call into a cycle.
+                status, is_read = _status(error, name), not isinstance(error, errors.SlowReaderError)
             else:
                 if reply is not None:
                     call.replied(reply)
                 return reply
-            await call.abort(failure)
-            raise AssertionError  # abort has raised
+            await call.abort(status, is_read=is_read)
+            raise AssertionError  # abort does not return
 
         return handle
 
@@ -248,11 +253,11 @@ def _values(messages: Iterator[memoryview], number: int) -> Iterator[memoryview]
         yield from (value for found, value in length_delimited_fields(message) if found == number)
 
 
-def _as_failure(error: BaseException, method: str) -> errors.RequestError:
+def _status(error: BaseException, method: str) -> errors.CallStatus:
+    """Return how a call ends that has failed. A fault of ours is logged: the client gets only its number."""
     if isinstance(error, errors.RequestError):
-        return error
+        return errors.call_status(error)
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", method, error_id, exc_info=error)
-    return errors.InternalError(
-        f"the server failed; its log has more under error id {error_id}", metadata={"error_id": error_id}
-    )
+    message = f"the server failed; its log has more under error id {error_id}"
+    return errors.call_status(errors.InternalError(message, metadata={"error_id": error_id}))

@@ -21,6 +21,7 @@ Each class knows its gRPC status and its reason; `trailers` turns one into googl
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -246,6 +247,19 @@ def shortened(text: str, max_bytes: int) -> str:
 def _printable_ascii(text: str) -> str:
     """Escape what a trailer can't hold: a call that is aborted with such a trailer never ends."""
     return "".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text)
+
+
+class CallStatus(NamedTuple):
+    """How a call ends, as gRPC wants it."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+
+
+def call_status(error: RequestError) -> CallStatus:
+    """Turn an error into the status and the details of a call."""
+    return CallStatus(error.status, error.message, trailers(error))
 
 
 def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:

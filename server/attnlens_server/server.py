@@ -22,6 +22,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
+from attnlens_server.grpc_log import leave_out_what_clients_do
 from attnlens_server.health import HealthService
 from attnlens_server.methods import SERVICE_NAME, add_service
 from attnlens_server.reflection import add_reflection
@@ -85,6 +86,7 @@ class Server:
                 await self._shut_down(grpc_server)
 
     async def _listen(self) -> tuple[grpc.aio.Server, str]:
+        leave_out_what_clients_do()
         remember_creators(asyncio.get_running_loop())
         grpc_server = grpc.aio.server(
             options=_channel_options(self._config), maximum_concurrent_rpcs=self._config.max_calls

@@ -14,6 +14,7 @@ DEADLINE_S = 30.0
 HELLO = pb.EmbedRequest(inputs=[pb.Input(text="hello")])
 
 OK = grpc.StatusCode.OK.value[0]
+CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 ABORTED = grpc.StatusCode.ABORTED.value[0]

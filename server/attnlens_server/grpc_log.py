@@ -1,0 +1,19 @@
+"""What gRPC logs of its own: not what any client can bring about at will."""
+
+import logging
+
+import grpc
+from google.protobuf.message import DecodeError
+
+# A client that has left before its reply was sent, and bytes that are no message for health or reflection.
+_CLIENTS_DOING = (grpc.aio.InternalError, DecodeError)
+
+
+def leave_out_what_clients_do() -> None:
+    """Keep tracebacks of calls that end because of their clients out of the log."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, _CLIENTS_DOING)
