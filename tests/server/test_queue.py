@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -136,3 +136,56 @@ def test_many_threads_lose_and_double_nothing() -> None:
         taken += batch
     assert len(taken) == 8 * 19
     assert {id(item) for item in taken} == {id(item) for batch in batches for item in batch}
+
+
+def test_a_fault_in_choosing_costs_the_batch_and_not_the_lane(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(lengths: Sequence[int], num_idle: int) -> list[int]:
+        raise RuntimeError(f"{lengths} {num_idle}")
+
+    queue, items = ItemQueue(fail), [make_item(4), make_item(4)]
+    queue.put(items)
+    assert [queue.take().items, queue.take().items] == [[items[0]], [items[1]]]
+    assert "no batch could be chosen" in caplog.text
+    assert queue.num_idle == 0
+
+
+def test_putting_does_not_wait_for_a_lane_that_chooses() -> None:
+    choosing, go_on = threading.Event(), threading.Event()
+
+    def choose(lengths: Sequence[int], num_idle: int) -> list[int]:
+        del num_idle
+        choosing.set()
+        assert go_on.wait(timeout=30)
+        return list(range(len(lengths)))
+
+    queue, first, second = ItemQueue(choose), make_item(4), make_item(4)
+    queue.put([first])
+    taken: list[list[Item]] = []
+    lane = threading.Thread(target=lambda: taken.append(queue.take().items))
+    lane.start()
+    assert choosing.wait(timeout=30)
+    queue.put([second])  # would hang here
+    assert queue.num_tokens == 8
+    go_on.set()
+    lane.join(timeout=30)
+    assert taken == [[first]]
+    assert queue.take().items == [second]
+
+
+def test_the_time_in_the_queue_begins_with_the_queue() -> None:
+    queue, item = make_queue(), make_item(4)
+    made_at = item.queued_at = item.queued_at - 100  # as if it had waited for a slow reader
+    queue.put([item])
+    assert item.queued_at >= made_at + 100
+
+
+def test_a_queue_that_fails_gives_each_item_an_error_of_its_own() -> None:
+    queue, items = make_queue(), [make_item(4), make_item(4)]
+    queue.put(items)
+    queue.fail_all(lambda: DeadlineError("none"))
+    errors = [item.future.exception(timeout=0) for item in items]
+    assert [type(error) for error in errors] == [DeadlineError, DeadlineError]
+    assert errors[0] is not errors[1]
+    assert queue.num_tokens == 0
+    with pytest.raises(ShuttingDownError):
+        queue.put([make_item(4)])

@@ -1,0 +1,53 @@
+"""From bytes to requests, and how much of them is looked at before they are refused."""
+
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.wire import length_delimited_fields
+from attnlens_server.calls import SMALL_BYTES, Parser
+from attnlens_server.errors import InvalidFieldsError, MalformedRequestError
+
+INPUTS = {"inputs": 2}
+STREAM = {"encode": 1, "inputs": 2}
+
+
+def test_a_message_of_millions_of_texts_is_refused_by_its_first_ones() -> None:
+    parser = Parser(pb.EmbedRequest, INPUTS, max_texts=512)
+    broken_behind = b"\x12\x00" * 513 + b"\xff" * SMALL_BYTES  # a parser would say that it is no message
+    with pytest.raises(InvalidFieldsError, match="inputs has more than 512 texts") as caught:
+        parser.parse(broken_behind)
+    assert caught.value.violations[0].field == "inputs"
+
+
+def test_texts_are_counted_inside_a_message() -> None:
+    parser = Parser(pb.EncodeStreamRequest, STREAM, max_texts=3)
+    request = pb.EncodeStreamRequest()
+    request.encode.inputs.extend([pb.Input(text="x" * SMALL_BYTES)] * 3)
+    assert parser.parse(request.SerializeToString()) == request
+    request.encode.inputs.add(text="one too many")
+    with pytest.raises(InvalidFieldsError) as caught:
+        parser.parse(request.SerializeToString())
+    assert caught.value.violations[0].field == "encode.inputs"
+
+
+def test_a_small_message_is_left_to_the_checks_that_count_exactly() -> None:
+    request = pb.EmbedRequest(inputs=[pb.Input(text="a")] * 5)
+    assert Parser(pb.EmbedRequest, INPUTS, max_texts=3).parse(request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 11, b"\x12\x7f", b"\x0b", b"\x12\x7f" + bytes(SMALL_BYTES)])
+def test_what_is_no_message_is_named_with_its_size(data: bytes) -> None:
+    with pytest.raises(MalformedRequestError, match=f"the {len(data)} bytes .* attnlens.v1.EmbedRequest"):
+        Parser(pb.EmbedRequest, INPUTS, max_texts=3).parse(data)
+
+
+def test_fields_are_found_whatever_stands_between_them() -> None:
+    # 1: varint 300; 2: "ab"; 3: 8 bytes; 2: ""; 5: 4 bytes; 16: "c"
+    message = b"\x08\xac\x02\x12\x02ab\x19" + bytes(8) + b"\x12\x00" + b"\x2d" + bytes(4) + b"\x82\x01\x01c"
+    found = [(number, bytes(value)) for number, value in length_delimited_fields(memoryview(message))]
+    assert found == [(2, b"ab"), (2, b""), (16, b"c")]
+
+
+@pytest.mark.parametrize("data", [b"\x12", b"\x80", b"\x0b\x12\x00", b"\xff" * 5])
+def test_what_is_no_message_has_no_fields(data: bytes) -> None:
+    assert list(length_delimited_fields(memoryview(data))) == []
