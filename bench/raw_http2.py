@@ -168,3 +168,17 @@ class RawClient:
     def _flush(self) -> None:
         self._socket.settimeout(DEADLINE_S)
         self._socket.sendall(self._http2.data_to_send())
+
+
+def method(name: str) -> str:
+    """Return the path of a method of ours."""
+    return f"/attnlens.v1.EncoderService/{name}"
+
+
+def repeated_field(number: int, content: bytes) -> bytes:
+    """Return a length-delimited field of a message."""
+    length, prefix = len(content), bytearray()
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | 2, *prefix, length]) + content

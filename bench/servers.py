@@ -63,10 +63,12 @@ def _cpu_s(path: Path) -> float:
 
 
 @contextmanager
-def attnlens_server(bundle: Path, precision: str, threads: int, log: Path) -> Iterator[RunningServer]:
-    """Run `attnlens serve` with its defaults, apart from the precision and the threads (0: its default)."""
+def attnlens_server(
+    bundle: Path, precision: str, threads: int, log: Path, *args: str
+) -> Iterator[RunningServer]:
+    """Run `attnlens serve` with its defaults, apart from precision, threads (0: its default) and `args`."""
     command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0"]
-    command += ["--precision", precision, "--threads", str(threads)]
+    command += ["--precision", precision, "--threads", str(threads), *args]
     with running(command, {}, log) as process:
         assert process.stdout is not None
         ready = re.search(r" is ready at (\S+): ", process.stdout.readline().decode())

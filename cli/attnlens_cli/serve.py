@@ -85,7 +85,7 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     "--stall-timeout-s",
     default=30.0,
     show_default=True,
-    help="How long a client may leave a message unread; a large one a second longer for each MiB.",
+    help="How long a client may take to read a message; then its call is ended.",
 )
 @click.option(
     "--drain-timeout-s",

@@ -35,8 +35,6 @@ Request = TypeVar("Request", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
-# A client has the stall timeout to read a message, and the time besides that its size takes at this rate.
-MIN_READ_BYTES_PER_S = 1 << 20
 STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
 SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
 REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message
@@ -118,19 +116,18 @@ class Call:
             SlowReaderError: the client does not read.
             CancelledError: the client has left.
         """
-        timeout_s = self._read_timeout_s(len(message))
         try:
-            await asyncio.wait_for(self._context.write(message), timeout_s)
+            await asyncio.wait_for(self._context.write(message), self._stall_timeout_s)
         except grpc.aio.InternalError as error:  # nobody to tell, nothing wrong here
             raise asyncio.CancelledError from error
         except TimeoutError as error:
             raise errors.SlowReaderError(
-                f"the client read nothing for {timeout_s:.3g} s: read messages as they come"
+                f"the client read nothing for {self._stall_timeout_s:g} s: read messages as they come"
             ) from error
 
-    def replied(self, reply: bytes) -> None:
-        """From now on the client has some time to read its only message."""
-        self._life.end_after(self._read_timeout_s(len(reply)))
+    def replied(self) -> None:
+        """From now on the client has the stall timeout to read its only message."""
+        self._life.end_after(self._stall_timeout_s)
 
     async def abort(self, status: errors.CallStatus, *, is_read: bool) -> None:
         """End the call with a status, or without one where the client does not read. Does not return."""
@@ -139,9 +136,6 @@ class Call:
             await self._context.abort(status.code, status.message, status.trailers)
         self._life.end()
         await asyncio.sleep(0)  # is cancelled
-
-    def _read_timeout_s(self, size_bytes: int) -> float:
-        return self._stall_timeout_s + size_bytes / MIN_READ_BYTES_PER_S
 
 
 class Calls:
@@ -202,7 +196,7 @@ class Calls:
                 status, is_read = _status(error, name), not isinstance(error, errors.SlowReaderError)
             else:
                 if reply is not None:
-                    call.replied(reply)
+                    call.replied()
                 return reply
             await call.abort(status, is_read=is_read)
             raise AssertionError  # abort does not return

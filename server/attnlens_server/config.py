@@ -49,8 +49,7 @@ class ServerConfig:
             its size is checked.
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
         worker_threads: threads that tokenize and build replies.
-        stall_timeout_s: how long a client may leave a message unread; a large one a second longer for each
-            MiB.
+        stall_timeout_s: how long a client may take to read a message; then its call is ended.
         drain_timeout_s: how long running requests may take after SIGTERM.
         tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
         tls_key: PEM private key.

@@ -21,20 +21,6 @@ ABORTED = grpc.StatusCode.ABORTED.value[0]
 INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
-def method(name: str) -> str:
-    """The path of a method of ours."""
-    return f"/attnlens.v1.EncoderService/{name}"
-
-
-def repeated_field(number: int, content: bytes) -> bytes:
-    """A length-delimited field of a message."""
-    length, prefix = len(content), bytearray()
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([number << 3 | 2, *prefix, length]) + content
-
-
 class Target:
     """A server, and what it was like before the attack."""
 

@@ -11,8 +11,8 @@ import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from bench.raw_http2 import RawClient, Reply
-from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target, method
+from bench.raw_http2 import RawClient, Reply, method
+from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 
 # The attention of 115 tokens is 3.8 MB: 70 such replies are all that may wait at a time.

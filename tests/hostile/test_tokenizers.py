@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from hostile.target import INTERNAL, OK, Target, method
+from bench.raw_http2 import method
+from hostile.target import INTERNAL, OK, Target
 from served import ServerProcess
 
 ENDLESS = "a" * 40 + "!"  # what (a+)+$ gives up on

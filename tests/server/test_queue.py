@@ -64,6 +64,7 @@ def test_a_taker_waits_for_an_item() -> None:
     taken: list[list[Item]] = []
     taker = threading.Thread(target=lambda: taken.append(queue.take().items))
     taker.start()
+    wait_until(lambda: queue.num_idle == 1)
     assert not taken
     queue.put([item])
     taker.join(timeout=10)
@@ -71,11 +72,13 @@ def test_a_taker_waits_for_an_item() -> None:
 
 
 def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
-    queue, live = make_queue(), make_item(4)
+    queue, live, expired = make_queue(), make_item(4), make_item(4, deadline=time.monotonic() - 1)
     taken: list[list[Item]] = []
     taker = threading.Thread(target=lambda: taken.append(queue.take().items))
-    queue.put([make_item(4, deadline=time.monotonic() - 1)])
+    queue.put([expired])
     taker.start()
+    assert isinstance(expired.future.exception(timeout=10), DeadlineError)
+    assert not taken
     queue.put([live])
     taker.join(timeout=10)
     assert taken == [[live]]

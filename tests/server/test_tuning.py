@@ -1,8 +1,8 @@
 """What `attnlens bench` tries and takes, on made-up measurements; and its two ways to send texts."""
 
+import math
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from attnlens_server.engine import Item
 from attnlens_server.errors import GraphUnavailableError
 from attnlens_server.tuning.grid import grid_shapes
 from attnlens_server.tuning.settings import Setting, Speed, candidates, choose, near_best
-from attnlens_server.tuning.traffic import poisson_arrivals, saturate, send_at_rate
+from attnlens_server.tuning.traffic import Clock, poisson_arrivals, saturate, send_at_rate
 from attnlens_server.tuning.workload import Workload, draw_workload
 
 if TYPE_CHECKING:
@@ -103,80 +103,98 @@ def test_the_grid_is_within_the_tokens_of_a_batch_and_the_bytes_of_its_attention
     assert (4, 128) in with_attention
 
 
-class _Worker:
-    """Takes `texts_a_batch` waiting texts at a time, each batch for `batch_s`, with a tenth of padding."""
+class _Simulation(Clock):
+    """A worker and the time in it, which goes on only while somebody waits.
+
+    The worker takes `texts_a_batch` waiting texts at a time and `batch_s` for them, a tenth of it padding.
+    """
 
     def __init__(self, texts_a_batch: int, batch_s: float, error: Exception | None = None) -> None:
         self.num_live_tokens = self.num_computed_tokens = 0
         self.queue = self
-        self.most_inside = self._num_running = 0
+        self.most_inside = 0
+        self._now = 0.0
         self._size, self._batch_s, self._error = texts_a_batch, batch_s, error
-        self._changed = threading.Condition()
-        self._items: list[Item] = []
-        threading.Thread(target=self._main_loop, daemon=True).start()
+        self._waiting: list[Item] = []
+        self._running: list[Item] = []
+        self._done_at = math.inf
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        until = self._now + seconds
+        while self._done_at <= until:
+            self._end_batch()
+        self._now = until
+
+    def wait_for(self, changed: threading.Condition, is_met: Callable[[], bool]) -> None:
+        del changed  # there is no other thread
+        while not is_met():
+            self._end_batch()
 
     def put(self, items: list[Item]) -> None:
-        with self._changed:
-            self._items += items
-            self.most_inside = max(self.most_inside, len(self._items) + self._num_running)
-            self._changed.notify()
+        self._waiting += items
+        self.most_inside = max(self.most_inside, len(self._waiting) + len(self._running))
+        if not self._running:
+            self._begin_batch()
 
-    def _main_loop(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._items)
-                batch, self._items = self._items[: self._size], self._items[self._size :]
-                self._num_running = len(batch)
-            live = [item for item in batch if item.future.set_running_or_notify_cancel()]
-            time.sleep(self._batch_s)
-            self.num_live_tokens += 9 * sum(item.num_tokens for item in live)
-            self.num_computed_tokens += 10 * sum(item.num_tokens for item in live)
-            with self._changed:
-                self._num_running = 0
-            for item in live:
-                self._answer(item.future)
+    def _begin_batch(self) -> None:
+        self._running, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+        self._done_at = self._now + self._batch_s if self._running else math.inf
 
-    def _answer(self, future: "Future[Any]") -> None:
-        if self._error is not None:
-            future.set_exception(self._error)
-        else:
-            future.set_result(None)
+    def _end_batch(self) -> None:
+        assert self._running, "nothing that is waited for will come"
+        self._now, done = self._done_at, self._running
+        self.num_live_tokens += 9 * sum(item.num_tokens for item in done)
+        self.num_computed_tokens += 10 * sum(item.num_tokens for item in done)
+        self._begin_batch()
+        for item in done:
+            future: Future[Any] = item.future
+            if not future.set_running_or_notify_cancel():
+                continue
+            if self._error is not None:
+                future.set_exception(self._error)
+            else:
+                future.set_result(None)
 
 
 def test_the_throughput_is_that_of_a_worker_which_always_has_something_to_do() -> None:
-    worker: Any = _Worker(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms and what sleeping adds
-    flow = saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=8, seconds=0.3)
-    assert 9 * 400 <= flow.tokens_per_s <= 9 * 4000  # a busy machine sleeps longer
+    worker: Any = _Simulation(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms
+    flow = saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=8, seconds=0.3, clock=worker)
+    assert flow.tokens_per_s == pytest.approx(9 * 4000)
     assert flow.padding_share == pytest.approx(0.1)
     assert worker.most_inside == 8
 
 
-def test_latency_counts_from_when_a_text_was_due() -> None:
-    worker: Any = _Worker(texts_a_batch=1, batch_s=0.02)
-    load = send_at_rate(worker, TEXTS, ("x",), rate=200, seconds=0.4, max_queue=1000)  # four times too many
-    assert load.num_texts == len(poisson_arrivals(200, 0.4, seed=200))
-    assert load.num_refused == 0
-    assert load.p50_ms is not None
-    assert load.p99_ms is not None
-    # The last is due within 400 ms and done after 20 ms for each; the first waits for nobody.
-    assert load.p99_ms >= 20 * 0.97 * load.num_texts - 400
-    assert load.p50_ms < load.p99_ms
-
-
-def test_what_a_full_server_would_refuse_is_counted_and_not_sent() -> None:
-    worker: Any = _Worker(texts_a_batch=1, batch_s=0.02)
-    load = send_at_rate(worker, TEXTS, ("x",), rate=500, seconds=0.3, max_queue=2)
-    assert load.num_texts + load.num_refused == len(poisson_arrivals(500, 0.3, seed=500))
-    assert 5 <= load.num_texts <= 20
-    assert worker.most_inside == 2
+@pytest.mark.parametrize(("rate", "seconds", "max_queue"), [(200, 0.4, 1000), (500, 0.3, 2), (20, 1.0, 3)])
+def test_latency_counts_from_when_a_text_was_due_and_what_finds_it_full_is_refused(
+    rate: float, seconds: float, max_queue: int
+) -> None:
+    due: list[float] = []
+    done: list[float] = []
+    num_refused = 0
+    for arrival in poisson_arrivals(rate, seconds, seed=round(rate)):
+        if sum(each > arrival for each in done) == max_queue:
+            num_refused += 1
+        else:
+            due.append(arrival)
+            done.append(max(done[-1], arrival) + 0.02 if done else arrival + 0.02)
+    worker: Any = _Simulation(texts_a_batch=1, batch_s=0.02)
+    load = send_at_rate(worker, TEXTS, ("x",), rate=rate, seconds=seconds, max_queue=max_queue, clock=worker)
+    assert (load.num_texts, load.num_refused) == (len(due), num_refused)
+    latencies_ms = 1000 * (np.array(done) - due)
+    assert [load.p50_ms, load.p95_ms, load.p99_ms] == pytest.approx(np.percentile(latencies_ms, [50, 95, 99]))
 
 
 def test_what_a_text_fails_with_is_raised() -> None:
-    worker: Any = _Worker(texts_a_batch=1, batch_s=0.0, error=GraphUnavailableError("the graph is broken"))
+    worker: Any = _Simulation(
+        texts_a_batch=1, batch_s=0.01, error=GraphUnavailableError("the graph is broken")
+    )
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
-        saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=4, seconds=60)
+        saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=4, seconds=60, clock=worker)
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
-        send_at_rate(worker, TEXTS, ("x",), rate=100, seconds=0.2, max_queue=10)
+        send_at_rate(worker, TEXTS, ("x",), rate=100, seconds=0.2, max_queue=10, clock=worker)
 
 
 def test_arrivals_are_those_of_a_poisson_process() -> None:

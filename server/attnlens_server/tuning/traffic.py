@@ -51,6 +51,25 @@ class Load:
     p99_ms: float | None
 
 
+class Clock:
+    """The time, and waiting for it."""
+
+    def now(self) -> float:
+        """Return the seconds since some fixed time."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Return after so many seconds."""
+        time.sleep(seconds)
+
+    def wait_for(self, changed: threading.Condition, is_met: Callable[[], bool]) -> None:
+        """Return once `is_met`, which the caller of `changed.notify` has brought about; hold `changed`."""
+        changed.wait_for(is_met)
+
+
+CLOCK = Clock()
+
+
 class _Sample(NamedTuple):
     """The counts of a worker when a batch was done."""
 
@@ -63,10 +82,15 @@ class InFlight:
     """Texts that are in a worker and not done yet. Those that are left at the end are cancelled."""
 
     def __init__(
-        self, worker: SessionWorker, output_names: Sequence[str], on_done: Callable[[float], None]
+        self,
+        worker: SessionWorker,
+        output_names: Sequence[str],
+        on_done: Callable[[float], None],
+        clock: Clock,
     ) -> None:
         """Make an empty one; `on_done` gets when a text was due, in the thread that has run it."""
         self._worker = worker
+        self._clock = clock
         self._output_names = tuple(output_names)
         self._on_done = on_done
         self._numbers = count()
@@ -105,7 +129,7 @@ class InFlight:
             Exception: what a text failed with.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._futures) < limit or self._error is not None)
+            self._clock.wait_for(self._changed, lambda: len(self._futures) < limit or self._error is not None)
             if self._error is not None:
                 raise self._error
 
@@ -126,23 +150,24 @@ def saturate(
     num_lanes: int,
     num_in_flight: int,
     seconds: float,
+    clock: Clock = CLOCK,
 ) -> Flow:
     """Keep `num_in_flight` texts in the worker for `seconds`, and for at least MIN_BATCHES batches of a lane.
 
     The rate is that between two ends of batches, so that it does not depend on how many batches fit.
     """
     samples: list[_Sample] = []
-    begin = time.monotonic() + WARM_UP_SHARE * seconds
+    begin = clock.now() + WARM_UP_SHARE * seconds
 
     def sample(_due_at: float) -> None:
-        now, live_tokens = time.monotonic(), worker.num_live_tokens
+        now, live_tokens = clock.now(), worker.num_live_tokens
         if now >= begin and (not samples or live_tokens != samples[-1].live_tokens):
             samples.append(_Sample(now, live_tokens, worker.num_computed_tokens))
 
-    with InFlight(worker, output_names, sample) as in_flight:
+    with InFlight(worker, output_names, sample, clock) as in_flight:
         for input_ids in cycle(workload.input_ids):
             in_flight.wait_below(num_in_flight)
-            if time.monotonic() >= begin + seconds and len(samples) > MIN_BATCHES * num_lanes:
+            if clock.now() >= begin + seconds and len(samples) > MIN_BATCHES * num_lanes:
                 break
             in_flight.put(input_ids, 0.0)
     first, last = samples[0], samples[-1]
@@ -166,20 +191,21 @@ def send_at_rate(
     rate: float,
     seconds: float,
     max_queue: int,
+    clock: Clock = CLOCK,
 ) -> Load:
     """Send texts at the times of a Poisson process, whether or not those before are done."""
     latencies_ms: list[float] = []
     num_refused = 0
 
     def note(due_at: float) -> None:
-        latencies_ms.append(1000 * (time.monotonic() - due_at))
+        latencies_ms.append(1000 * (clock.now() - due_at))
 
-    with InFlight(worker, output_names, note) as in_flight:
-        started = time.monotonic()
+    with InFlight(worker, output_names, note, clock) as in_flight:
+        started = clock.now()
         arrivals = poisson_arrivals(rate, seconds, seed=round(rate))
         for arrival, input_ids in zip(arrivals, cycle(workload.input_ids), strict=False):
             due_at = started + arrival
-            time.sleep(max(0.0, due_at - time.monotonic()))
+            clock.sleep(max(0.0, due_at - clock.now()))
             if len(in_flight) < max_queue:
                 in_flight.put(input_ids, due_at)
             else:
