@@ -168,10 +168,11 @@ def _keeping(kept: list[Any], method: Call) -> Call:
 
 def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
+    server.holds_streams = True
     with Client(server.address) as client:
         monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
         with closing(client.stream(["a"], attentions=False)) as stream:
-            assert next(stream).tokens == ()
+            assert next(stream).num_tokens == 1
         assert server.cancelled.acquire(timeout=SOON_S)
     assert len(kept) == 1
 
@@ -180,10 +181,11 @@ async def test_leaving_an_asynchronous_stream_cancels_its_call(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
+    server.holds_streams = True
     async with AsyncClient(server.address) as client:
         monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
         async with aclosing(client.stream(["a"], attentions=False)) as stream:
-            assert (await anext(stream)).tokens == ()
+            assert (await anext(stream)).num_tokens == 1
         assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
     assert len(kept) == 1
 
@@ -200,6 +202,7 @@ async def test_closing_an_asynchronous_client_fails_its_calls_and_cancels_no_tas
         return [each async for each in stream]
 
     server.embed = wait
+    server.holds_streams = True
     client = AsyncClient(server.address)
     coroutine: Any = all_of(client.stream(["a"])) if streams else client.embed(["a"])
     task = asyncio.create_task(coroutine)
