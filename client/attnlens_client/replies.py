@@ -212,10 +212,9 @@ class EncodeReader:
     def _check_number(self, kind: str, asked: Sequence[int], place: int, number: int, index: int) -> None:
         """Check a layer or a head: -1 asks for the last one, whose number shows how many there are."""
         expected = asked[place] if asked else place
-        if expected < 0:
+        if expected < 0 <= number:
             self._agreed.check(f"number_of_{kind}", number - expected, f"texts[{index}]")
-            expected = max(0, number)
-        if number != expected:
+        elif number < 0 or number != expected:
             raise _wrong(f"texts[{index}] has {number} instead of {expected} among its {kind}", index)
 
 

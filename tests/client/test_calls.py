@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing
 from typing import Any
 
 import grpc
@@ -33,29 +33,6 @@ Call = Callable[..., Any]
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer() as server:
         yield server
-
-
-@pytest.fixture(params=["Client", "AsyncClient"])
-def connect(request: pytest.FixtureRequest) -> Call:
-    """Return a function that opens a client of either kind; calls through it return when they are done."""
-
-    @contextmanager
-    def connect_sync(address: str, **options: Any) -> Iterator[Call]:
-        with Client(address, **options) as client:
-            yield lambda method, *args, **more: getattr(client, method)(*args, **more)
-
-    @contextmanager
-    def connect_async(address: str, **options: Any) -> Iterator[Call]:
-        with asyncio.Runner() as runner:
-
-            async def connected() -> AsyncClient:
-                return AsyncClient(address, **options)
-
-            client = runner.run(connected())
-            yield lambda method, *args, **more: runner.run(getattr(client, method)(*args, **more))
-            runner.run(client.close())
-
-    return connect_sync if request.param == "Client" else connect_async
 
 
 def fails(code: grpc.StatusCode, reason: str, message: str, times: int = 1) -> Call:
