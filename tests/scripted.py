@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -202,7 +203,27 @@ class ScriptedServer(EncoderServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
 
 
-def refuse(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str) -> None:
-    """End a call as an attnlens server does."""
-    context.set_trailing_metadata((("attnlens-error-reason", reason),))
+def refuse(
+    context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str, *more: tuple[str, str]
+) -> None:
+    """End a call as an attnlens server does, with `more` trailers."""
+    context.set_trailing_metadata((("attnlens-error-reason", reason), *more))
     context.abort(code, message)
+
+
+class _Garbled(grpc.GenericRpcHandler):
+    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
+        if details.method.endswith("Stream"):
+            return grpc.unary_stream_rpc_method_handler(lambda *_: iter([b"\xff"]))
+        return grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff")
+
+
+@contextmanager
+def garbled() -> Iterator[str]:
+    """Yield the address of a server whose replies are no messages."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((_Garbled(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield address
+    server.stop(None).wait()

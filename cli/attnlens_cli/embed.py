@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from attnlens_cli.failures import BadReplyFailure
 from attnlens_cli.new_file import checked_path, replacing
 from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.printable import counted
@@ -197,8 +198,9 @@ async def _pump(
     running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
 
     def write(batch: list[Line], result: "Embeddings") -> None:
-        if result.vectors.shape[1] != width:
-            raise BadReplyError(f"the embeddings are {result.vectors.shape[1]} wide now instead of {width}")
+        found = result.vectors.shape[1]
+        if found != width:
+            raise BadReplyError(f"the reply is wrong: the embeddings are {found} wide now instead of {width}")
         writer.write([line.text for line in batch], result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
@@ -229,8 +231,8 @@ async def _pump(
 
 
 async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
-    """Embed one batch; a text that is refused is named by its line."""
-    from attnlens_client import AttnlensError
+    """Embed one batch; a text that is to blame is named by its line."""
+    from attnlens_client import AttnlensError, BadReplyError
 
     try:
         return await client.embed_with_usage([line.text for line in batch], **job.options)
@@ -239,7 +241,8 @@ async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddi
             raise
         where = f"{_name(job.input)}, line {batch[error.text_index].number}"
         message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: where, error.message)
-        raise click.ClickException(message.replace("set truncate", "give --truncate")) from error
+        kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
+        raise kind(message.replace("set truncate", "give --truncate")) from error
 
 
 def _size(name: str) -> int | None:

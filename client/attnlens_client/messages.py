@@ -98,6 +98,8 @@ def listed(texts: Iterable[_Item]) -> list[_Item]:
         raise TypeError(f"texts is a {kind}, which has no order: give a list, for instance sorted(texts)")
     if hasattr(texts, "columns"):  # of pandas, polars, pyarrow and others
         raise TypeError(f"texts is a {kind}: give one of its columns, for instance df['text']")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"texts is {kind}: give a list of texts")
     return list(texts)
 
 

@@ -1,10 +1,8 @@
 """Replies that are not what was asked for: each is refused, in both clients, whatever is wrong."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -341,26 +339,8 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
                 call(method, ["a"], model="other")
 
 
-class _Garbled(grpc.GenericRpcHandler):
-    def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
-        if details.method.endswith("Stream"):
-            return grpc.unary_stream_rpc_method_handler(lambda *_: iter([b"\xff"]))
-        return grpc.unary_unary_rpc_method_handler(lambda *_: b"\xff")
-
-
-@pytest.fixture
-def garbled() -> Iterator[str]:
-    """The address of a server whose replies are no messages."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers((_Garbled(),))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield address
-    server.stop(None).wait()
-
-
-def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled: str) -> None:
-    with connect(garbled) as call:
+def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
+    with connect(garbled_server) as call:
         for method in ("embed", "encode", "stream", "tokenize"):
             with pytest.raises(BadReplyError, match="its bytes are no message"):
                 call(method, ["a"])
