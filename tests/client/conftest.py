@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,9 @@ def connect(request: pytest.FixtureRequest) -> Call:
 
         def call(method: str, *args: Any, **more: Any) -> Any:
             result = getattr(client, method)(*args, **more)
-            return runner.run(all_of(result) if isinstance(result, AsyncIterator) else result)
+            if isinstance(result, AsyncIterator):
+                return runner.run(all_of(result))
+            return runner.run(result) if isinstance(result, Coroutine) else result
 
         with asyncio.Runner() as runner:
             client = runner.run(connected())
