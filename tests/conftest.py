@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from references import Reference, open_reference
+from scripted import garbled
 from served import ServerProcess
 
 # all-MiniLM-L6-v2 as its authors published it.
@@ -67,3 +68,10 @@ def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
     """A server process with MiniLM, shared by all tests that don't stop or overload it."""
     with ServerProcess(minilm_bundle) as server:
         yield server
+
+
+@pytest.fixture
+def garbled_server() -> Iterator[str]:
+    """The address of a server whose replies are no messages."""
+    with garbled() as address:
+        yield address

@@ -119,7 +119,10 @@ def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return the exit code: 0, 1 failure, 2 usage, 70 bug, 130 interrupted."""
+    """Run one command line and return the exit code.
+
+    0, 1 failure, 2 usage, 70 bug, 76 a server's reply is wrong, 130 interrupted.
+    """
     invocation = Invocation(debug=failures.debug_in_environment())
     try:
         result: Any = attnlens.main(

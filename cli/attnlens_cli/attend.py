@@ -2,12 +2,12 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import click
 
 from attnlens_cli.new_file import checked_path
+from attnlens_cli.printable import printable_json
 from attnlens_cli.server_options import Server, server_options
 from attnlens_cli.text_lines import is_sendable
 
@@ -68,7 +68,7 @@ def attend(
         note = write_png(attention, png_path)
         click.echo(f"{png_path}: {attention.caption}{note}", err=True)
     if as_json:
-        click.echo(json.dumps(_as_json(attention, text), ensure_ascii=False).encode())
+        click.echo(printable_json(_as_json(attention, text)))
     elif token is not None:
         _print_rows(attention, token, top)
     elif not png_path:
@@ -89,18 +89,20 @@ def _fetch(text: str, layer: int, head: int | None, server: Server, *, truncate:
         try:
             [result] = client.encode(
                 [text],
-                layers=[layer],
-                heads=None if head is None else [head],
+                layers=[layer % model.num_layers],
+                heads=None if head is None else [head % model.num_heads],
                 head_reduction="mean",  # of one head: that head
                 hidden_states=False,
                 truncate=truncate,
-                model=server.model,
+                model=model.name,
             )
         except InputTooLongError as error:
             raise click.ClickException(
                 f"TEXT has {error.num_tokens} tokens, the model takes {error.max_tokens}: "
                 "shorten it, or give --truncate"
             ) from error
+    if not result.tokens:
+        raise click.ClickException("TEXT has no tokens, and so no attention")
     return AttentionMap(text=text, model=model, result=result)
 
 

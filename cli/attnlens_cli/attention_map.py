@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from attnlens_cli.printable import counted, printable
 from attnlens_client import EncodedText, ModelInfo
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -29,8 +30,8 @@ class AttentionMap:
 
     @property
     def labels(self) -> list[str]:
-        """Return the tokens as the tokenizer spells them."""
-        return [token.text for token in self.result.tokens]
+        """Return the tokens as the tokenizer spells them, control characters escaped."""
+        return [printable(token.text) for token in self.result.tokens]
 
     @property
     def layer(self) -> int:
@@ -42,10 +43,11 @@ class AttentionMap:
         """Say which map this is, and what was left out of it."""
         heads = self.result.heads
         which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
-        used = f"{self.result.num_tokens} tokens"
+        used = counted(self.result.num_tokens, "token")
         if self.result.truncated:
             used = f"the first {used} of {self.result.num_tokens_total}"
-        return f"{self.model.name}, layer {self.layer} of 0-{self.model.num_layers - 1}, {which}, {used}"
+        layer = f"layer {self.layer} of 0-{self.model.num_layers - 1}"
+        return f"{printable(self.model.name)}, {layer}, {which}, {used}"
 
     def find(self, wanted: str) -> list[int]:
         """Return the numbers of the tokens that `wanted` names.
@@ -54,16 +56,17 @@ class AttentionMap:
         Otherwise a number counts tokens from 0, or from the end where it is negative.
         """
         folded = wanted.casefold()
-        rows = [row for row, label in enumerate(self.labels) if label.casefold() == folded]
+        tokens = self.result.tokens
+        rows = [row for row, token in enumerate(tokens) if token.text.casefold() == folded]
         if not rows:
             words = self._words()
             rows = [
                 row
-                for row, token in enumerate(self.result.tokens)
+                for row, token in enumerate(tokens)
                 if token.word_index is not None and words[token.word_index].casefold() == folded
             ]
         if not rows and _NUMBER.fullmatch(wanted):
-            number, count = int(wanted), len(self.labels)
+            number, count = int(wanted), len(tokens)
             rows = [number % count] if -count <= number < count else []
         return rows
 

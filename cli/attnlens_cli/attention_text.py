@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnlens_cli.attention_map import AttentionMap
+from attnlens_cli.printable import counted
 
 _CELL_WIDTHS = (5, 4, 3)  # of a weight such as 0.12 or .12, or the start of a token; the widest that fits
 _LEADING_ZERO_FROM = 4
@@ -68,7 +69,7 @@ def print_map(attention: AttentionMap, top: int | None) -> None:
 
 def _print_table(console: Console, attention: AttentionMap, label_width: int, cell_width: int) -> None:
     weights = attention.weights
-    largest = float(weights.max())
+    largest = float(weights.max()) or 1.0
     numbers = Text(" " * label_width)
     tokens = Text(" " * label_width)
     for column, label in enumerate(attention.labels):
@@ -90,7 +91,7 @@ def _print_table(console: Console, attention: AttentionMap, label_width: int, ce
 def _largest(attention: AttentionMap, top: int) -> list[list[Text]]:
     """Return for each token the `top` largest weights and what they go to."""
     weights = attention.weights
-    largest = float(weights.max())
+    largest = float(weights.max()) or 1.0
     return [
         [
             Text.assemble(
@@ -130,9 +131,9 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     console = _console()
     weights = attention.weights[row]
     order = np.argsort(-weights, kind="stable")[: top or _TOP_OF_ROW]
-    largest = float(weights.max())
+    largest = float(weights.max()) or 1.0
     console.print(attention.caption)
-    console.print(f"Token {row}, {attention.labels[row]!r}, attends to:")
+    console.print(f"Token {row}, {attention.result.tokens[row].text!r}, attends to:")
     table = Table(box=box.SIMPLE, show_header=False, show_edge=False, padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -144,4 +145,5 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     console.print(table)
     if len(order) < len(weights):
         rest = 1.0 - float(weights[order].sum(dtype=np.float64))
-        console.print(f"{len(weights) - len(order)} more tokens share {rest:.4f}.")
+        left = len(weights) - len(order)
+        console.print(f"{counted(left, 'more token')} {'has' if left == 1 else 'share'} {rest:.4f}.")

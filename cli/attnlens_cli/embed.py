@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from attnlens_cli.failures import BadReplyFailure
 from attnlens_cli.new_file import checked_path, replacing
 from attnlens_cli.pooling_names import POOLINGS
+from attnlens_cli.printable import counted
 from attnlens_cli.progress import Progress, shown_progress
 from attnlens_cli.server_options import Server, server_options
 from attnlens_cli.text_lines import Batches, Line, read_lines
@@ -53,7 +55,8 @@ class Counts:
         seconds = time.monotonic() - self.started
         cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
         rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
-        return f"{self.texts:,} texts{cut}, {self.tokens:,} tokens in {seconds:.1f} s ({rate})"
+        done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
+        return f"{done} in {seconds:.1f} s ({rate})"
 
 
 @click.command(
@@ -124,7 +127,7 @@ def embed(
         is_jsonl=input_format == "jsonl" or (input_format == "auto" and file.lower().endswith(".jsonl")),
         batch_size=batch_size,
         in_flight=in_flight,
-        options=cast("EmbedOptions", {**options, "model": server.model}),
+        options=cast("EmbedOptions", options),
     )
     if file == _STDIO and sys.stdin is None:
         raise click.UsageError("standard input is closed: give FILE")
@@ -142,6 +145,7 @@ async def _run(job: Job, server: Server) -> Counts:
     settings = server.client_settings()
     async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
         model = await client.get_model(server.model)
+        job.options["model"] = model.name  # of all calls, whatever becomes of the server meanwhile
         try:
             like = await client.embed([], **job.options)  # (0, D)
         except ValueError as error:  # bytes that are no UTF-8
@@ -157,10 +161,12 @@ async def _run(job: Job, server: Server) -> Counts:
             progress = stack.enter_context(shown_progress(_size(job.input)))
             counts = Counts()
             try:
-                await _pump(job, client, batches, writer, progress, counts)
+                await _pump(job, client, batches, writer, progress, counts, like.shape[1])
             except Exception as error:
                 if counts.texts:
-                    error.add_note(f"{counts.texts:,} texts were done")
+                    error.add_note(
+                        f"{counted(counts.texts, 'text')} {'was' if counts.texts == 1 else 'were'} done"
+                    )
                 raise
             return counts
 
@@ -184,11 +190,17 @@ async def _pump(
     writer: "VectorWriter",
     progress: Progress,
     counts: Counts,
+    width: int,
 ) -> None:
     """Send batches, `in_flight` at a time, and write the results in the input's order, as they come."""
+    from attnlens_client import BadReplyError
+
     running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
 
     def write(batch: list[Line], result: "Embeddings") -> None:
+        found = result.vectors.shape[1]
+        if found != width:
+            raise BadReplyError(f"the reply is wrong: the embeddings are {found} wide now instead of {width}")
         writer.write([line.text for line in batch], result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
@@ -219,17 +231,18 @@ async def _pump(
 
 
 async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
-    """Embed one batch; a text that is refused is named by its line."""
-    from attnlens_client import AttnlensError
+    """Embed one batch; a text that is to blame is named by its line."""
+    from attnlens_client import AttnlensError, BadReplyError
 
     try:
         return await client.embed_with_usage([line.text for line in batch], **job.options)
     except AttnlensError as error:
-        if error.text_index is None:
+        if error.text_index is None or error.text_index >= len(batch):
             raise
         where = f"{_name(job.input)}, line {batch[error.text_index].number}"
         message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: where, error.message)
-        raise click.ClickException(message.replace("set truncate", "give --truncate")) from error
+        kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
+        raise kind(message.replace("set truncate", "give --truncate")) from error
 
 
 def _size(name: str) -> int | None:

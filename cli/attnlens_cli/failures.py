@@ -11,7 +11,9 @@ from difflib import get_close_matches
 
 import click
 
-FAILURE, USAGE, BUG, INTERRUPTED = 1, 2, 70, 130
+from attnlens_cli.printable import printable
+
+FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
 
 # The extra that brings a module in, where that does not depend on the command.
 _EXTRAS = {
@@ -32,6 +34,12 @@ _EXTRAS_BY_COMMAND = {
     "attnlens layout": "export",
     "attnlens serve": "server",
 }
+
+
+class BadReplyFailure(click.ClickException):
+    """A server's reply is not what was asked for. The code is EX_PROTOCOL of BSD's sysexits."""
+
+    exit_code = BAD_REPLY
 
 
 def debug_in_environment() -> bool:
@@ -55,7 +63,8 @@ def unknown_name(
 def report(error: Exception, command_path: str, *, debug: bool) -> int:
     """Print `error` as one line on stderr and return the exit code."""
     if debug and not isinstance(error, (click.exceptions.NoArgsIsHelpError, click.Abort)):
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        lines = "".join(traceback.format_exception(error)).split("\n")
+        click.echo("\n".join(printable(line) for line in lines), err=True, nl=False)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
@@ -66,7 +75,7 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         command_path = error.ctx.command_path
     message = "; ".join((message, *_notes(error)))
-    click.echo(f"{command_path}: {' '.join(message.split())}", err=True)
+    click.echo(f"{command_path}: {printable(' '.join(message.split()))}", err=True)
     return code
 
 

@@ -3,11 +3,11 @@
 
 import dataclasses
 import itertools
-import json
 from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli.printable import printable, printable_json
 from attnlens_cli.server_options import Server, server_options
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def info(as_json: bool, server: Server) -> None:
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(model), ensure_ascii=False, indent=2).encode())
+        click.echo(printable_json(dataclasses.asdict(model), indent=2))
         return
     from rich.console import Console
 
@@ -64,7 +64,8 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
         "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
-        "bytes in a message": f"{limits.max_message_bytes:,}",
+        "bytes in a request": f"{limits.max_request_bytes:,}",
+        "bytes in a response": f"{limits.max_message_bytes:,}",
         "texts in the queue": f"{limits.max_queue:,}",
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
         "parity with PyTorch": _parity_line(model.parity),
@@ -74,7 +75,7 @@ def _model_table(model: "ModelInfo", address: str) -> "Table":
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, "\n".join(map(printable, value.split("\n"))))
     return table
 
 
@@ -114,10 +115,10 @@ def _parity_table(parity: "Parity") -> "Table":
     for name, width in (("ONNX\n-torch", 7), ("ONNX\n-f64", 7), ("torch\n-f64", 7), ("min.\ncosine", 11)):
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     for graph, figures in itertools.groupby(parity.figures, key=lambda figure: figure.graph):
-        table.add_row(graph.removeprefix("onnx/"))
+        table.add_row(printable(graph.removeprefix("onnx/")))
         for figure in figures:
             table.add_row(
-                f"  {figure.output}",
+                f"  {printable(figure.output)}",
                 f"{figure.max_abs_error:.1e}",
                 f"{figure.max_abs_error_float64:.1e}",
                 f"{figure.torch_abs_error_float64:.1e}",

@@ -1,6 +1,7 @@
 """The options of every command that asks a server, and what to say when none answers."""
 
 import functools
+import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
+from attnlens_cli.failures import BadReplyFailure
 from attnlens_cli.text_lines import is_sendable
 
 if TYPE_CHECKING:
@@ -107,8 +109,9 @@ class Server:
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
-        """Say what to do where no attnlens server answers, or not in time."""
+        """Say what to do where no attnlens server answers, not in time, or not with what was asked for."""
         from attnlens_client import (  # noqa: PLC0415 - heavy
+            BadReplyError,
             DeadlineExceededError,
             ServerError,
             UnavailableError,
@@ -116,6 +119,8 @@ class Server:
 
         try:
             yield
+        except BadReplyError as error:
+            raise BadReplyFailure(f"{self.address}: {error.message}") from error
         except (UnavailableError, ServerError) as error:
             if error.reason:  # an attnlens server said so itself
                 raise
@@ -123,7 +128,8 @@ class Server:
             raise click.ClickException(self._explained(error.message, answered=answered)) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
-                f"{self.address} did not answer within {self.timeout:g} s: give a larger --timeout"
+                f"no server answered at {self.address} within {self.timeout:g} s: is one there? If so, give "
+                "a larger --timeout"
             ) from error
 
     def _explained(self, message: str, *, answered: bool) -> str:
@@ -156,7 +162,10 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_server(*args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever click passes
         server = Server(**{name: options.pop(name) for name in names})
-        signal.signal(signal.SIGTERM, _interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, _interrupt)
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures come as exceptions
         with server.failures_explained():
             command(*args, server=server, **options)
 

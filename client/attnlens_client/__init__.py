@@ -4,6 +4,7 @@ from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import Client
 from attnlens_client.errors import (
     AttnlensError,
+    BadReplyError,
     DeadlineExceededError,
     InputTooLongError,
     InvalidRequestError,
@@ -33,6 +34,7 @@ from attnlens_client.results import (
 __all__ = [
     "AsyncClient",
     "AttnlensError",
+    "BadReplyError",
     "Client",
     "DeadlineExceededError",
     "DenseLayer",

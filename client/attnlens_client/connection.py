@@ -19,11 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from attnlens_client.errors import AttnlensError, OverloadedError, UnavailableError, from_rpc_error
-from attnlens_client.parsing import model_info
+from attnlens_client import replies
+from attnlens_client.errors import (
+    AttnlensError,
+    DeadlineExceededError,
+    OverloadedError,
+    UnavailableError,
+    from_rpc_error,
+)
 
 if TYPE_CHECKING:
     from attnlens.v1.encoder_service_pb2 import Model
+    from attnlens_client.plans import Plan, Request, Response, Result
     from attnlens_client.results import ModelInfo
 
 SERVICE = "attnlens.v1.EncoderService"
@@ -109,7 +116,9 @@ class Connection(ABC):
             ("max_attempts", MAX_ATTEMPTS),
         ):
             _check_number(name, getattr(self, name), most)
-        self._models: dict[str, ModelInfo] = {}  # those seen so far
+        # Those seen, by the name asked for. Their limits serve to split requests; a server that comes up
+        # again may have others, so nothing else is taken from here, and a refusal asks for them again.
+        self._models: dict[str, ModelInfo] = {}
         self._closed = False
         self._has_answered = False
         self._open()
@@ -153,16 +162,50 @@ class Connection(ABC):
                 raise closed_error()
             yield
         except grpc.RpcError as error:
-            raise (closed_error() if self._closed else from_rpc_error(error, first_index)) from error
+            raise (closed_error() if self._closed else self._failure(error, first_index)) from error
         except (ValueError, grpc.aio.UsageError) as error:  # what the two APIs say of a closed channel
             if not self._closed:
                 raise
             raise closed_error() from error
 
+    def _failure(self, error: "grpc.RpcError | grpc.Future[Any]", first_index: int) -> AttnlensError:
+        """Return the exception for a failed call, and forget what may change while no server answers."""
+        failure = from_rpc_error(error, first_index)
+        if isinstance(failure, UnavailableError):
+            self._models.clear()
+        if isinstance(failure, DeadlineExceededError) and not failure.reason:  # gRPC has no words for it
+            message = (
+                f"a call to {self.address} took more than {self.timeout_s:g} s: give a larger timeout_s"
+                if self._has_answered
+                else f"no server answered at {self.address} within {self.timeout_s:g} s: start one there, "
+                "give another address, or a larger timeout_s"
+            )
+            return DeadlineExceededError(message, failure.code)
+        return failure
+
     def _remembered(self, name: str, message: "Model") -> "ModelInfo":
-        """Read a model, and keep it for its limits."""
-        self._models[name] = model_info(message)
+        """Read a model, and keep it for its limits.
+
+        Raises:
+            BadReplyError: it is not the one that was asked for, or can't be.
+        """
+        self._models[name] = replies.model(name, message)
         return self._models[name]
+
+    def _result(
+        self,
+        plan: "Plan[Request, Response, Result]",
+        responses: "dict[int, Response]",
+        model: "ModelInfo | None",
+    ) -> "Result":
+        """Read the responses, and forget the model where another one answered.
+
+        Raises:
+            BadReplyError: a response is not what was asked for.
+        """
+        if model is not None and any(each.model != model.name for each in responses.values()):
+            self._models.clear()
+        return plan.result(responses, model)
 
 
 def _check_number(name: str, value: int, most: float) -> None:

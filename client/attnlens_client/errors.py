@@ -10,6 +10,7 @@ AttnlensError
 ├── DeadlineExceededError
 ├── SlowReaderError              a stream was left unread for longer than the server waits
 └── ServerError                  a fault of the server, .error_id stands in its log
+    └── BadReplyError            it answered, but not with what was asked for
 
 Arguments that are wrong whatever the server (a str in place of a list, an unknown pooling) raise
 TypeError and ValueError before anything is sent.
@@ -26,8 +27,12 @@ _METADATA_PREFIX = "attnlens-error-"
 # gRPC itself refuses a message over the limit of either end, with these words and no reason of ours.
 _LARGER_THAN_MAX = re.compile(r"(CLIENT|SERVER): \w+ message larger than max \((\d+) vs\. (\d+)\)")
 
+_NUMBER = re.compile(r"[0-9]{1,19}")
+# What gRPC says of bytes that are no message of the type.
+_NO_MESSAGE = "Exception deserializing response!"
+
 # How the server names a text of the request; the fields of a stream's request have `encode.` in front.
-_TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d+)\]")
+_TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d{1,9})\]")
 _STREAM_PREFIX = re.compile(r"\bencode\.(?=[a-z_]+\b)")
 # The messages in which the server does so. Others quote the request, which may have any words.
 _REASONS_THAT_NAME_TEXTS = {"INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE"}
@@ -67,7 +72,7 @@ class AttnlensError(Exception):
 
     def _number(self, key: str) -> int:
         value = self.metadata.get(key, "")
-        return int(value) if value.isascii() and value.isdigit() else 0
+        return int(value) if _NUMBER.fullmatch(value) else 0
 
 
 class InvalidRequestError(AttnlensError):
@@ -136,6 +141,14 @@ class ServerError(AttnlensError):
         return self.metadata.get("error_id", "")
 
 
+class BadReplyError(ServerError):
+    """The call succeeded, but its reply is not what was asked for: rows, widths, names, numbers.
+
+    Another program may answer at the address, something on the way may have changed the reply, or the
+    model was replaced between two calls. Nothing of the reply was used.
+    """
+
+
 _BY_REASON: dict[str, type[AttnlensError]] = {
     "INVALID_FIELD": InvalidRequestError,
     "INPUT_TOO_LONG": InputTooLongError,
@@ -146,6 +159,7 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "SHUTTING_DOWN": UnavailableError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
     "INTERNAL": ServerError,
+    "MALFORMED_REQUEST": InvalidRequestError,
     "SLOW_READER": SlowReaderError,
     "GRAPH_UNAVAILABLE": ServerError,
 }
@@ -169,7 +183,9 @@ def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int =
     `first_index` is the caller's number of the call's first text: the server counts from 0 in each call.
     """
     call = cast("grpc.Call", error)  # what gRPC raises for a call is a Call as well, in both APIs
-    code, message = call.code(), call.details() or ""
+    code, message = call.code(), printable(call.details() or "")
+    if message == _NO_MESSAGE:
+        return no_message_error()
     trailers = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
     reason = trailers.pop(_REASON_TRAILER, "")
     metadata = {
@@ -190,3 +206,13 @@ def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int =
         text_index = int(named[1]) if named else None
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
     return kind(message or code.name, code, reason, metadata, text_index)
+
+
+def no_message_error() -> BadReplyError:
+    """Return the failure of a call whose reply has other bytes than a message of its type."""
+    return BadReplyError("the reply is wrong: its bytes are no message of the reply's type")
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with escapes such as `\x1b` for what a terminal would not show but obey."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -1,7 +1,7 @@
 """Requests: from the arguments of a method to messages. How many texts go into one is for splitting.py."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ _Value = TypeVar("_Value")
 
 _POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
 _MAX_INT32 = 2**31 - 1
+_MISSING_TYPES = {"NAType", "NaTType"}  # pandas.NA and pandas.NaT
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
 _HEAD_REDUCTIONS = {
     "none": HeadReduction.HEAD_REDUCTION_NONE,
@@ -35,7 +36,7 @@ _HEAD_REDUCTIONS = {
 
 
 class EmbedOptions(TypedDict, total=False):
-    """What `embed` may be told; everything can be left out.
+    """What `embed` may be told, for whoever hands options on; everything can be left out.
 
     Attributes:
         pooling: how token vectors become one vector, before the model's dense layers. None: the model's own.
@@ -59,7 +60,7 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class EncodeOptions(TypedDict, total=False):
-    """What `encode` and the streams may be told; everything can be left out.
+    """What `encode` and the streams may be told, as `EmbedOptions`.
 
     Attributes:
         layers: the layers whose attention to return, in this order; -1 is the last. None: all.
@@ -86,10 +87,19 @@ def listed(texts: Iterable[_Item]) -> list[_Item]:
     """Return `texts` as a list.
 
     Raises:
-        TypeError: `texts` is itself one text.
+        TypeError: `texts` is itself one text, or what it would be iterated over are not its texts in order.
     """
+    kind = type(texts).__name__
     if isinstance(texts, (str, bytes)):
-        raise TypeError(f"texts is one {type(texts).__name__}: give a list of texts, for instance [text]")
+        raise TypeError(f"texts is one {kind}: give a list of texts, for instance [text]")
+    if isinstance(texts, Mapping):
+        raise TypeError(f"texts is a {kind}: give its values, for instance list(texts.values())")
+    if isinstance(texts, (set, frozenset)):
+        raise TypeError(f"texts is a {kind}, which has no order: give a list, for instance sorted(texts)")
+    if hasattr(texts, "columns"):  # of pandas, polars, pyarrow and others
+        raise TypeError(f"texts is a {kind}: give one of its columns, for instance df['text']")
+    if not isinstance(texts, Iterable):
+        raise TypeError(f"texts is {kind}: give a list of texts")
     return list(texts)
 
 
@@ -113,14 +123,14 @@ def strings(texts: Iterable[str]) -> list[str]:
     listed_texts = listed(texts)
     for index, text in enumerate(listed_texts):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{index}] is {type(text).__name__}: give a str")
+            raise _wrong_entry(index, text, "a str")
         _input(index, text)
     return listed_texts
 
 
 def _input(index: int, text: Text) -> Input:
-    if isinstance(text, (bytes, bytearray)) or not isinstance(text, Iterable):
-        raise TypeError(f"texts[{index}] is {type(text).__name__}: give a str or a sequence of token ids")
+    if isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(text, Iterable):
+        raise _wrong_entry(index, text, "a str or a sequence of token ids")
     try:
         if isinstance(text, str):
             return Input(text=text)
@@ -129,6 +139,19 @@ def _input(index: int, text: Text) -> Input:
         raise TypeError(f"texts[{index}] has an entry that is no token id: {error}") from error
     except ValueError as error:
         raise ValueError(f"texts[{index}] can't be sent: {error}") from error
+
+
+def _wrong_entry(index: int, value: object, wanted: str) -> TypeError:
+    is_missing = (
+        value is None
+        or (isinstance(value, (float, np.floating)) and np.isnan(value))
+        or type(value).__name__ in _MISSING_TYPES
+    )
+    if is_missing:
+        return TypeError(
+            f"texts[{index}] is a missing value ({value!r}): leave it out, or give '' in its place"
+        )
+    return TypeError(f"texts[{index}] is {type(value).__name__}: give {wanted}")
 
 
 def embed_request(
@@ -253,10 +276,3 @@ def _chosen(name: str, value: str, choices: dict[str, _Value]) -> _Value:
     if value not in choices:
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return choices[value]
-
-
-def num_layers(request: EncodeRequest) -> int | None:
-    """Return how many layers of attention a text's result has. None: all of the model's."""
-    if EncodeOutput.ENCODE_OUTPUT_ATTENTIONS not in request.outputs:
-        return 0
-    return len(request.layers) or None

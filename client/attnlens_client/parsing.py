@@ -1,163 +1,16 @@
-"""Responses: from messages to the classes of results.py.
+"""Messages that only have to be put into the classes of results.py: models and tokens. See replies.py."""
 
-Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
-"""
+from collections.abc import Iterable
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
-import grpc
-import numpy as np
-
-from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_client.errors import InvalidRequestError, ServerError
-from attnlens_client.results import (
-    Array,
-    DenseLayer,
-    Embeddings,
-    EncodedText,
-    HeadPart,
-    LayerPart,
-    Limits,
-    ModelInfo,
-    Parity,
-    ParityFigure,
-    Token,
-    TokenizedText,
-    Usage,
-)
+from attnlens_client.results import DenseLayer, Limits, ModelInfo, Parity, ParityFigure, Token
 
 _PRECISIONS: dict[DataType.ValueType, str] = {
     DataType.DATA_TYPE_FLOAT16: "fp16",
     DataType.DATA_TYPE_INT8: "int8",
 }
-
-
-def embeddings(responses: Sequence[pb.EmbedResponse]) -> Embeddings:
-    """Join the vectors of several calls, at least one, into one new array (N, D)."""
-    vectors = np.concatenate([from_tensor(response.embeddings) for response in responses])
-    usages = tuple(_usage(usage) for response in responses for usage in response.usages)
-    return Embeddings(vectors, usages)
-
-
-def no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
-    """Return the vectors of no text: shape (0, D).
-
-    Raises:
-        InvalidRequestError: the model has fewer dimensions, or no such prompt.
-    """
-    if request.dimensions > model.embedding_size:
-        raise InvalidRequestError(
-            f"dimensions is {request.dimensions}: {model.name} has {model.embedding_size}",
-            grpc.StatusCode.INVALID_ARGUMENT,
-        )
-    if request.HasField("prompt_name") and request.prompt_name not in model.prompts:
-        raise InvalidRequestError(
-            f"prompt_name is {request.prompt_name!r}: {model.name} has {', '.join(model.prompts) or 'none'}",
-            grpc.StatusCode.INVALID_ARGUMENT,
-        )
-    shape = (0, request.dimensions or model.embedding_size)
-    return Embeddings(np.zeros(shape, numpy_dtype(request.data_type)), ())
-
-
-def encoded_texts(responses: Iterable[pb.EncodeResponse]) -> list[EncodedText]:
-    """Join the results of several calls."""
-    return [encoded_text(result) for response in responses for result in response.results]
-
-
-def encoded_text(message: pb.EncodedText) -> EncodedText:
-    """Read one result; its arrays are views of the message's bytes."""
-    attention = message.attention if message.HasField("attention") else None
-    return EncodedText(
-        tokens=_tokens(message.tokens),
-        hidden_states=from_tensor(message.last_hidden_state)
-        if message.HasField("last_hidden_state")
-        else None,
-        attentions=from_tensor(attention.weights) if attention else None,
-        layers=tuple(attention.layers) if attention else (),
-        heads=tuple(attention.heads) if attention else (),
-        num_tokens=message.usage.num_tokens,
-        num_tokens_total=message.usage.num_tokens_total,
-        truncated=message.usage.truncated,
-    )
-
-
-def tokenized_texts(responses: Iterable[pb.TokenizeResponse]) -> list[TokenizedText]:
-    """Join the tokens of several calls."""
-    return [
-        TokenizedText(_tokens(result.tokens), result.exceeds_max_tokens)
-        for response in responses
-        for result in response.results
-    ]
-
-
-def stream_part(response: pb.EncodeStreamResponse, first_index: int) -> HeadPart | LayerPart:
-    """Read one message of a stream whose first text has the number `first_index`."""
-    index = first_index + response.input_index
-    if response.HasField("head"):
-        return HeadPart(index, encoded_text(response.head))
-    attention = response.attention
-    if len(attention.layers) != 1:
-        raise ServerError(f"the stream's part for text {index} holds {len(attention.layers)} layers, not 1")
-    weights = from_tensor(attention.weights)[0]  # (H', T, T)
-    return LayerPart(index, attention.layers[0], tuple(attention.heads), weights)
-
-
-class Assembler:
-    """Puts the parts of a stream together again, one text at a time.
-
-    Args:
-        num_layers: how many layers each text has. 0: the head is all.
-    """
-
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
-        self._head: EncodedText | None = None
-        self._layers: list[LayerPart] = []
-
-    def add(self, part: HeadPart | LayerPart) -> EncodedText | None:
-        """Take a part and return the text where it is the last one of it.
-
-        Raises:
-            ServerError: the part does not follow those before it.
-        """
-        if isinstance(part, HeadPart):
-            self.finish()
-            if self._num_layers == 0:
-                return part.text
-            self._head = part.text
-            return None
-        if self._head is None:
-            raise ServerError(f"the stream has layer {part.layer} of text {part.input_index} out of order")
-        self._layers.append(part)
-        if len(self._layers) < self._num_layers:
-            return None
-        text, layers = self._head, self._layers
-        self._head, self._layers = None, []
-        return replace(
-            text,
-            attentions=_stacked(layers),
-            layers=tuple(layer.layer for layer in layers),
-            heads=layers[0].heads,
-        )
-
-    def finish(self) -> None:
-        """Check that no text is half received.
-
-        Raises:
-            ServerError: one is.
-        """
-        if self._head is not None:
-            raise ServerError(f"the stream has {len(self._layers)} of {self._num_layers} layers of a text")
-
-
-def _stacked(layers: list[LayerPart]) -> Array:
-    weights = np.stack([layer.weights for layer in layers])  # (L', H', T, T)
-    weights.flags.writeable = False  # like the arrays of `encode`
-    return weights
 
 
 def model_info(message: pb.Model) -> ModelInfo:
@@ -190,6 +43,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             max_batch_tokens=limits.max_batch_tokens,
             max_message_bytes=limits.max_message_bytes,
             max_request_text_bytes=limits.max_request_text_bytes,
+            max_request_bytes=limits.max_request_bytes or limits.max_message_bytes,  # older servers have one
         ),
         execution_providers=tuple(message.execution_providers),
         precision=_PRECISIONS.get(message.precision, "fp32"),
@@ -238,11 +92,8 @@ def _parity(message: pb.Model) -> Parity:
     )
 
 
-def _usage(message: pb.Usage) -> Usage:
-    return Usage(message.num_tokens, message.num_tokens_total, message.truncated)
-
-
-def _tokens(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
+def tokens(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
+    """Read the tokens of a text."""
     return tuple(
         Token(
             id=token.id,

@@ -5,18 +5,22 @@ Letters: N texts.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, Unpack
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 import grpc
+import numpy as np
 
+from attnlens.tensors import numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import messages, parsing, splitting
+from attnlens_client import messages, replies, splitting
 from attnlens_client.errors import InvalidRequestError
-from attnlens_client.messages import EmbedOptions, EncodeOptions, Text
+from attnlens_client.messages import Text
+from attnlens_client.replies import Reply
 from attnlens_client.results import Embeddings, EncodedText, ModelInfo, TokenizedText
 
 Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest)
-Response = TypeVar("Response")
+Response = TypeVar("Response", pb.EmbedResponse, pb.EncodeResponse, pb.TokenizeResponse)
 Result = TypeVar("Result")
 
 # One text up to this size is sent without asking for the server's limits first.
@@ -30,25 +34,32 @@ class Plan(Generic[Request, Response, Result]):
     Attributes:
         template: the request without its texts.
         texts: the N texts, as `template` takes them.
+        request_bytes: what each takes in a request, shape (N,).
+        response_bytes: what each takes in a response, shape (N,), for a model.
         text_bytes: the UTF-8 bytes of each, shape (N,); 0 for token ids, prompts aside.
         prompt_bytes: those that the server puts before each text, for a model.
-        costs: the bytes that each text takes in a message, shape (N,), for a model.
-        parse: makes the result of all responses; with no texts there are none, and a model may be needed.
-        needs_model: whether the model's sizes and limits must be known.
+        parse: makes the result of the replies, and of a model where there are no texts and so no replies.
     """
 
     template: Request
     texts: Sequence[Any]
+    request_bytes: Sequence[int]
+    response_bytes: Callable[[ModelInfo], Sequence[int]]
     text_bytes: Sequence[int]
     prompt_bytes: Callable[[ModelInfo], int] = lambda _: 0
-    costs: Callable[[ModelInfo], list[int]]
-    parse: Callable[[Sequence[Response], ModelInfo | None], Result]
-    needs_model: bool
+    parse: Callable[[Sequence[Reply[Response]], ModelInfo | None], Result]
+    needs_fresh_model: bool = False
 
     @property
     def model(self) -> str:
         """The model's name."""
         return self.template.model
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the model's sizes and limits must be known."""
+        is_much = len(self.texts) > 1 or sum(self.request_bytes) > _SHORT_BYTES
+        return is_much or self.needs_fresh_model
 
     def requests(self, model: ModelInfo | None, batch_size: int) -> Iterator[tuple[int, Request]]:
         """Yield the calls, in order, each with the number of its first text. `model` None: one call.
@@ -61,53 +72,68 @@ class Plan(Generic[Request, Response, Result]):
             added = self.prompt_bytes(model)
             sizes = [size + added for size in self.text_bytes]
             _check_sizes(sizes, model.limits.max_text_bytes, " with the prompt" if added else "")
-            runs = splitting.split(self.costs(model), sizes, model.limits, batch_size)
+            costs = [
+                splitting.Cost(request + splitting.TEXT_OVERHEAD_BYTES, response, text)
+                for request, response, text in zip(
+                    self.request_bytes, self.response_bytes(model), sizes, strict=True
+                )
+            ]
+            runs = splitting.split(costs, model.limits, batch_size, self.template.ByteSize())
         for run in runs:
             request = type(self.template)()
             request.CopyFrom(self.template)
             field = request.texts if isinstance(request, pb.TokenizeRequest) else request.inputs
             field.extend(self.texts[run])
             if model is not None:
-                _check_message(run.start, request.ByteSize(), model.limits.max_message_bytes)
+                _check_message(run.start, request.ByteSize(), model.limits.max_request_bytes)
             yield run.start, request
+
+    def result(self, responses: dict[int, Response], model: ModelInfo | None) -> Result:
+        """Return the result of the calls, whose responses are by the number of the first text.
+
+        Raises:
+            BadReplyError: a response is not what was asked for.
+        """
+        firsts: list[int] = sorted(responses)
+        ends = pairwise([*firsts, len(self.texts)])
+        return self.parse([(first, end - first, responses[first]) for first, end in ends], model)
 
 
 def embed(
-    texts: Iterable[Text], **options: Unpack[EmbedOptions]
+    texts: Iterable[Text], template: pb.EmbedRequest
 ) -> Plan[pb.EmbedRequest, pb.EmbedResponse, Embeddings]:
     """Plan `embed`."""
-    inputs, template = messages.inputs(texts), messages.embed_request(**options)
+    inputs = messages.inputs(texts)
 
-    def parse(responses: Sequence[pb.EmbedResponse], model: ModelInfo | None) -> Embeddings:
-        return (
-            parsing.embeddings(responses)
-            if model is None or inputs
-            else parsing.no_embeddings(template, model)
-        )
+    def parse(received: Sequence[Reply[pb.EmbedResponse]], model: ModelInfo | None) -> Embeddings:
+        if inputs or model is None:
+            return replies.embeddings(template, received)
+        return _no_embeddings(template, model)
 
     return Plan(
         template=template,
         texts=inputs,
+        request_bytes=[each.ByteSize() for each in inputs],
+        response_bytes=lambda model: [splitting.embed_response_bytes(template, model)] * len(inputs),
         text_bytes=[len(each.text.encode()) for each in inputs],
         prompt_bytes=lambda model: messages.prompt_bytes(template, model),
-        costs=lambda model: splitting.embed_costs(template, inputs, model),
         parse=parse,
-        needs_model=not inputs or _is_much(each.ByteSize() for each in inputs),
+        needs_fresh_model=not inputs,  # it alone tells the width
     )
 
 
 def encode(
-    texts: Iterable[Text], **options: Unpack[EncodeOptions]
+    texts: Iterable[Text], template: pb.EncodeRequest
 ) -> Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]:
     """Plan `encode` and the streams."""
-    inputs, template = messages.inputs(texts), messages.encode_request(**options)
+    inputs = messages.inputs(texts)
     return Plan(
         template=template,
         texts=inputs,
+        request_bytes=[each.ByteSize() for each in inputs],
+        response_bytes=lambda model: splitting.encode_response_bytes(template, inputs, model),
         text_bytes=[len(each.text.encode()) for each in inputs],
-        costs=lambda model: splitting.encode_costs(template, inputs, model),
-        parse=lambda responses, _: parsing.encoded_texts(responses),
-        needs_model=_is_much(each.ByteSize() for each in inputs),
+        parse=lambda received, _: replies.encoded_texts(template, received),
     )
 
 
@@ -115,20 +141,36 @@ def tokenize(
     texts: Iterable[str], model: str
 ) -> Plan[pb.TokenizeRequest, pb.TokenizeResponse, list[TokenizedText]]:
     """Plan `tokenize`."""
-    strings = messages.strings(texts)
+    strings, template = messages.strings(texts), pb.TokenizeRequest(model=model)
+    sizes = [len(each.encode()) for each in strings]
     return Plan(
-        template=pb.TokenizeRequest(model=model),
+        template=template,
         texts=strings,
-        text_bytes=(sizes := [len(each.encode()) for each in strings]),
-        costs=lambda _: splitting.tokenize_costs(sizes),
-        parse=lambda responses, _: parsing.tokenized_texts(responses),
-        needs_model=_is_much(sizes),
+        request_bytes=sizes,
+        response_bytes=lambda _: splitting.tokenize_response_bytes(sizes),
+        text_bytes=sizes,
+        parse=lambda received, _: replies.tokenized_texts(template, received),
     )
 
 
-def _is_much(sizes_bytes: Iterable[int]) -> bool:
-    sizes = list(sizes_bytes)
-    return len(sizes) > 1 or sum(sizes) > _SHORT_BYTES
+def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
+    """Return the vectors of no text: shape (0, D).
+
+    Raises:
+        InvalidRequestError: the model has fewer dimensions, or no such prompt.
+    """
+    if request.dimensions > model.embedding_size:
+        raise InvalidRequestError(
+            f"dimensions is {request.dimensions}: {model.name} has {model.embedding_size}",
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+    if request.HasField("prompt_name") and request.prompt_name not in model.prompts:
+        raise InvalidRequestError(
+            f"prompt_name is {request.prompt_name!r}: {model.name} has {', '.join(model.prompts) or 'none'}",
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+    shape = (0, request.dimensions or model.embedding_size)
+    return Embeddings(np.zeros(shape, numpy_dtype(request.data_type)), ())
 
 
 def _check_sizes(text_bytes: Iterable[int], limit: int, what: str) -> None:

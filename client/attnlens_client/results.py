@@ -81,10 +81,17 @@ class EncodedText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPart:
-    """The first part of a text in a stream: its number, and everything but attention."""
+    """The first part of a text in a stream: its number, and everything but attention.
+
+    Attributes:
+        input_index: the number of the text, from 0.
+        text: the text without attention weights.
+        num_layers: how many parts with a layer follow. None: an older server does not say.
+    """
 
     input_index: int
     text: EncodedText
+    num_layers: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +114,17 @@ class TokenizedText:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a server, 0 where it names none. The client splits requests to stay within them."""
+    """The limits of a server, 0 where it names none. The client splits requests to stay within them.
+
+    Attributes:
+        max_inputs_per_request: the most texts of a request.
+        max_text_bytes: the most bytes of UTF-8 in a text, a prompt included.
+        max_queue: the most texts that wait or run at a time, over all requests.
+        max_batch_tokens: the most tokens that run in one batch, padding included.
+        max_message_bytes: the largest response message.
+        max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
+        max_request_bytes: the largest request message.
+    """
 
     max_inputs_per_request: int
     max_text_bytes: int
@@ -115,6 +132,7 @@ class Limits:
     max_batch_tokens: int
     max_message_bytes: int
     max_request_text_bytes: int
+    max_request_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

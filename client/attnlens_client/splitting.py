@@ -4,7 +4,9 @@ Letters: N texts, T tokens of a text, D hidden size, L layers, H heads.
 """
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
@@ -21,18 +23,28 @@ _USABLE_SHARE = 0.9
 # An upper bound for the bytes of a Token message whose text is short, and of what else a text has.
 _TOKEN_BYTES = 64
 _MESSAGE_BYTES = 64
+# An upper bound for what stands around a text in a request.
+TEXT_OVERHEAD_BYTES = 16
 # A request fills at most the queue divided by this.
 _QUEUE_PARTS = 4
 
 
-def embed_costs(request: EmbedRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
-    """Return for each text the bytes that it takes in a message, the larger of both directions."""
-    row = (request.dimensions or model.embedding_size) * numpy_dtype(request.data_type).itemsize
-    return [max(text.ByteSize(), row) + _MESSAGE_BYTES for text in texts]
+class Cost(NamedTuple):
+    """What a text takes of three limits."""
+
+    request_bytes: int
+    response_bytes: int
+    text_bytes: int
 
 
-def encode_costs(request: EncodeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
-    """Return for each text an upper bound of its bytes in a message.
+def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
+    """Return the bytes that each text takes in a response."""
+    width = request.dimensions or model.embedding_size
+    return width * numpy_dtype(request.data_type).itemsize + _MESSAGE_BYTES
+
+
+def encode_response_bytes(request: EncodeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
+    """Return for each text an upper bound of its bytes in a response.
 
     The number of tokens is not known here: at most one for each byte, special tokens aside.
     """
@@ -44,43 +56,48 @@ def encode_costs(request: EncodeRequest, texts: Iterable[Input], model: ModelInf
         if request.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN:
             heads = 1
         maps = (len(request.layers) or model.num_layers) * heads
-    costs = []
+    sizes = []
     for text in texts:
         tokens = min(model.max_tokens, text.ByteSize())
         result = tokens * (width * item + _TOKEN_BYTES) + maps * tokens * tokens * item
-        costs.append(max(text.ByteSize(), result) + _MESSAGE_BYTES)
-    return costs
+        sizes.append(result + _MESSAGE_BYTES)
+    return sizes
 
 
-def tokenize_costs(text_bytes: Iterable[int]) -> list[int]:
-    """Return for each text an upper bound of its bytes in a message: a token for each byte."""
+def tokenize_response_bytes(text_bytes: Iterable[int]) -> list[int]:
+    """Return for each text an upper bound of its bytes in a response: a token for each byte."""
     return [size * _TOKEN_BYTES + _MESSAGE_BYTES for size in text_bytes]
 
 
-def split(
-    costs: Sequence[int], text_bytes: Sequence[int], limits: Limits, batch_size: int
-) -> Iterator[slice]:
+def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: int = 0) -> Iterator[slice]:
     """Cut texts into runs that each fit the server's limits; a text that fits nowhere stands alone.
 
     Args:
-        costs: the bytes that each text takes in a message, shape (N,).
-        text_bytes: the bytes of UTF-8 of each text, shape (N,).
+        costs: what each text takes, shape (N,).
         limits: those of the server; 0 is unknown.
         batch_size: the most texts of a run.
+        fixed_bytes: what a request takes besides its texts.
     """
     most_texts = _most_texts(limits, batch_size)
-    most_cost = limits.max_message_bytes * _USABLE_SHARE or math.inf
-    most_text_bytes = limits.max_request_text_bytes or math.inf
-    start, used, used_text = 0, 0, 0
-    for index, (cost, size) in enumerate(zip(costs, text_bytes, strict=True)):
-        is_full = index - start == most_texts or used + cost > most_cost or used_text + size > most_text_bytes
+    most = (
+        limits.max_request_bytes * _USABLE_SHARE or math.inf,
+        limits.max_message_bytes * _USABLE_SHARE or math.inf,
+        limits.max_request_text_bytes or math.inf,
+    )
+    empty = (fixed_bytes, 0, 0)
+    start, used = 0, empty
+    for index, cost in enumerate(costs):
+        used = _sum(used, cost)
+        is_full = index - start == most_texts or any(map(operator.gt, used, most))
         if index > start and is_full:
             yield slice(start, index)
-            start, used, used_text = index, 0, 0
-        used += cost
-        used_text += size
+            start, used = index, _sum(empty, cost)
     if start < len(costs):
         yield slice(start, len(costs))
+
+
+def _sum(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
 
 
 def _most_texts(limits: Limits, batch_size: int) -> int:

@@ -1,5 +1,6 @@
 """numpy arrays to `attnlens.v1.Tensor` and back: shape, element type, little-endian bytes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,10 @@ def from_tensor(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a read-only view of the tensor's bytes in its own shape and element type.
 
     Raises:
-        ValueError: the bytes do not fill the shape.
+        ValueError: the bytes do not fill the shape, or the type is not one that goes over the wire.
     """
-    return np.frombuffer(tensor.data, numpy_dtype(tensor.data_type)).reshape(tuple(tensor.shape))
+    dtype, shape = numpy_dtype(tensor.data_type), tuple(tensor.shape)
+    # numpy would take -1 for "as many as there are".
+    if any(length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != len(tensor.data):
+        raise ValueError(f"{len(tensor.data)} bytes of {dtype} do not fill the shape {shape}")
+    return np.frombuffer(tensor.data, dtype).reshape(shape)

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import socketserver
 import stat
 import subprocess
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -49,7 +52,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_that_waits_for_input(
     server: ScriptedServer, tmp_path: Path, signal_number: int
 ) -> None:
@@ -111,6 +114,20 @@ def test_lines_that_are_there_fill_whole_batches(server: ScriptedServer, run: Ru
     assert sizes == [50] * 10
 
 
+def test_nohup_outlasts_the_terminal(server: ScriptedServer, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.jsonl"
+    command = [sys.executable, "-m", "attnlens_cli.main", "embed", "--address", server.address]
+    background = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command, "-o", str(output)]
+    with subprocess.Popen(background, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        _wait_for(lambda: list(tmp_path.iterdir()))
+        process.send_signal(signal.SIGHUP)
+        process.stdin.write(b"a\n")
+        process.stdin.close()
+        assert process.wait(timeout=SOON_S) == 0
+    assert json.loads(output.read_text())["text"] == "a"
+
+
 def test_a_run_outlasts_a_restart_of_the_server(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     with _embed(server, "-o", str(output), "--batch-size", "1", "--in-flight", "1") as process:
@@ -121,10 +138,30 @@ def test_a_run_outlasts_a_restart_of_the_server(server: ScriptedServer, tmp_path
         server.stop()
         process.stdin.write(b"bb\n")
         process.stdin.close()
-        time.sleep(4.5)  # gRPC's own attempts take three seconds
         server.start()
         assert process.wait(timeout=SOON_S) == 0
     assert [json.loads(line)["text"] for line in output.read_text().splitlines()] == ["a", "bb"]
+
+
+def test_a_run_outlasts_a_server_that_is_away_for_longer_than_grpc_tries(
+    server: ScriptedServer, run: Run
+) -> None:
+    left = [7]  # gRPC makes 5 attempts
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        if request.inputs[0].text == "bb" and left[0]:
+            left[0] -= 1
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", "1"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "away")
+        return vectors(request)
+
+    server.embed = embed
+    result = run(
+        "embed", "--address", server.address, "--batch-size", "1", "--in-flight", "1", input="a\nbb\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line)["text"] for line in result.stdout.splitlines()] == ["a", "bb"]
+    assert left == [0]
 
 
 def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer) -> None:
@@ -334,3 +371,150 @@ def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
     other.stop(None).wait()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["npy", "jsonl"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda reply: reply.embeddings.shape.__setitem__(0, 9), "have the shape (9, 4) instead of (3, any)"),
+        (lambda reply: reply.embeddings.shape.__setitem__(1, -1), "do not fill the shape (3, -1)"),
+        (
+            lambda reply: setattr(reply.embeddings, "data", reply.embeddings.data[:-4] + b"\0\0\xc0\x7f"),
+            "standard input, line 3 has a value that is no finite number",
+        ),
+        (lambda reply: setattr(reply, "model", "b"), "is 'b' instead of 'scripted'"),
+        (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
+    ],
+)
+def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(
+    server: ScriptedServer,
+    run: Run,
+    tmp_path: Path,
+    change: Callable[[Any], object],
+    message: str,
+    suffix: str,
+) -> None:
+    server.change = lambda reply: change(reply) if isinstance(reply, pb.EmbedResponse) else None
+    output = tmp_path / f"vectors.{suffix}"
+    result = run("embed", "--address", server.address, "-o", output, input="a\nb\nc\n")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
+    assert "the reply is wrong: " in result.stderr
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_batches_of_a_file_are_as_wide_as_the_first(
+    server: ScriptedServer, run: Run, tmp_path: Path
+) -> None:
+    def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
+        answer = vectors(request)
+        if request.inputs[0].text == "b":
+            answer.embeddings.shape[1] = 3
+            answer.embeddings.data = bytes(12)
+        return answer
+
+    server.embed = embed
+    args = ("--address", server.address, "--batch-size", "1", "-o", tmp_path / "vectors.npy")
+    result = run("embed", *args, input="a\nb\n")
+    assert (result.returncode, list(tmp_path.iterdir())) == (76, [])
+    assert result.stderr.endswith(
+        "the reply is wrong: the embeddings are 3 wide now instead of 4; 1 text was done\n"
+    )
+
+
+def test_every_batch_names_the_model_that_was_there_at_first(server: ScriptedServer, run: Run) -> None:
+    result = run("embed", "--address", server.address, "--batch-size", "1", input="a\nb\n")
+    assert result.returncode == 0
+    assert {each.model for each in server.requests if isinstance(each, pb.EmbedRequest)} == {"scripted"}
+
+
+def test_other_commands_believe_no_reply_either(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+    def change(reply: Any) -> None:
+        if isinstance(reply, pb.EncodeResponse):
+            reply.results[0].attention.layers[0] = 0
+
+    server.change = change
+    picture = tmp_path / "map.png"
+    attend = run("attend", "abc", "--address", server.address, "--png", picture)
+    assert (attend.returncode, attend.stdout, attend.stderr.count("\n")) == (76, "", 1)
+    assert "0 instead of 1 among its layers" in attend.stderr
+    assert not picture.exists()
+    server.model.embedding_size = -1
+    info = run("info", "--address", server.address)
+    assert (info.returncode, info.stdout, info.stderr.count("\n")) == (76, "", 1)
+
+
+def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202e\x7f"
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        refuse(
+            context,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            f"inputs[0].text {evil}\nattnlens: fine",
+        )
+        return vectors(request)
+
+    def change(reply: Any) -> None:
+        if isinstance(reply, pb.GetModelResponse):
+            reply.model.source = reply.model.prompts[evil] = reply.model.versions[evil] = evil
+            reply.model.parity.figures.add(graph=evil, output=evil)
+        if isinstance(reply, pb.EncodeResponse):
+            reply.results[0].tokens[1].text = evil
+
+    server.embed = embed
+    server.change = change
+    shown = [
+        run("embed", "--address", server.address, input="a\n"),
+        run("--debug", "embed", "--address", server.address, input="a\n"),
+        run("info", "--address", server.address),
+        run("info", "--address", server.address, "--json"),
+        run("attend", "abc", "--address", server.address),
+        run("attend", "abc", "--address", server.address, "--token", "1"),
+        run("attend", "abc", "--address", server.address, "--json"),
+        run("attend", "abc", "--address", server.address, "--top", "2", env={"COLUMNS": "20"}),
+    ]
+    assert [each.returncode for each in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert shown[0].stderr.count("\n") == 1
+    assert "line 1 \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\x7f" in shown[0].stderr
+    for each in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each.stdout + each.stderr)
+    assert json.loads(shown[3].stdout)["source"] == evil
+    assert json.loads(shown[6].stdout)["tokens"][1]["text"] == evil
+
+
+@pytest.mark.parametrize("number", ["7", "9" * 5000])
+def test_a_refusal_of_a_text_that_was_not_sent_is_no_bug(
+    server: ScriptedServer, run: Run, number: str
+) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", f"inputs[{number}].text is bad")
+        return vectors(request)
+
+    server.embed = embed
+    result = run("embed", "--address", server.address, input="a\n")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"[{number}].text is bad" in result.stderr
+
+
+def test_bytes_that_are_no_message_are_one_line(run: Run, garbled_server: str) -> None:
+    for args in (("info",), ("attend", "abc"), ("embed", __file__)):
+        result = run(*args, "--address", garbled_server)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
+        assert "its bytes are no message" in result.stderr
+
+
+def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
+    with socket.socket() as silent:  # accepts no connection
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = run("info", "--address", address, "--timeout", "0.2")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"no server answered at {address} within 0.2 s: is one there?" in result.stderr
+
+
+def test_one_text_is_one_text(server: ScriptedServer, run: Run) -> None:
+    assert run("embed", "--address", server.address, input="a\n").stderr.startswith("1 text, 1 token in ")

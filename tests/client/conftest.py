@@ -1,19 +1,23 @@
 """What the client's tests share."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from attnlens_client import Client
+from attnlens_client import AsyncClient, Client
 from references import Reference
 from served import ServerProcess
 
 Array = npt.NDArray[np.float32]
 Outputs = Callable[[str], tuple[Array, Array]]
+Call = Callable[..., Any]
 
 
 @pytest.fixture
@@ -38,3 +42,38 @@ def outputs(reference: Reference) -> Outputs:
         return hidden_states, np.stack(attentions)
 
     return run
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest) -> Call:
+    """Return a function that opens a client of either kind; calls through it return when they are done."""
+
+    @contextmanager
+    def connect_sync(address: str, **options: Any) -> Iterator[Call]:
+        def call(method: str, *args: Any, **more: Any) -> Any:
+            result = getattr(client, method)(*args, **more)
+            return list(result) if isinstance(result, Generator) else result
+
+        with Client(address, **options) as client:
+            yield call
+
+    async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
+        return [each async for each in stream]
+
+    @contextmanager
+    def connect_async(address: str, **options: Any) -> Iterator[Call]:
+        async def connected() -> AsyncClient:
+            return AsyncClient(address, **options)
+
+        def call(method: str, *args: Any, **more: Any) -> Any:
+            result = getattr(client, method)(*args, **more)
+            if isinstance(result, AsyncIterator):
+                return runner.run(all_of(result))
+            return runner.run(result) if isinstance(result, Coroutine) else result
+
+        with asyncio.Runner() as runner:
+            client = runner.run(connected())
+            yield call
+            runner.run(client.close())
+
+    return connect_sync if request.param == "Client" else connect_async

@@ -1,9 +1,10 @@
 """What travels, what ends, and what is tried again: both clients against a scripted server."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing
 from typing import Any
 
 import grpc
@@ -15,6 +16,10 @@ from attnlens_client import (
     AttnlensError,
     Client,
     DeadlineExceededError,
+    EmbedOptions,
+    EncodeOptions,
+    HeadPart,
+    InputTooLongError,
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
@@ -22,9 +27,12 @@ from attnlens_client import (
     SlowReaderError,
     UnavailableError,
 )
+from attnlens_client.connection import Attempts
 from scripted import ScriptedServer, refuse, vectors
 
 SOON_S = 20.0
+AT_ONCE = ("grpc-retry-pushback-ms", "1")
+NOT_BY_GRPC = ("grpc-retry-pushback-ms", "-1")
 
 Call = Callable[..., Any]
 
@@ -35,37 +43,14 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-@pytest.fixture(params=["Client", "AsyncClient"])
-def connect(request: pytest.FixtureRequest) -> Call:
-    """Return a function that opens a client of either kind; calls through it return when they are done."""
-
-    @contextmanager
-    def connect_sync(address: str, **options: Any) -> Iterator[Call]:
-        with Client(address, **options) as client:
-            yield lambda method, *args, **more: getattr(client, method)(*args, **more)
-
-    @contextmanager
-    def connect_async(address: str, **options: Any) -> Iterator[Call]:
-        with asyncio.Runner() as runner:
-
-            async def connected() -> AsyncClient:
-                return AsyncClient(address, **options)
-
-            client = runner.run(connected())
-            yield lambda method, *args, **more: runner.run(getattr(client, method)(*args, **more))
-            runner.run(client.close())
-
-    return connect_sync if request.param == "Client" else connect_async
-
-
 def fails(code: grpc.StatusCode, reason: str, message: str, times: int = 1) -> Call:
-    """Return an Embed that fails so many times first."""
+    """Return an Embed that fails so many times first, and lets gRPC try again at once."""
     left = [times]
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         left[0] -= 1
         if left[0] >= 0:
-            refuse(context, code, reason, message)
+            refuse(context, code, reason, message, AT_ONCE)
         return vectors(request)
 
     return embed
@@ -89,23 +74,34 @@ def test_an_overloaded_server_is_asked_again_beyond_grpcs_own_attempts(
 
 
 def test_a_server_that_goes_away_is_awaited_once_it_has_answered(
-    server: ScriptedServer, connect: Call
+    server: ScriptedServer, connect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    waits = threading.Semaphore(0)
+
+    class Noted(Attempts):
+        def delay_s(self, error: AttnlensError) -> float:
+            waits.release()
+            return super().delay_s(error)
+
+    def come_back() -> None:
+        assert waits.acquire(timeout=SOON_S)  # gRPC's own attempts are over
+        server.start()
+
+    monkeypatch.setattr("attnlens_client.connection.Attempts", Noted)
     with connect(server.address, max_attempts=2) as call:
         call("embed", ["a"])
         server.stop()
-        back = threading.Timer(2.0, server.start)  # two attempts are over long before
+        back = threading.Thread(target=come_back)
         back.start()
         assert call("embed", ["a"]).shape == (1, 4)
         back.join()
         server.stop()
-    for options in ({"max_attempts": 1}, {"timeout_s": 1.5}):
-        server.start()
-        with connect(server.address, **options) as call:
+    server.start()
+    with connect(server.address, max_attempts=1) as call:
+        call("embed", ["a"])
+        server.stop()
+        with pytest.raises(UnavailableError):
             call("embed", ["a"])
-            server.stop()
-            with pytest.raises((UnavailableError, DeadlineExceededError)):
-                call("embed", ["a"])
 
 
 def test_a_server_that_never_was_there_is_not_awaited(connect: Call) -> None:
@@ -119,8 +115,18 @@ def test_a_call_ends_at_its_deadline(server: ScriptedServer, connect: Call) -> N
         return vectors(request)
 
     server.embed = wait
-    with connect(server.address, timeout_s=0.3) as call, pytest.raises(DeadlineExceededError):
-        call("embed", ["a"])
+    with connect(server.address, timeout_s=0.3) as call:
+        with pytest.raises(
+            DeadlineExceededError, match=f"no server answered at {server.address} within 0.3 s: start one"
+        ):
+            call("embed", ["a"])
+        call("__setattr__", "timeout_s", SOON_S)
+        call("get_model")
+        call("__setattr__", "timeout_s", 0.3)
+        with pytest.raises(
+            DeadlineExceededError, match=f"a call to {server.address} took more than 0.3 s: give a larger"
+        ):
+            call("embed", ["a"])
 
 
 def test_a_failure_cancels_the_other_calls_of_the_method(server: ScriptedServer, connect: Call) -> None:
@@ -168,10 +174,11 @@ def _keeping(kept: list[Any], method: Call) -> Call:
 
 def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
+    server.holds_streams = True
     with Client(server.address) as client:
         monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
         with closing(client.stream(["a"], attentions=False)) as stream:
-            assert next(stream).tokens == ()
+            assert next(stream).num_tokens == 1
         assert server.cancelled.acquire(timeout=SOON_S)
     assert len(kept) == 1
 
@@ -180,10 +187,11 @@ async def test_leaving_an_asynchronous_stream_cancels_its_call(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
+    server.holds_streams = True
     async with AsyncClient(server.address) as client:
         monkeypatch.setattr(client._stub, "EncodeStream", _keeping(kept, client._stub.EncodeStream))
         async with aclosing(client.stream(["a"], attentions=False)) as stream:
-            assert (await anext(stream)).tokens == ()
+            assert (await anext(stream)).num_tokens == 1
         assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
     assert len(kept) == 1
 
@@ -200,6 +208,7 @@ async def test_closing_an_asynchronous_client_fails_its_calls_and_cancels_no_tas
         return [each async for each in stream]
 
     server.embed = wait
+    server.holds_streams = True
     client = AsyncClient(server.address)
     coroutine: Any = all_of(client.stream(["a"])) if streams else client.embed(["a"])
     task = asyncio.create_task(coroutine)
@@ -245,6 +254,8 @@ def test_a_call_that_the_server_cancels_is_a_failure(server: ScriptedServer, con
     [
         (grpc.StatusCode.ABORTED, "SLOW_READER", SlowReaderError),
         (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", ServerError),
+        (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", InvalidRequestError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", DeadlineExceededError),
     ],
 )
 def test_a_reason_has_its_exception(
@@ -305,3 +316,138 @@ def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: Sc
         with pytest.raises(InvalidRequestError, match="dimensions is 5: scripted has 4"):
             client.embed([], dimensions=5)
         assert client.embed([], dimensions=4).shape == (0, 4)
+
+
+def test_control_characters_of_a_message_are_escaped(server: ScriptedServer, connect: Call) -> None:
+    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[0] \x1b[2J\u009b \u202e")
+    with connect(server.address) as call, pytest.raises(InvalidRequestError) as caught:
+        call("embed", ["a"])
+    assert str(caught.value) == r"texts[0] \x1b[2J\x9b \u202e"
+
+
+@pytest.mark.parametrize("number", ["12345678901", "9" * 5000])
+def test_a_number_that_no_text_has_is_not_read(server: ScriptedServer, connect: Call, number: str) -> None:
+    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"inputs[{number}] is bad")
+    with connect(server.address) as call, pytest.raises(InputTooLongError) as caught:
+        call("embed", ["a"])
+    assert caught.value.text_index is None
+    assert InputTooLongError("", metadata={"num_tokens": number * 3}).num_tokens == 0
+
+
+def test_a_refused_call_is_made_again_while_others_still_run(server: ScriptedServer, connect: Call) -> None:
+    again = threading.Event()
+    refused = [False]
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        if request.inputs[0].text == "oldest":
+            assert again.wait(timeout=SOON_S)  # ends once the other call came a second time
+        elif not refused[0]:
+            refused[0] = True
+            refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "full", NOT_BY_GRPC)
+        else:
+            again.set()
+        return vectors(request)
+
+    server.embed = embed
+    with connect(server.address, batch_size=1) as call:
+        assert call("embed", ["oldest", "b"])[:, 0].tolist() == [6, 1]
+
+
+def _kinds(server: ScriptedServer) -> list[type[Any]]:
+    kinds = [type(each) for each in server.requests]
+    server.requests.clear()
+    return kinds
+
+
+def test_the_limits_are_asked_for_once(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address) as call:
+        for _ in range(3):
+            call("embed", ["a", "b"])
+    assert _kinds(server) == [pb.GetModelRequest, *[pb.EmbedRequest] * 3]
+
+
+def test_other_limits_at_the_same_address_are_asked_for_when_they_matter(
+    server: ScriptedServer, connect: Call
+) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        most = server.limits["max_inputs_per_request"]
+        if len(request.inputs) > most:
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", f"inputs has more than {most}")
+        return vectors(request)
+
+    server.embed = embed
+    server.limits |= {"max_inputs_per_request": 4, "max_text_bytes": 10}
+    with connect(server.address) as call:
+        call("embed", ["a"] * 4)
+        server.limits["max_inputs_per_request"] = 2
+        assert call("embed", ["a"] * 4).shape == (4, 4)  # the server refused the call of 4
+        _kinds(server)
+        assert call("embed", ["a"] * 4).shape == (4, 4)
+        assert _kinds(server) == [pb.EmbedRequest] * 2
+        server.limits["max_text_bytes"] = 20
+        assert call("embed", ["a" * 15, "b"]).shape == (2, 4)  # the client would have refused it
+        with pytest.raises(InvalidRequestError, match="has 30 bytes, a text may have 20"):
+            call("embed", ["a" * 30, "b"])
+
+
+def test_another_model_at_the_same_address_has_its_own_limits_and_width(
+    server: ScriptedServer, connect: Call
+) -> None:
+    with connect(server.address) as call:
+        assert call("embed", ["a", "b"]).shape == (2, 4)
+        server.model.name, server.model.embedding_size = "other", 7
+        assert call("embed", []).shape == (0, 7)
+        server.model.name = "third"
+        server.change = lambda reply: (
+            setattr(reply, "model", "third") if isinstance(reply, pb.EmbedResponse) else None
+        )
+        call("embed", ["a", "b"])
+        _kinds(server)
+        call("embed", ["a", "b"])
+        assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_server_that_was_away_is_asked_for_its_limits_again(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address, max_attempts=1) as call:
+        call("embed", ["a", "b"])
+        server.embed = fails(grpc.StatusCode.UNAVAILABLE, "", "away")
+        with pytest.raises(UnavailableError):
+            call("embed", ["a", "b"])
+        _kinds(server)
+        call("embed", ["a", "b"])
+        assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_stream_asks_for_the_limits_and_needs_no_number_of_layers(
+    server: ScriptedServer, connect: Call
+) -> None:
+    with connect(server.address) as call:
+        for _ in range(2):
+            assert [text.layers for text in call("stream", ["a", "b"])] == [(0, 1)] * 2
+        assert _kinds(server) == [pb.GetModelRequest, pb.EncodeStreamRequest] * 2
+        assert [text.layers for text in call("stream", ["a"])] == [(0, 1)]
+        assert _kinds(server) == [pb.EncodeStreamRequest]
+        heads = [part.num_layers for part in call("stream_parts", ["a", "b"]) if isinstance(part, HeadPart)]
+        assert heads == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "method", ["embed", "embed_with_usage", "encode", "stream", "stream_parts", "tokenize"]
+)
+def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
+    of_sync, of_async = (
+        inspect.signature(getattr(kind, method)).parameters for kind in (Client, AsyncClient)
+    )
+    assert of_sync == of_async
+    [_, texts, *options] = of_sync.values()
+    assert texts.name == "texts"
+    assert {each.kind for each in options} == {inspect.Parameter.KEYWORD_ONLY}
+    expected = {"tokenize": {"model"}}.get(
+        method, set((EmbedOptions if "embed" in method else EncodeOptions).__annotations__)
+    )
+    assert {each.name for each in options} == expected
+
+
+def test_a_misspelt_argument_names_the_public_method(connect: Call) -> None:
+    with connect("127.0.0.1:1") as call, pytest.raises(TypeError, match=r"Client\.embed\(\) .* 'poling'"):
+        call("embed", ["a"], poling="cls")

@@ -2,7 +2,7 @@
 
 import asyncio
 import doctest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import attnlens_client
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Architecture, Dense, PoolingDefaults
-from attnlens_client import Client, HeadPart, LayerPart
+from attnlens_client import Client, HeadPart, LayerPart, messages
 from attnlens_client.parsing import model_info
 from served import ServerProcess
 
@@ -20,6 +20,30 @@ SENTENCE = "The animal didn't cross the street because it was too tired."
 TEXTS = [SENTENCE, "", "Zoë's café in 東京 😀", "word " * 200, "It rained."]
 
 Outputs = Callable[[str], tuple[Any, Any]]
+
+
+class DataFrame:
+    """What counts of those of pandas and polars: it has columns, and iterating gives them or their names."""
+
+    columns = ("id", "text")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+class NAType:
+    """What counts of pandas.NA: it is equal to nothing, and can't be asked whether it is true."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TypeError("boolean value of NA is ambiguous")
+
+    def __repr__(self) -> str:
+        return "<NA>"
 
 
 def test_embed_returns_the_normalized_mean_of_the_token_vectors(client: Client, outputs: Outputs) -> None:
@@ -207,6 +231,17 @@ def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess
         ("It rained.", {}, "give a list of texts"),
         ([b"It rained."], {}, r"texts\[0\] is bytes"),
         (["a", 5], {}, r"texts\[1\] is int"),
+        ({"a": "It rained."}, {}, r"texts is a dict: give its values, for instance list\(texts.values\(\)\)"),
+        ({"a", "b"}, {}, r"texts is a set, which has no order: give a list, for instance sorted\(texts\)"),
+        (frozenset("a"), {}, "texts is a frozenset"),
+        (DataFrame(), {}, r"texts is a DataFrame: give one of its columns, for instance df\['text'\]"),
+        (["a", None], {}, r"texts\[1\] is a missing value \(None\): leave it out, or give ''"),
+        (["a", float("nan")], {}, r"texts\[1\] is a missing value \(nan\)"),
+        (["a", np.float32("nan")], {}, r"texts\[1\] is a missing value \(.*nan"),
+        (["a", NAType()], {}, r"texts\[1\] is a missing value \(<NA>\)"),
+        (["a", 0.5], {}, r"texts\[1\] is float"),
+        (["a", {101: 1}], {}, r"texts\[1\] is dict"),
+        (["a", {101, 102}], {}, r"texts\[1\] is set"),
         ([["it", "rained"]], {}, r"texts\[0\] has an entry that is no token id"),
         (["\ud800"], {}, r"texts\[0\] can't be sent"),
         ([[1 << 40]], {}, r"texts\[0\] can't be sent"),
@@ -239,6 +274,23 @@ def test_asking_encode_for_what_can_not_be_is_a_mistake(options: dict[str, Any])
         for method in (client.encode, client.stream, client.stream_parts):
             with pytest.raises(ValueError, match=r"leave it out for all|use tokenize|set attentions=True"):
                 method(["a"], **options)
+
+
+@pytest.mark.parametrize("texts", [{"a": "b"}, {"a"}, None, ["a", None]])
+def test_every_method_refuses_what_holds_no_texts(texts: Any) -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client:
+        for method in (client.embed, client.encode, client.stream, client.stream_parts, client.tokenize):
+            with pytest.raises(TypeError, match="texts"):
+                method(texts)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, dict.fromkeys, np.array])
+def test_what_has_its_texts_in_order_is_taken(kind: Callable[[list[str]], Any]) -> None:
+    given = kind(["b", "a"])
+    assert [each.text for each in messages.inputs(given.keys() if isinstance(given, dict) else given)] == [
+        "b",
+        "a",
+    ]
 
 
 def test_a_text_that_can_not_be_tokenized_is_named() -> None:

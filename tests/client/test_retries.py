@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnlens.bundle import read_manifest
 from attnlens_client import AsyncClient, Client, OverloadedError
 from attnlens_client.connection import Attempts, service_config
 from served import ServerProcess
+
+Call = Callable[..., Any]
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
@@ -172,3 +175,20 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
 def test_an_address_may_be_any_target_of_grpc(address: str) -> None:
     with Client(address) as client:
         assert client.address == address
+
+
+def test_another_bundle_at_the_same_address_is_served_to_the_same_client(
+    minilm_bundle: Path, small_bundle: Callable[[str], Path], connect: Call
+) -> None:
+    other = small_bundle("wordpiece")
+    sizes = read_manifest(other).architecture
+    assert (sizes.num_layers, sizes.hidden_size) != (6, 384)
+    with ServerProcess(minilm_bundle) as server, connect(server.address) as call:
+        assert call("embed", ["a", "b"]).shape == (2, 384)
+        assert len(call("stream", ["a", "b"])[1].layers) == 6
+        server.stop()
+        with ServerProcess(other, "--port", server.address.rpartition(":")[2]):
+            assert call("embed", []).shape == (0, sizes.hidden_size)
+            assert call("embed", ["a", "b"]).shape == (2, sizes.hidden_size)
+            for text in [*call("stream", ["a", "b"]), *call("stream", ["a"]), *call("encode", ["a", "b"])]:
+                assert text.layers == tuple(range(sizes.num_layers))

@@ -13,7 +13,13 @@ from attnlens_client.errors import InvalidRequestError
 from attnlens_client.messages import EmbedOptions, embed_request, encode_request
 from attnlens_client.parsing import model_info
 from attnlens_client.results import ModelInfo
-from attnlens_client.splitting import calls_at_a_time, embed_costs, encode_costs, split
+from attnlens_client.splitting import (
+    Cost,
+    calls_at_a_time,
+    embed_response_bytes,
+    encode_response_bytes,
+    split,
+)
 
 LIMITS = st.integers(min_value=0, max_value=50)
 
@@ -23,48 +29,75 @@ def _model(**limits: Any) -> ModelInfo:
     return model_info(Model(architecture=sizes, embedding_size=384, max_tokens=256, limits=Limits(**limits)))
 
 
-TEXT = st.tuples(st.integers(1, 100), st.integers(0, 100))  # its bytes in a message, and its own
+TEXT = st.builds(Cost, st.integers(1, 100), st.integers(1, 100), st.integers(0, 100))
+MAX_BYTES = st.integers(0, 300)
 
 
-@given(st.lists(TEXT), st.integers(1, 20), LIMITS, LIMITS, st.integers(0, 300), st.integers(0, 300))
+@given(
+    st.lists(TEXT), st.integers(1, 20), LIMITS, LIMITS, MAX_BYTES, MAX_BYTES, MAX_BYTES, st.integers(0, 99)
+)
 def test_runs_cover_the_texts_in_order_and_keep_the_limits(
-    texts: list[tuple[int, int]],
+    texts: list[Cost],
     batch_size: int,
     max_inputs: int,
     max_queue: int,
-    max_bytes: int,
-    max_text_bytes: int,
+    max_request: int,
+    max_response: int,
+    max_text: int,
+    fixed: int,
 ) -> None:
     limits = _model(
         max_inputs_per_request=max_inputs,
         max_queue=max_queue,
-        max_message_bytes=max_bytes,
-        max_request_text_bytes=max_text_bytes,
+        max_message_bytes=max_response,
+        max_request_text_bytes=max_text,
+        max_request_bytes=max_request,
     ).limits
-    costs, text_bytes = [cost for cost, _ in texts], [size for _, size in texts]
-    runs = [texts[run] for run in split(costs, text_bytes, limits, batch_size)]
+    runs = [texts[run] for run in split(texts, limits, batch_size, fixed)]
     assert [text for run in runs for text in run] == texts
     for run in runs:
         assert 1 <= len(run) <= batch_size
         assert len(run) <= (max_inputs or batch_size)
         assert len(run) <= max(1, max_queue // 4) or not max_queue
-        assert len(run) == 1 or max_bytes == 0 or sum(cost for cost, _ in run) <= max_bytes
-        assert len(run) == 1 or max_text_bytes == 0 or sum(size for _, size in run) <= max_text_bytes
+        request, response, text = map(sum, zip(*run, strict=True))
+        assert len(run) == 1 or max_request == 0 or request + fixed <= max_request
+        assert len(run) == 1 or max_response == 0 or response <= max_response
+        assert len(run) == 1 or max_text == 0 or text <= max_text
+
+
+def test_the_limit_of_requests_is_that_of_messages_where_a_server_has_one_alone() -> None:
+    assert _model(max_message_bytes=7).limits.max_request_bytes == 7
+    assert _model(max_message_bytes=7, max_request_bytes=5).limits.max_request_bytes == 5
+
+
+@pytest.mark.parametrize(("limits", "runs"), [({"max_request_bytes": 5_000}, 5), ({}, 1)])
+def test_ids_are_split_by_the_size_of_the_request(limits: dict[str, int], runs: int) -> None:
+    model = _model(max_message_bytes=1 << 20, **limits)
+    texts = [[1000] * 1000] * 10  # two bytes each
+    requests = [request for _, request in plans.embed(texts, embed_request()).requests(model, 100)]
+    assert len(requests) == runs
+    assert all(request.ByteSize() <= model.limits.max_request_bytes for request in requests)
+
+
+def test_a_prompt_leaves_less_room_for_texts() -> None:
+    model = _model(max_request_bytes=1000)
+    plan = plans.embed(["x" * 80] * 8, embed_request(prompt="p" * 500))
+    requests = [request for _, request in plan.requests(model, 100)]
+    assert sum(len(each.inputs) for each in requests) == 8
+    assert all(request.ByteSize() <= 1000 for request in requests)
 
 
 def test_costs_are_bounds_of_what_is_sent() -> None:
     texts = [Input(text="a"), Input(text="word " * 1000)]
     model = _model()
-    small, large = embed_costs(embed_request(), texts, model)
-    assert small >= 384 * 4
-    assert large >= texts[1].ByteSize()
-    everything = encode_costs(encode_request(), texts, model)
+    assert embed_response_bytes(embed_request(), model) >= 384 * 4
+    everything = encode_response_bytes(encode_request(), texts, model)
     assert everything[0] >= 3 * 384 * 4 + 72 * 3 * 3 * 4
     assert everything[1] >= 256 * 384 * 4 + 72 * 256 * 256 * 4
     one_map = encode_request(layers=[0], heads=[1, 2], hidden_states=False)
-    assert 2 * 256 * 256 * 4 <= encode_costs(one_map, texts, model)[1] < 3 * 256 * 256 * 4
+    assert 2 * 256 * 256 * 4 <= encode_response_bytes(one_map, texts, model)[1] < 3 * 256 * 256 * 4
     mean = encode_request(layers=[0], head_reduction="mean", hidden_states=False, dtype="float16")
-    assert 256 * 256 * 2 <= encode_costs(mean, texts, model)[1] < 2 * 256 * 256 * 2
+    assert 256 * 256 * 2 <= encode_response_bytes(mean, texts, model)[1] < 2 * 256 * 256 * 2
 
 
 @pytest.mark.parametrize(
@@ -82,12 +115,14 @@ def test_the_bytes_of_a_prompt_count_for_each_text(options: EmbedOptions, size: 
     limits = Limits(max_request_text_bytes=30, max_text_bytes=15)
     message = Model(embedding_size=4, prompts=prompts, default_prompt_name="passage", limits=limits)
     model = model_info(message)
-    requests = [request for _, request in plans.embed(["abcde"] * 6, **options).requests(model, 100)]
+    requests = [
+        request for _, request in plans.embed(["abcde"] * 6, embed_request(**options)).requests(model, 100)
+    ]
     assert [len(each.inputs) for each in requests] == runs
     with pytest.raises(
         InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, a text may have 15"
     ):
-        list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
+        list(plans.embed(["x" * (16 - size)], embed_request(**options)).requests(model, 100))
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:

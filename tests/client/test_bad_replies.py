@@ -1,0 +1,346 @@
+"""Replies that are not what was asked for: each is refused, in both clients, whatever is wrong."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.tensor_pb2 import DataType, Tensor
+from attnlens_client import BadReplyError, ServerError
+from scripted import NAME, ScriptedServer, streamed
+
+FLOAT32 = DataType.DATA_TYPE_FLOAT32
+
+Call = Callable[..., Any]
+Change = Callable[[Any], object]
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        yield server
+
+
+def _only(kind: type[Any], change: Change) -> Change:
+    """Return `change` for replies of one kind."""
+    return lambda reply: change(reply) if isinstance(reply, kind) else None
+
+
+def _put(tensor: Tensor, index: int, value: float) -> None:
+    numbers = np.frombuffer(tensor.data, "<f4").copy()
+    numbers[index] = value
+    tensor.data = numbers.tobytes()
+
+
+def _rows(reply: pb.EmbedResponse, count: int) -> None:
+    """Make it a reply of `count` rows, consistent in itself."""
+    reply.embeddings.shape[0] = count
+    reply.embeddings.data = (reply.embeddings.data * 2)[: count * 16]
+
+
+def _half(reply: pb.EmbedResponse) -> None:
+    reply.embeddings.data_type = DataType.DATA_TYPE_FLOAT16
+    reply.embeddings.data = reply.embeddings.data[: len(reply.embeddings.data) // 2]
+
+
+def _shape(*shape: int) -> Change:
+    return lambda reply: reply.embeddings.shape.__setitem__(slice(None), shape)
+
+
+EMBED: dict[str, tuple[Change, str]] = {
+    "too few rows": (lambda reply: _rows(reply, 2), r"shape \(2, 4\) instead of \(3, any\)"),
+    "too many rows": (lambda reply: _rows(reply, 4), r"shape \(4, 4\) instead of \(3, any\)"),
+    "no rows": (lambda reply: _rows(reply, 0), r"shape \(0, 4\) instead of \(3, any\)"),
+    "no tensor": (lambda reply: reply.ClearField("embeddings"), r"shape \(\) instead of"),
+    "an axis too many": (_shape(3, 2, 2), r"shape \(3, 2, 2\) instead of"),
+    "a negative width": (_shape(3, -1), r"do not fill the shape \(3, -1\)"),
+    "a huge width": (_shape(3, 2**62), "do not fill the shape"),
+    "many axes": (_shape(*[2**62] * 100_000), "instead of"),
+    "bytes missing": (lambda reply: setattr(reply.embeddings, "data", b"1234"), "4 bytes of float32 do not"),
+    "half precision": (_half, "float16 instead of float32"),
+    "another type": (lambda reply: setattr(reply.embeddings, "data_type", 4), "data type 4"),
+    "a type of the future": (lambda reply: setattr(reply.embeddings, "data_type", 99), "data type 99"),
+    "not a number": (lambda reply: _put(reply.embeddings, 9, np.nan), r"embedding of texts\[2\].*no finite"),
+    "infinity": (lambda reply: _put(reply.embeddings, 5, -np.inf), r"embedding of texts\[1\].*no finite"),
+    "a usage missing": (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
+    "a usage too many": (lambda reply: reply.usages.add(), "4 instead of 3 usages"),
+    "more tokens than there are": (lambda reply: setattr(reply.usages[1], "num_tokens", 2), r"texts\[1\]"),
+    "a negative count": (lambda reply: setattr(reply.usages[1], "num_tokens", -1), r"texts\[1\] can't have"),
+    "truncated unasked": (
+        lambda reply: reply.usages[1].MergeFrom(pb.Usage(num_tokens_total=9, truncated=True)),
+        r"texts\[1\] was truncated, which was not asked for",
+    ),
+    "another model": (lambda reply: setattr(reply, "model", "b"), "model of .* is 'b' instead of 'scripted'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), EMBED.values(), ids=EMBED)
+def test_vectors_are_not_believed(
+    server: ScriptedServer, connect: Call, change: Change, message: str
+) -> None:
+    server.change = _only(pb.EmbedResponse, change)
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message) as caught:
+        call("embed", ["a", "bb", "ccc"], model="scripted")
+    assert str(caught.value).startswith("the reply is wrong: ")
+    assert len(str(caught.value)) < 600
+    assert isinstance(caught.value, ServerError)
+    server.change = lambda _: None
+    with connect(server.address) as call:
+        assert call("embed", ["a", "bb", "ccc"], model="scripted")[:, 0].tolist() == [1, 2, 3]
+
+
+def test_the_width_is_the_one_asked_for(server: ScriptedServer, connect: Call) -> None:
+    server.embed = lambda request, _: pb.EmbedResponse(
+        embeddings=Tensor(data_type=FLOAT32, shape=[1, 3], data=bytes(12)),
+        usages=[pb.Usage()] * len(request.inputs),
+    )
+    with connect(server.address) as call:
+        assert call("embed", ["a"]).shape == (1, 3)
+        with pytest.raises(BadReplyError, match=r"width of .* is 3 instead of 2"):
+            call("embed", ["a"], dimensions=2)
+
+
+@pytest.mark.parametrize(("what", "values"), [("model", ["a", "b"]), ("width", [4, 3])])
+def test_the_calls_of_one_method_agree(
+    server: ScriptedServer, connect: Call, what: str, values: list[Any]
+) -> None:
+    calls = iter(values)
+
+    def change(reply: pb.EmbedResponse) -> None:
+        value = next(calls)
+        if what == "model":
+            reply.model = value
+        else:
+            reply.embeddings.shape[1] = value
+            reply.embeddings.data = reply.embeddings.data[: value * 4]
+
+    server.change = _only(pb.EmbedResponse, change)
+    with (
+        connect(server.address, batch_size=1, max_in_flight=1) as call,
+        pytest.raises(
+            BadReplyError, match=rf"{what} of texts\[1:2\] is {values[1]!r} instead of {values[0]!r}"
+        ),
+    ):
+        call("embed", ["a", "b"])
+
+
+ENCODE: dict[str, tuple[dict[str, Any], Callable[[pb.EncodedText], object], str]] = {
+    "a token missing": ({}, lambda text: text.tokens.pop(), r"2 instead of 3 tokens for texts\[1\]"),
+    "no hidden states": ({}, lambda text: text.ClearField("last_hidden_state"), "without token vectors"),
+    "hidden states unasked": (
+        {"hidden_states": False},
+        lambda text: text.last_hidden_state.SetInParent(),
+        "with token vectors",
+    ),
+    "another width": (
+        {},
+        lambda text: text.last_hidden_state.CopyFrom(Tensor(data_type=FLOAT32, shape=[3, 5], data=bytes(60))),
+        r"width of texts\[1\] is 5 instead of 4",
+    ),
+    "a row missing": ({}, lambda text: text.last_hidden_state.shape.__setitem__(0, 2), r"\(2, 4\) instead"),
+    "hidden states not finite": (
+        {},
+        lambda text: _put(text.last_hidden_state, 0, np.nan),
+        r"token vectors of texts\[1\] have a value",
+    ),
+    "truncated unasked": (
+        {},
+        lambda text: text.usage.MergeFrom(pb.Usage(num_tokens_total=9, truncated=True)),
+        "was truncated",
+    ),
+}  # fmt: skip
+
+
+ATTENTION: dict[str, tuple[dict[str, Any], Callable[[pb.Attention], object], str]] = {
+    "not finite": ({}, lambda each: _put(each.weights, 3, np.inf), "attention weights of .* no finite"),
+    "other sizes": ({}, lambda each: each.weights.shape.append(1), "instead of"),
+    "too few bytes": ({}, lambda each: setattr(each.weights, "data", b""), "0 bytes of float32 do not fill"),
+    "other heads": ({"heads": [1]}, lambda each: each.heads.__setitem__(0, 0), "0 instead of 1 among"),
+    "fewer heads": ({"heads": [1, 0]}, lambda each: each.heads.pop(), "1 instead of 2 heads"),
+    "heads out of order": ({}, lambda each: each.heads.reverse(), "1 instead of 0 among its heads"),
+    "no heads": ({}, lambda each: each.ClearField("heads"), "no heads"),
+    "a negative head": ({"heads": [-1]}, lambda each: each.heads.__setitem__(0, -1), "among its heads"),
+    "the mean unasked": ({}, lambda each: setattr(each, "head_reduction", 2), "are averaged"),
+    "not the mean": (
+        {"head_reduction": "mean"},
+        lambda each: setattr(each, "head_reduction", 1),
+        "are not averaged",
+    ),
+    "half precision": ({}, lambda each: setattr(each.weights, "data_type", 2), "of float16 do not fill"),
+}  # fmt: skip
+
+
+def _second_text(change: Callable[[Any], object]) -> Change:
+    return _only(pb.EncodeResponse, lambda reply: change(reply.results[1]))
+
+
+@pytest.mark.parametrize(("options", "change", "message"), ENCODE.values(), ids=ENCODE)
+def test_token_vectors_are_not_believed(
+    server: ScriptedServer, connect: Call, options: dict[str, Any], change: Change, message: str
+) -> None:
+    server.change = _second_text(change)
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("encode", ["ab", "cde"], **options)
+    server.change = _only(
+        pb.EncodeStreamResponse,
+        lambda part: change(part.head) if part.input_index == 1 and part.HasField("head") else None,
+    )
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("stream", ["ab", "cde"], **options)
+
+
+@pytest.mark.parametrize(("options", "change", "message"), ATTENTION.values(), ids=ATTENTION)
+def test_attention_weights_are_not_believed(
+    server: ScriptedServer, connect: Call, options: dict[str, Any], change: Change, message: str
+) -> None:
+    server.change = _second_text(lambda text: change(text.attention))
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("encode", ["ab", "cde"], **options)
+    server.change = _only(
+        pb.EncodeStreamResponse,
+        lambda part: change(part.attention) if part.input_index == 1 and part.HasField("attention") else None,
+    )
+    for method in ("stream", "stream_parts"):
+        with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+            call(method, ["ab", "cde"], **options)
+
+
+LAYERS: dict[str, tuple[dict[str, Any], list[int], str]] = {
+    "another": ({"layers": [1]}, [0], "0 instead of 1 among its layers"),
+    "out of order": ({}, [1, 0], "1 instead of 0 among its layers"),
+    "too many": ({"layers": [1]}, [1, 0], "2 instead of 1 layers"),
+    "too few": ({"layers": [0, 1]}, [0], "1 instead of 2 layers"),
+    "none": ({}, [], "no layers"),
+    "negative": ({"layers": [-1]}, [-1], "among its layers"),
+    "not the last": ({"layers": [-1, -2]}, [1, 1], "number of layers of .* is 3 instead of 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "layers", "message"), LAYERS.values(), ids=LAYERS)
+def test_layers_are_not_believed(
+    server: ScriptedServer, connect: Call, options: dict[str, Any], layers: list[int], message: str
+) -> None:
+    server.change = _second_text(lambda text: text.attention.layers.__setitem__(slice(None), layers))
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("encode", ["ab", "cde"], **options)
+
+
+def test_texts_of_one_model_have_the_same_number_of_layers(server: ScriptedServer, connect: Call) -> None:
+    def cut(text: pb.EncodedText) -> None:
+        del text.attention.layers[1:]
+        text.attention.weights.shape[0] = 1
+        text.attention.weights.data = text.attention.weights.data[: len(text.attention.weights.data) // 2]
+
+    server.change = _second_text(cut)
+    with connect(server.address) as call:
+        with pytest.raises(BadReplyError, match=r"number of layers of texts\[1\] is 1 instead of 2"):
+            call("encode", ["ab", "cde"])
+        server.change = _second_text(lambda text: text.ClearField("attention"))
+        with pytest.raises(BadReplyError, match=r"texts\[1\] comes without attention weights"):
+            call("encode", ["ab", "cde"])
+        server.change = _second_text(lambda text: text.attention.SetInParent())
+        with pytest.raises(BadReplyError, match=r"texts\[1\] comes with attention weights"):
+            call("encode", ["ab", "cde"], attentions=False)
+
+
+STREAMS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "nothing": (lambda parts: parts[:0], "ends after 0 of 2 texts"),
+    "the last text missing": (lambda parts: parts[:3], "ends after 1 of 2 texts"),
+    "the last layer missing": (lambda parts: parts[:-1], r"1 instead of 2 layers for texts\[1\]"),
+    "the first head missing": (lambda parts: parts[1:], "out of order"),
+    "the second head missing": (lambda parts: parts[:3] + parts[4:], "out of order"),
+    "a layer missing": (lambda parts: [parts[0], *parts[2:]], "1 instead of 0 among its layers"),
+    "a layer twice": (lambda parts: [*parts[:3], *parts[2:]], "out of order"),
+    "texts swapped": (lambda parts: parts[3:] + parts[:3], r"has texts\[1\] where texts\[0\] is due"),
+    "a text twice": (lambda parts: parts + parts[3:], "is due"),
+    "an empty message": (lambda parts: [*parts[:1], pb.EncodeStreamResponse(model=NAME)], "0 instead of 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), STREAMS.values(), ids=STREAMS)
+def test_the_order_of_a_stream_is_not_believed(
+    server: ScriptedServer, connect: Call, change: Callable[[list[Any]], list[Any]], message: str
+) -> None:
+    server.stream = lambda request: change(streamed(request))
+    for method in ("stream", "stream_parts"):
+        with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+            call(method, ["ab", "cde"])
+
+
+@pytest.mark.parametrize(
+    ("options", "announced", "message"),
+    [
+        ({}, 1, "out of order"),
+        ({}, 3, "2 instead of 3 layers"),
+        ({}, -1, "no layers"),
+        ({"layers": [0]}, 2, "2 instead of 1 layers"),
+        ({"attentions": False}, 1, "1 instead of 0 layers"),
+    ],
+)
+def test_the_announced_number_of_layers_is_not_believed(
+    server: ScriptedServer, connect: Call, options: dict[str, Any], announced: int, message: str
+) -> None:
+    server.change = _only(
+        pb.EncodeStreamResponse,
+        lambda part: setattr(part, "num_attention_parts", announced) if part.HasField("head") else None,
+    )
+    with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
+        call("stream", ["ab"], **options)
+
+
+def test_a_stream_of_an_older_server_needs_no_announcement(server: ScriptedServer, connect: Call) -> None:
+    server.change = _only(pb.EncodeStreamResponse, lambda part: part.ClearField("num_attention_parts"))
+    with connect(server.address) as call:
+        shapes = [text.attentions.shape for text in call("stream", ["ab", "c", "def"])]
+        assert shapes == [(2, 2, 2, 2), (2, 2, 1, 1), (2, 2, 3, 3)]
+        assert [text.layers for text in call("stream", ["ab", "c"], layers=[1])] == [(1,), (1,)]
+        assert [text.attentions for text in call("stream", ["ab", "c"], attentions=False)] == [None, None]
+        server.stream = lambda request: streamed(request)[:-1]
+        with pytest.raises(BadReplyError, match=r"number of layers of texts\[1\] is 1 instead of 2"):
+            call("stream", ["ab", "c"])
+
+
+def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Call) -> None:
+    changes: list[tuple[type[Any], Change, tuple[Any, ...], str]] = [
+        (pb.TokenizeResponse, lambda reply: reply.results.pop(), ("tokenize", ["a", "b"]), "1 instead of 2"),
+        (pb.EncodeResponse, lambda reply: reply.results.add(), ("encode", ["a", "b"]), "3 instead of 2"),
+        (pb.GetModelResponse, lambda reply: reply.ClearField("model"), ("get_model",), "hidden_size"),
+        (
+            pb.GetModelResponse,
+            lambda reply: setattr(reply.model, "embedding_size", -4),
+            ("embed", []),
+            "embedding_size of the model 'scripted' is -4",
+        ),
+        (
+            pb.GetModelResponse,
+            lambda reply: setattr(reply.model.limits, "max_queue", -1),
+            ("get_model",),
+            "limit max_queue is -1",
+        ),
+        (
+            pb.ListModelsResponse,
+            lambda reply: setattr(reply.models[0].architecture, "num_heads", 0),
+            ("list_models",),
+            "num_heads of the model 'scripted' is 0",
+        ),
+    ]  # fmt: skip
+    with connect(server.address) as call:
+        for kind, change, asked, message in changes:
+            server.change = _only(kind, change)
+            with pytest.raises(BadReplyError, match=message):
+                call(*asked)
+        server.change = lambda _: None
+        with pytest.raises(BadReplyError, match="the model is 'scripted' instead of 'other'"):
+            call("get_model", "other")
+        for method in ("tokenize", "encode", "stream"):
+            with pytest.raises(BadReplyError, match="'scripted' instead of 'other'"):
+                call(method, ["a"], model="other")
+
+
+def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
+    with connect(garbled_server) as call:
+        for method in ("embed", "encode", "stream", "tokenize"):
+            with pytest.raises(BadReplyError, match="its bytes are no message"):
+                call(method, ["a"])
