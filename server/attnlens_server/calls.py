@@ -95,10 +95,12 @@ class Call:
     """A call that is running.
 
     Attributes:
+        request_bytes: the size of its request.
         memory: what it has reserved; given back when it is over.
     """
 
-    def __init__(self, context: Context, life: _Life, stall_timeout_s: float) -> None:
+    def __init__(self, context: Context, life: _Life, request_bytes: int, stall_timeout_s: float) -> None:
+        self.request_bytes = request_bytes
         self.memory = life.memory
         self._context = context
         self._life = life
@@ -152,7 +154,7 @@ class Calls:
         self._none = asyncio.Event()
         self._none.set()
 
-    def _begin(self, context: Context) -> Call:
+    def _begin(self, context: Context, request_bytes: int) -> Call:
         """Count a call until it is over."""
         self._count += 1
         self._none.clear()
@@ -168,7 +170,7 @@ class Calls:
 
         # That of the context would tie context and call into a cycle, which keeps calls that are dropped.
         task.add_done_callback(over)
-        return Call(context, life, self._stall_timeout_s)
+        return Call(context, life, request_bytes, self._stall_timeout_s)
 
     async def wait_until_none(self) -> None:
         """Return when no call is running."""
@@ -184,10 +186,10 @@ class Calls:
         """
 
         async def handle(data: bytes, context: Context) -> bytes | None:
-            call = self._begin(context)
+            call = self._begin(context, len(data))
             try:
                 self._check_serving()
-                call.memory.grow(REQUEST_COPIES * len(data))
+                call.memory.grow(REQUEST_COPIES * call.request_bytes)
                 reply = await method(parser.parse(data), call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from enum import Enum
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_server import errors, responses
@@ -32,7 +32,7 @@ from attnlens_server.streams import Piece, cut_into_pieces, run_pieces
 from attnlens_server.text import EncodedInput, TextEncoder, fill_tokens
 from attnlens_server.workers import Workers
 
-Request = TypeVar("Request")
+P = ParamSpec("P")
 Plan = TypeVar("Plan")
 
 TOKEN_ID_BYTES = 8
@@ -93,7 +93,7 @@ class EncoderService:
             raise errors.ShuttingDownError("the engine of the server has stopped: ask another one")
 
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> bytes:
-        plan = await self._checked(self._checker.check_embed, request)
+        plan = await self._checked(call, self._checker.check_embed, request)
         num_texts, worker = len(request.inputs), self._engine.embeddings
         with self.admission.texts(worker, num_texts):
             reply_bytes = self._sizes.check_embed(num_texts, plan)
@@ -106,7 +106,7 @@ class EncoderService:
             )
 
     async def Encode(self, request: pb.EncodeRequest, call: Call) -> bytes:
-        plan = await self._checked(self._checker.check_encode, request)
+        plan = await self._checked(call, self._checker.check_encode, request)
         worker = self._engine.worker(attention=bool(plan.layers))
         with self.admission.texts(worker, len(request.inputs)):
             started = time.monotonic()
@@ -119,7 +119,7 @@ class EncoderService:
             )
 
     async def EncodeStream(self, request: pb.EncodeStreamRequest, call: Call) -> None:
-        plan = await self._checked(self._checker.check_encode, request.encode, prefix="encode.")
+        plan = await self._checked(call, self._checker.check_encode, request.encode, prefix="encode.")
         worker = self._engine.worker(attention=bool(plan.layers))
         texts = request.encode.inputs
         with self.admission.texts(worker, 1):
@@ -139,7 +139,7 @@ class EncoderService:
                     )
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> bytes:
-        await self._checked(self._checker.check_tokenize, request)
+        await self._checked(call, self._checker.check_tokenize, request)
         with self.admission.texts(self._engine.embeddings, len(request.texts)):
             response = pb.TokenizeResponse(model=self._name)
             size = 0
@@ -164,16 +164,11 @@ class EncoderService:
 
     # --- from requests to token ids ---------------------------------------------------------------
 
-    async def _checked(
-        self,
-        check: Callable[..., Plan],
-        request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest,
-        **options: str,
-    ) -> Plan:
+    async def _checked(self, call: Call, check: Callable[P, Plan], *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Check a request: a large one in a worker thread."""
-        if request.ByteSize() <= SMALL_BYTES:
-            return check(request, **options)
-        return await self.workers.run(check, request, **options)
+        if call.request_bytes <= SMALL_BYTES:
+            return check(*args, **kwargs)
+        return await self.workers.run(check, *args, **kwargs)
 
     async def _ids(
         self, texts: Sequence[pb.Input], options: EncodeOptions, call: Call
