@@ -32,7 +32,7 @@ ERROR_DOMAIN = "attnlens"
 # All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
 # twice: as `grpc-message`, where each byte that is not ASCII takes three, and in the details, in base64.
 MAX_VIOLATIONS = 20
-MAX_MESSAGE_BYTES = 1024
+MAX_MESSAGE_BYTES = 768
 MAX_VIOLATION_BYTES = 2048
 
 
