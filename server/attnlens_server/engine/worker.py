@@ -81,7 +81,7 @@ class SessionWorker:
         """Run a batch; where it fails, run its texts one by one, so that one can't spoil the others."""
         session = None
         try:
-            session = self.sessions.get(is_alone=is_alone)
+            session = self.sessions.get(has_whole_machine=is_alone)
             self._run_batch(items, session)
         except Exception as error:  # noqa: BLE001 - the outermost edge of this thread
             if len(items) == 1 or session is None:
