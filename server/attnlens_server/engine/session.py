@@ -107,13 +107,6 @@ def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Liter
     Raises:
         StartupError: CUDA was asked for and is not in this build, or is to run int8.
     """
-    has_cuda = CUDA in ort.get_available_providers()
-    if provider == "cuda" and not has_cuda:
-        raise StartupError(
-            f"provider cuda was asked for, but this build of ONNX Runtime has only "
-            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
-            "attnlens[server], or use --provider cpu"
-        )
     if precision == "int8":
         if provider == "cuda":
             raise StartupError(
@@ -121,6 +114,13 @@ def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Liter
                 "--precision fp16 or fp32"
             )
         return "cpu"
+    has_cuda = CUDA in ort.get_available_providers()
+    if provider == "cuda" and not has_cuda:
+        raise StartupError(
+            f"provider cuda was asked for, but this build of ONNX Runtime has only "
+            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
+            "attnlens[server], or use --provider cpu"
+        )
     if provider == "auto":
         return "cuda" if has_cuda else "cpu"
     return provider
