@@ -32,7 +32,8 @@ class GraphOpener:
         self._provider: Literal["cpu", "cuda"] = provider
         self._device_id = device_id
         self._timeout_s = timeout_s
-        self._trial = Trial(graph, bundle.manifest.architecture)
+        self._path = bundle.directory / graph.path
+        self._trial = Trial(self._path, graph, bundle.manifest.architecture)
         self._mapped = MappedFiles({})
         # Protects: a limit that is used once `_is_stopped` is set is over.
         self._stopping = threading.Lock()
@@ -51,13 +52,12 @@ class GraphOpener:
                 are not.
             StartupError: ONNX Runtime can't open or run it, or not in time.
         """
-        path = self._bundle.directory / self._graph.path
         with TimeLimit(self._timeout_s) as limit:
             self._use(limit)
             self._bundle.verify_graph(self._graph)
             try:
                 session = self._session_class(
-                    path, self._provider, threads=threads, device_id=self._device_id, limit=limit
+                    self._path, self._provider, threads=threads, device_id=self._device_id, limit=limit
                 )
                 self._trial.check_interface(session)
                 longest = [] if self.longest_trial is None else [(self.longest_trial,)]
@@ -68,7 +68,7 @@ class GraphOpener:
                     raise StartupError(self._overdue()) from error
                 if isinstance(error, StartupError):
                     raise
-                raise StartupError(f"{path} can't be run: {error}") from error
+                raise StartupError(f"{self._path} can't be run: {error}") from error
             # Again: what was read is what was verified only if it is so before and after.
             self._mapped = self._bundle.verify_graph(self._graph)
         self.longest_trial = None
@@ -96,10 +96,9 @@ class GraphOpener:
                 limit.end()
 
     def _overdue(self) -> str:
-        path = self._bundle.directory / self._graph.path
         if self._is_stopped:
-            return f"{path} was not opened: the server is stopping"
+            return f"{self._path} was not opened: the server is stopping"
         return (
-            f"opening and trying {path} took more than {self._timeout_s:g} s: give a larger "
+            f"opening and trying {self._path} took more than {self._timeout_s:g} s: give a larger "
             f"--start-timeout-s, or {REMEDY}"
         )

@@ -5,6 +5,7 @@ D hidden size, H heads.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,10 @@ Array = npt.NDArray[np.generic]
 
 
 class Trial:
-    """What a graph has to be, by its manifest."""
+    """What the graph in the file `path` has to be, by its manifest."""
 
-    def __init__(self, graph: Graph, sizes: Architecture) -> None:
-        self._name = graph.path
+    def __init__(self, path: Path, graph: Graph, sizes: Architecture) -> None:
+        self._path = path
         self._kind = graph.kind
         self._sizes = sizes
         self._shapes = output_shapes(graph.kind, sizes)
@@ -106,13 +107,15 @@ class Trial:
         """Check the weights of a text's tokens, (H, count, T)."""
         sums = weights.sum(axis=-1, dtype=np.float64)  # (H, count)
         error = float(np.abs(sums - 1).max())
-        if error > ROW_SUM_TOLERANCE or weights.min() < 0:
-            self._refuse(f"returned rows of {name} that are no weights: a sum is off from 1 by {error:.3g}")
+        if error > ROW_SUM_TOLERANCE:
+            self._refuse(f"returned rows of {name} whose sum is off from 1 by {error:.3g}")
+        if weights.min() < 0:
+            self._refuse(f"returned weights of {name} below 0")
         if weights[:, :, count:].any():
             self._refuse(f"returned weights of {name} on padding")
 
     def _refuse(self, what: str) -> None:
-        raise UnusableGraphError(f"{self._name} {what}: it is not the graph of this manifest, {REMEDY}")
+        raise UnusableGraphError(f"{self._path} {what}: it is not the graph of this manifest, {REMEDY}")
 
 
 def _may_be(stated: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
