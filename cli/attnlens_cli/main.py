@@ -10,6 +10,7 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     _prepare_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, told in one line
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see attnlens_server: for exports, too
     if any(find_spec(name) is None for name in ("click", "rich")):
         sys.stderr.write("attnlens: the command line needs an extra: pip install 'attnlens[cli]'\n")
         sys.exit(2)

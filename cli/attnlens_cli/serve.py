@@ -88,6 +88,12 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     help="How long a client may take to read a message; then its call is ended.",
 )
 @click.option(
+    "--start-timeout-s",
+    default=600.0,
+    show_default=True,
+    help="How long opening and trying a graph may take, for each number of threads.",
+)
+@click.option(
     "--drain-timeout-s",
     default=30.0,
     show_default=True,

@@ -1,8 +1,6 @@
 """Reading an ONNX file without reading its weights.
 
-The outer fields of the protobuf wire format (https://protobuf.dev/programming-guides/encoding) are walked by
-hand, as attnlens_export.weights writes them: a parser would hold the whole file, and what it makes of it,
-in memory.
+The outer fields of the file are walked by hand, as attnlens_export.weights writes them: see attnlens.wire.
 """
 
 import math
@@ -10,29 +8,17 @@ import mmap
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import external_data_helper, helper, numpy_helper
 
+from attnlens.wire import Field, read_fields
 from attnlens_export.errors import GraphError
 from attnlens_export.weights import GRAPH_INITIALIZER, MODEL_GRAPH, SHARED_FROM_BYTES, TENSOR_RAW_DATA
 
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-
 Array = npt.NDArray[np.generic]
-
-
-class _Field(NamedTuple):
-    """A field of a message: its number, and where it, its content and its end are."""
-
-    number: int
-    start: int
-    content: int
-    end: int
 
 
 def read_structure(path: Path) -> onnx.ModelProto:
@@ -47,11 +33,11 @@ def read_structure(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for field in _fields(data, 0, len(data)):
+            for field in read_fields(data, 0, len(data)):
                 if field.number != MODEL_GRAPH:
                     model.MergeFromString(data[field.start : field.end])
                     continue
-                for part in _fields(data, field.content, field.end):
+                for part in read_fields(data, field.content, field.end):
                     if part.number == GRAPH_INITIALIZER:
                         model.graph.initializer.append(_read_tensor(data, part, path.name))
                     else:
@@ -128,9 +114,9 @@ def read_weight(directory: Path, tensor: onnx.TensorProto) -> Array:
     return np.memmap(directory / info.location, dtype, "c", info.offset or 0, shape)
 
 
-def _read_tensor(data: mmap.mmap, field: _Field, location: str) -> onnx.TensorProto:
+def _read_tensor(data: mmap.mmap, field: Field, location: str) -> onnx.TensorProto:
     tensor, raw = onnx.TensorProto(), None
-    for part in _fields(data, field.content, field.end):
+    for part in read_fields(data, field.content, field.end):
         if part.number == TENSOR_RAW_DATA and part.end - part.content >= SHARED_FROM_BYTES:
             raw = part
         else:
@@ -141,36 +127,3 @@ def _read_tensor(data: mmap.mmap, field: _Field, location: str) -> onnx.TensorPr
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
     return tensor
-
-
-def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of the message between two positions."""
-    while position < end:
-        start = position
-        tag, position = _read_varint(data, position)
-        number, wire_type = tag >> 3, tag & 7
-        if wire_type == _VARINT:
-            content = position
-            _, position = _read_varint(data, position)
-        elif wire_type == _LENGTH_DELIMITED:
-            length, content = _read_varint(data, position)
-            position = content + length
-        elif wire_type in _FIXED_SIZES:
-            content, position = position, position + _FIXED_SIZES[wire_type]
-        else:
-            raise ValueError(f"wire type {wire_type} at byte {start}")
-        if position > end:
-            raise ValueError(f"the field at byte {start} is longer than what holds it")
-        yield _Field(number, start, content, position)
-
-
-def _read_varint(data: mmap.mmap, position: int) -> tuple[int, int]:
-    """Return a number and where it ends."""
-    number = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the eighth bit says that more follow
-            return number, position
-        shift += 7

@@ -6,6 +6,7 @@ The schema is the message `attnlens.v1.Manifest`; docs/bundle.md explains the di
 
 import hashlib
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from google.protobuf import json_format
 
@@ -14,10 +15,27 @@ from attnlens.v1.tensor_pb2 import DataType
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 16 << 20  # one of 24 layers has 60 kB
 
 
 class BundleError(Exception):
     """A bundle is missing, incomplete, altered or of another format. The message names the file."""
+
+
+class FileState(NamedTuple):
+    """What the system knows of a file. Whoever writes to a file or replaces it changes this, too."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+def state_of(path: Path) -> FileState:
+    """Return the state of a file."""
+    found = path.stat()
+    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
@@ -27,7 +45,11 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
         BundleError: the file is missing, is not a manifest, or has another format version.
     """
     path = directory / name
+    if path.exists() and not path.is_file():
+        raise BundleError(f"{directory} is not a bundle: {name} is no regular file")
     try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{path} is not a manifest: it has more than {MAX_MANIFEST_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise BundleError(f"{directory} is not a bundle: {name} can't be read ({error.strerror})") from error
@@ -35,7 +57,7 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
         raise BundleError(f"{path} is not UTF-8: {error}") from error
     try:
         manifest = json_format.Parse(text, Manifest(), ignore_unknown_fields=True)
-    except json_format.ParseError as error:
+    except (json_format.ParseError, RecursionError) as error:
         raise BundleError(f"{path} is not a manifest: {error}") from error
     if manifest.format_version != FORMAT_VERSION:
         raise BundleError(
@@ -62,8 +84,18 @@ def describe_file(directory: Path, path: Path) -> BundleFile:
     )
 
 
-def verify_files(directory: Path, manifest: Manifest) -> None:
+def verify_files(
+    directory: Path, manifest: Manifest, paths: frozenset[str] | None = None
+) -> dict[str, FileState]:
     """Check that every file of the manifest is there, unaltered.
+
+    Args:
+        directory: of the bundle.
+        manifest: what it says of itself.
+        paths: check these files only, those of them that the manifest lists; None: all.
+
+    Returns:
+        The state of each file that was checked, by its path in the manifest, from before it was read.
 
     Raises:
         BundleError: a file is missing, has another size or another SHA-256, or lies outside the bundle.
@@ -72,23 +104,31 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
     for graph in manifest.graphs:
         if graph.path not in listed:
             raise BundleError(f"{directory / MANIFEST_NAME} has no hash for its graph {graph.path}")
-    for expected in manifest.files:
-        relative = PurePosixPath(expected.path)
-        if relative.is_absolute() or ".." in relative.parts:
-            raise BundleError(f"{directory / MANIFEST_NAME} names a file outside the bundle: {expected.path}")
-        path = directory / relative
-        if not path.is_file():
-            raise BundleError(f"{path} is missing: copy the whole bundle, or export it again")
-        actual_size = path.stat().st_size
-        if actual_size != expected.size_bytes:
-            raise BundleError(
-                f"{path} was altered: it has {actual_size} bytes, the manifest says {expected.size_bytes}"
-            )
-        actual = describe_file(directory, path)
-        if actual.sha256 != expected.sha256:
-            raise BundleError(
-                f"{path} was altered: its SHA-256 is {actual.sha256}, the manifest says {expected.sha256}"
-            )
+    return {
+        file.path: _verify_file(directory, file)
+        for file in manifest.files
+        if paths is None or file.path in paths
+    }
+
+
+def _verify_file(directory: Path, expected: BundleFile) -> FileState:
+    relative = PurePosixPath(expected.path)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise BundleError(f"{directory / MANIFEST_NAME} names a file outside the bundle: {expected.path}")
+    path = directory / relative
+    if not path.is_file():
+        raise BundleError(f"{path} is missing: copy the whole bundle, or export it again")
+    state = state_of(path)
+    if state.size_bytes != expected.size_bytes:
+        raise BundleError(
+            f"{path} was altered: it has {state.size_bytes} bytes, the manifest says {expected.size_bytes}"
+        )
+    actual = describe_file(directory, path)
+    if actual.sha256 != expected.sha256:
+        raise BundleError(
+            f"{path} was altered: its SHA-256 is {actual.sha256}, the manifest says {expected.sha256}"
+        )
+    return state
 
 
 def find_graph(
@@ -99,13 +139,14 @@ def find_graph(
     """Return the graph of `kind` that computes in `data_type`.
 
     Raises:
-        BundleError: the bundle has no such graph.
+        BundleError: the bundle has no such graph, or several.
     """
-    for graph in manifest.graphs:
-        if (graph.kind, graph.data_type) == (kind, data_type):
-            return graph
-    names = f"{GraphKind.Name(kind)} graph of {DataType.Name(data_type)}"
-    raise BundleError(f"the bundle of {manifest.model_name!r} has no {names}")
+    found = [graph for graph in manifest.graphs if (graph.kind, graph.data_type) == (kind, data_type)]
+    if len(found) != 1:
+        names = f"{GraphKind.Name(kind)} graph of {DataType.Name(data_type)}"
+        number = "no" if not found else f"more than one ({', '.join(graph.path for graph in found)})"
+        raise BundleError(f"the bundle of {manifest.model_name!r} has {number} {names}")
+    return found[0]
 
 
 def embedding_size(manifest: Manifest) -> int:

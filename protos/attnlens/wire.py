@@ -1,43 +1,68 @@
-"""The protobuf wire format, as far as it takes to look at a message without parsing it.
+"""Walking a message in the protobuf wire format (https://protobuf.dev/programming-guides/encoding) by hand.
 
-Source: https://protobuf.dev/programming-guides/encoding/
+For files that are mostly weights, as those of ONNX are: a parser would hold the whole file, and what it makes
+of it, in memory.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+_FIXED_SIZES = {FIXED64: 8, FIXED32: 4}
+_MAX_VARINT_BITS = 70  # ten bytes of seven bits hold 64 bits
 
 
-def length_delimited_fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield the number and the bytes of each field that holds a message, a string, bytes or packed numbers.
+class Bytes(Protocol):
+    """Bytes, or a file that is mapped into memory."""
 
-    It stops where the bytes are no message: a parser has to say what is wrong with them.
+    def __getitem__(self, index: int, /) -> int:
+        """Return a byte; an IndexError beyond the end."""
+
+
+class Field(NamedTuple):
+    """A field of a message: its number and type, and where it, its content and its end are."""
+
+    number: int
+    wire_type: int
+    start: int
+    content: int
+    end: int
+
+
+def read_fields(data: Bytes, position: int, end: int) -> Iterator[Field]:
+    """Yield the fields of the message between two positions.
+
+    Raises:
+        ValueError: there is no message.
+        IndexError: the data ends within a field.
     """
-    position = 0
-    try:
-        while position < len(message):
-            tag, position = _varint(message, position)
-            number, wire_type = tag >> 3, tag & 7
-            if wire_type == _LENGTH_DELIMITED:
-                length, position = _varint(message, position)
-                yield number, message[position : position + length]
-                position += length
-            elif wire_type == _VARINT:
-                _, position = _varint(message, position)
-            else:
-                position += _FIXED_BYTES[wire_type]
-    except (IndexError, KeyError):
-        return
+    while position < end:
+        start = position
+        tag, position = _read_varint(data, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == VARINT:
+            content = position
+            _, position = _read_varint(data, position)
+        elif wire_type == LENGTH_DELIMITED:
+            length, content = _read_varint(data, position)
+            position = content + length
+        elif wire_type in _FIXED_SIZES:
+            content, position = position, position + _FIXED_SIZES[wire_type]
+        else:
+            raise ValueError(f"wire type {wire_type} at byte {start}")
+        if position > end:
+            raise ValueError(f"the field at byte {start} is longer than what holds it")
+        yield Field(number, wire_type, start, content, position)
 
 
-def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position`, and the position behind it."""
+def _read_varint(data: Bytes, position: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
     number = shift = 0
-    while True:
+    while shift < _MAX_VARINT_BITS:
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that another byte follows
+        if byte < 0x80:  # noqa: PLR2004 - the eighth bit says that more follow
             return number, position
         shift += 7
+    raise ValueError(f"a number of more than 64 bits at byte {position}")

@@ -4,6 +4,12 @@ The way of a request: `service` validates (`requests`), turns text into ids (`te
 `engine` (queue, pack, session), and builds the reply (`responses`). `server` is the life of the process.
 """
 
+import os
+
 from attnlens_server.config import ServerConfig
+
+# The official builds of ONNX Runtime 1.31 report sessions and the machine to their publisher, and keep a
+# database of it in the user's cache directory, unless they are told not to before they are imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = ["ServerConfig"]

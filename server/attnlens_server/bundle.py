@@ -1,20 +1,24 @@
 """Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import GraphKind, Manifest
+from attnlens.bundle import BundleError, FileState, find_graph, read_manifest, state_of, verify_files
+from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.config import Precision
 from attnlens_server.dense import DenseLayer, open_dense
-from attnlens_server.errors import StartupError
+from attnlens_server.errors import StartupError, UnusableGraphError
+from attnlens_server.graph_files import MappedFiles, graph_files
+from attnlens_server.manifest_check import check_manifest
 
 DATA_TYPES: dict[Precision, DataType.ValueType] = {
     "fp32": DataType.DATA_TYPE_FLOAT32,
     "fp16": DataType.DATA_TYPE_FLOAT16,
     "int8": DataType.DATA_TYPE_INT8,
 }
+TOKENIZER_NAME = "tokenizer.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,40 +30,65 @@ class Bundle:
         manifest: what it says of itself.
         dense: the layers that pooled vectors go through.
         precision: of the graph that computes embeddings; attention is always computed in fp32.
+        states: of each listed file by its path, from just before its hash was compared.
     """
 
     directory: Path
     manifest: Manifest
     dense: tuple[DenseLayer, ...]
     precision: Precision = "fp32"
+    states: Mapping[str, FileState] = field(default_factory=dict)
+
+    @property
+    def embeddings(self) -> Graph:
+        """The graph that returns `last_hidden_state` alone."""
+        return find_graph(self.manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DATA_TYPES[self.precision])
+
+    @property
+    def attentions(self) -> Graph:
+        """The graph that returns the attention weights, too."""
+        return find_graph(self.manifest, GraphKind.GRAPH_KIND_ATTENTIONS)
 
     @property
     def embeddings_path(self) -> Path:
-        """The ONNX file that returns `last_hidden_state` alone."""
-        data_type = DATA_TYPES[self.precision]
-        return self.directory / find_graph(self.manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, data_type).path
+        """The ONNX file of `embeddings`."""
+        return self.directory / self.embeddings.path
 
     @property
     def attentions_path(self) -> Path:
-        """The ONNX file that returns the attention weights, too."""
-        return self.directory / find_graph(self.manifest, GraphKind.GRAPH_KIND_ATTENTIONS).path
-
-    def verify(self) -> None:
-        """Compare every file with the manifest that was read at the start.
-
-        Raises:
-            StartupError: a file is missing or was altered since.
-        """
-        try:
-            verify_files(self.directory, self.manifest)
-        except BundleError as error:
-            raise StartupError(str(error)) from error
+        """The ONNX file of `attentions`."""
+        return self.directory / self.attentions.path
 
     @property
     def tokenizer_path(self) -> Path | None:
         """Return `tokenizer.json`, or None where the bundle has none."""
-        path = self.directory / "tokenizer.json"
-        return path if path.is_file() else None
+        return self.directory / TOKENIZER_NAME if TOKENIZER_NAME in self.states else None
+
+    def verify_graph(self, graph: Graph) -> MappedFiles:
+        """Make sure that a graph and the files with its weights are what they were at the start.
+
+        A file that nobody has touched since is not read again.
+
+        Returns:
+            The files that ONNX Runtime will map, to be asked for as long as the graph is open.
+
+        Raises:
+            UnusableGraphError: a file is missing or was altered since.
+        """
+        try:
+            paths = graph_files(self.directory, graph.path, self.states)
+            touched = frozenset(
+                path for path in paths if state_of(self.directory / path) != self.states[path]
+            )
+            states = {path: self.states[path] for path in paths}
+            states |= verify_files(self.directory, self.manifest, touched)
+        except (BundleError, StartupError) as error:
+            raise UnusableGraphError(str(error)) from error
+        except OSError as error:
+            raise UnusableGraphError(f"{error.filename} can't be read: {error.strerror}") from error
+        return MappedFiles(
+            {self.directory / path: state for path, state in states.items() if path != graph.path}
+        )
 
 
 def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
@@ -67,13 +96,12 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
 
     Raises:
         StartupError: there is no bundle, or none with a graph in `precision`, a file is missing or altered,
-            or the parity check failed.
+            or would be used without a hash, the manifest contradicts itself, or the parity check failed.
     """
     try:
         manifest = read_manifest(directory)
-        verify_files(directory, manifest)
-        for kind in (GraphKind.GRAPH_KIND_EMBEDDINGS, GraphKind.GRAPH_KIND_ATTENTIONS):
-            find_graph(manifest, kind)
+        check_manifest(directory, manifest)
+        states = verify_files(directory, manifest)
     except BundleError as error:
         raise StartupError(str(error)) from error
     if all(graph.data_type != DATA_TYPES[precision] for graph in manifest.graphs):
@@ -86,22 +114,18 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
             f"{directory / 'manifest.json'}: the graphs are not the same model as the checkpoint "
             f"(parity failed, see {directory / 'parity' / 'report.md'}); export the bundle again"
         )
-    _check_defaults(directory, manifest)
-    return Bundle(
+    if TOKENIZER_NAME not in states and (directory / TOKENIZER_NAME).exists():
+        raise StartupError(
+            f"{directory / TOKENIZER_NAME} is not in the manifest, so nobody knows if it is the model's: "
+            "remove it, or export the bundle again with --tokenizer"
+        )
+    bundle = Bundle(
         directory=directory,
         manifest=manifest,
         dense=open_dense(directory, manifest),
         precision=precision,
+        states=states,
     )
-
-
-def _check_defaults(directory: Path, manifest: Manifest) -> None:
-    path = directory / MANIFEST_NAME
-    if not manifest.pooling.pooling:
-        raise StartupError(
-            f"{path} states no pooling that this version knows: install the version of attnlens that wrote it"
-        )
-    if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
-        raise StartupError(
-            f"{path} has no prompt {manifest.default_prompt_name!r}, its default: export the bundle again"
-        )
+    for graph in (bundle.embeddings, bundle.attentions):
+        graph_files(directory, graph.path, states)
+    return bundle

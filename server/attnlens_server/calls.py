@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from attnlens.wire import length_delimited_fields
+from attnlens.wire import LENGTH_DELIMITED, read_fields
 from attnlens_server import errors
 from attnlens_server.admission import Admission, Reservation
 
@@ -245,8 +245,12 @@ class Parser(Generic[Request]):
 
 
 def _values(messages: Iterator[memoryview], number: int) -> Iterator[memoryview]:
+    """Yield what field `number` of each message holds. What is no message has none: a parser tells why."""
     for message in messages:
-        yield from (value for found, value in length_delimited_fields(message) if found == number)
+        with suppress(ValueError, IndexError):
+            for field in read_fields(message, 0, len(message)):
+                if (field.number, field.wire_type) == (number, LENGTH_DELIMITED):
+                    yield message[field.content : field.end]
 
 
 def _status(error: BaseException, method: str) -> errors.CallStatus:

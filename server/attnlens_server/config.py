@@ -50,6 +50,7 @@ class ServerConfig:
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.
         worker_threads: threads that tokenize and build replies.
         stall_timeout_s: how long a client may take to read a message; then its call is ended.
+        start_timeout_s: how long opening and trying one session of a graph may take.
         drain_timeout_s: how long running requests may take after SIGTERM.
         tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
         tls_key: PEM private key.
@@ -77,6 +78,7 @@ class ServerConfig:
     max_tokens: int | None = None
     worker_threads: int = 2
     stall_timeout_s: float = 30.0
+    start_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -103,6 +105,7 @@ class ServerConfig:
         self._check_range("max_calls", 1, 1 << 24)
         self._check_range("worker_threads", 1, 256)
         self._check_range("stall_timeout_s", 0.001, 86_400)
+        self._check_range("start_timeout_s", 0.001, 86_400)
         self._check_range("drain_timeout_s", 0, 86_400)
         if self.max_tokens is not None:
             self._check_range("max_tokens", 1, 1 << 24)

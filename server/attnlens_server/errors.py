@@ -16,6 +16,7 @@
     `- InternalError           INTERNAL             INTERNAL
 
     StartupError               the process can't serve: printed, exit code 1
+    `- UnusableGraphError      a graph that no other try will make usable
 
 Each class knows its gRPC status and its reason; `trailers` turns one into google.rpc details.
 """
@@ -38,6 +39,10 @@ MAX_VIOLATION_BYTES = 2048
 
 class StartupError(Exception):
     """The server can't start: the message says why and what to do."""
+
+
+class UnusableGraphError(StartupError):
+    """A graph was altered, or is not what its manifest says: to try again brings nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,7 @@ class OverloadedError(RequestError):
 
 
 class GraphUnavailableError(RequestError):
-    """A graph of the bundle can't be opened any more."""
+    """A graph of the bundle can't be used: for good, or with `retry_after_s` until it is tried again."""
 
     status = grpc.StatusCode.FAILED_PRECONDITION
     reason = "GRAPH_UNAVAILABLE"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -31,6 +32,12 @@ from attnlens_server.service import EncoderService, State
 from attnlens_server.text import TextEncoder
 
 logger = logging.getLogger(__name__)
+
+ATTENTIONS_NAME = f"{SERVICE_NAME}.attentions"
+"""What health calls the part of the service that needs the attention graph."""
+# What ends the process in good order. SIGHUP comes when a terminal is closed.
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+_DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,10 @@ class Server:
             max_tokens=self._max_tokens,
         )
         self._calls = Calls(self._service.admission, config.stall_timeout_s, self._service.check_serving)
-        self._health = HealthService([SERVICE_NAME])
+        self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then drain.
+        """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
 
         Raises:
             StartupError: the address can't be bound, or the session can't be opened as asked.
@@ -77,14 +84,27 @@ class Server:
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
             try:
-                warm_up_s = await self._warm_up()
+                warm_up_s = await self._warm_up_unless(stop)
                 if not stop.is_set():
                     await self._set_serving()
                     provider = self._engine.embeddings.sessions.providers[0]
-                    on_ready(Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
+                    _announce(on_ready, Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
                 await stop.wait()
             finally:
                 await self._shut_down(grpc_server)
+
+    async def _warm_up_unless(self, stop: asyncio.Event) -> float:
+        """Warm up, and give it up once the process is told to stop."""
+        warming_up = asyncio.ensure_future(self._warm_up())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((warming_up, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not stop.is_set():
+            return await warming_up
+        self._engine.stop_opening()
+        with suppress(StartupError):
+            await warming_up
+        return 0.0
 
     async def _listen(self) -> tuple[grpc.aio.Server, str]:
         leave_out_what_clients_do()
@@ -104,6 +124,12 @@ class Server:
         for worker in (self._engine.embeddings, self._engine.attentions):
             worker.on_death = functools.partial(loop.call_soon_threadsafe, self._fail)
         seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
+
+        def tell_health(is_serving: bool) -> None:
+            told = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
+            asyncio.run_coroutine_threadsafe(told, loop)
+
+        self._engine.attentions.sessions.on_change = tell_health
         if self._bundle.precision == "fp16" and self._engine.embeddings.sessions.providers[0] == CPU:
             logger.warning(
                 "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
@@ -218,32 +244,71 @@ def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
+    key, certificate = config.tls_key, config.tls_cert
+
+    def refuse_passphrase() -> str:  # without it, the library asks on the terminal
+        raise StartupError(
+            f"{key} is encrypted with a passphrase, and nobody can be asked for it: decrypt it with "
+            "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
+        )
+
     try:  # the standard library says what is wrong with a file, gRPC does not
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        context.load_cert_chain(certificate, key, refuse_passphrase)
         if config.tls_client_ca is not None:
             context.load_verify_locations(config.tls_client_ca)
         roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
-        chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
+        chain = (key.read_bytes(), certificate.read_bytes())
     except OSError as error:
-        files = ", ".join(
-            str(path) for path in (config.tls_cert, config.tls_key, config.tls_client_ca) if path
-        )
+        files = ", ".join(str(path) for path in (certificate, key, config.tls_client_ca) if path)
         raise StartupError(f"can't use the PEM files {files}: {error}") from error
+    if trouble := _validity_trouble(context, certificate):
+        logger.warning("clients will refuse %s: %s", certificate, trouble)
     return grpc.ssl_server_credentials(
         [chain], root_certificates=roots, require_client_auth=roots is not None
     )
 
 
+def _validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:
+    """Return what is wrong with the dates of a certificate, by a handshake with ourselves, in memory."""
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client_context.check_hostname = False
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
+    client_context.load_verify_locations(certificate)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message if error.verify_code in _DATE_ERRORS else None
+    except ssl.SSLError:  # what else may be wrong, clients and gRPC will say
+        return None
+    return None
+
+
+def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:
+    """Tell that requests may come. That nobody listens is no reason not to serve."""
+    try:
+        on_ready(ready)
+    except (OSError, ValueError) as error:  # ValueError: the file is closed
+        logger.warning("the ready line can't be written: %s", error)
+
+
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that SIGTERM and SIGINT set."""
+    """Yield an event that STOP_SIGNALS set. SIGHUP stays ignored where nohup has started the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    heeded = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        heeded.remove(signal.SIGHUP)
+    for number in heeded:
         loop.add_signal_handler(number, stop.set)
     try:
         yield stop
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in heeded:
             loop.remove_signal_handler(number)

@@ -3,7 +3,6 @@
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.wire import length_delimited_fields
 from attnlens_server.calls import SMALL_BYTES, Parser
 from attnlens_server.errors import InvalidFieldsError, MalformedRequestError
 
@@ -39,15 +38,3 @@ def test_a_small_message_is_left_to_the_checks_that_count_exactly() -> None:
 def test_what_is_no_message_is_named_with_its_size(data: bytes) -> None:
     with pytest.raises(MalformedRequestError, match=f"the {len(data)} bytes .* attnlens.v1.EmbedRequest"):
         Parser(pb.EmbedRequest, INPUTS, max_texts=3).parse(data)
-
-
-def test_fields_are_found_whatever_stands_between_them() -> None:
-    # 1: varint 300; 2: "ab"; 3: 8 bytes; 2: ""; 5: 4 bytes; 16: "c"
-    message = b"\x08\xac\x02\x12\x02ab\x19" + bytes(8) + b"\x12\x00" + b"\x2d" + bytes(4) + b"\x82\x01\x01c"
-    found = [(number, bytes(value)) for number, value in length_delimited_fields(memoryview(message))]
-    assert found == [(2, b"ab"), (2, b""), (16, b"c")]
-
-
-@pytest.mark.parametrize("data", [b"\x12", b"\x80", b"\x0b\x12\x00", b"\xff" * 5])
-def test_what_is_no_message_has_no_fields(data: bytes) -> None:
-    assert list(length_delimited_fields(memoryview(data))) == []

@@ -190,8 +190,8 @@ def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, o
         expected = slice_item(run(on_host, [item]), 0, item)
         for name, array in item.future.result(60).outputs.items():
             np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-5, strict=True)
-    assert type(device_engine.attentions.sessions.get(is_alone=False)) is DeviceSession
-    assert type(device_engine.embeddings.sessions.get(is_alone=False)) is Session
+    assert type(device_engine.attentions.sessions.get(has_whole_machine=False)) is DeviceSession
+    assert type(device_engine.embeddings.sessions.get(has_whole_machine=False)) is Session
     assert device_engine.attentions.num_computed_tokens % 8 == 0
 
 

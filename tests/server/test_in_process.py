@@ -1,9 +1,12 @@
 """What can only be seen from inside: a server in the test's own process, called over a real connection."""
 
 import asyncio
+import errno
 import json
 import logging
-import shutil
+import os
+import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,13 +14,17 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_server.config import ServerConfig
-from attnlens_server.server import Server
+from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.errors import StartupError
+from attnlens_server.server import ATTENTIONS_NAME, SERVICE_NAME, Ready, Server
 from attnlens_server.service import State
 from failures import Failure, read_failure
+from tampered import ATTENTIONS, EMBEDDINGS, change_graph, copy_of, endless_loop, put_hashes_right, through
 
 if TYPE_CHECKING:
     from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceAsyncStub
@@ -30,9 +37,10 @@ OPTIONS = [("grpc.enable_retries", 0), ("grpc.max_receive_message_length", -1)]
 class Running:
     """A server that listens, and a stub of it."""
 
-    def __init__(self, server: Server, stub: "EncoderServiceAsyncStub") -> None:
+    def __init__(self, server: Server, channel: grpc.aio.Channel) -> None:
         self.server = server
-        self.stub = stub
+        self.stub: EncoderServiceAsyncStub = EncoderServiceStub(channel)
+        self.health_stub = HealthStub(channel)
         self.engine = server._engine
         self.service = server._service
 
@@ -43,6 +51,10 @@ class Running:
     async def embed(self, *texts: str) -> pb.EmbedResponse:
         request = pb.EmbedRequest(inputs=[pb.Input(text=text) for text in texts])
         return await self.stub.Embed(request, timeout=60)
+
+    async def health(self, service: str) -> int:
+        status: int = (await self.health_stub.Check(HealthCheckRequest(service=service))).status
+        return status
 
     async def embed_failure(self) -> Failure:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -60,7 +72,7 @@ async def listening(bundle: Path, **options: float) -> AsyncIterator[Running]:
     server = Server(ServerConfig(bundle=bundle, port=0, **options))  # type: ignore[arg-type]
     grpc_server, address = await server._listen()
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        yield Running(server, EncoderServiceStub(channel))
+        yield Running(server, channel)
     await server._shut_down(grpc_server)
 
 
@@ -71,6 +83,82 @@ async def test_before_it_is_warm_a_server_asks_for_patience(minilm_bundle: Path)
         assert failure.retry_delay_s == 0.5
         await running.warm_up()
         assert len((await running.embed("a")).usages) == 1
+
+
+async def test_an_attention_graph_that_fails_is_told_by_health_and_leaves_embeddings_alone(
+    small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = copy_of(small_bundle("wordpiece"), tmp_path)
+    change_graph(bundle, ATTENTIONS, through("attentions.0", *endless_loop("inner", "attentions.0")))
+    async with listening(bundle, start_timeout_s=0.5) as running:
+        await running.warm_up()
+        assert await running.health(ATTENTIONS_NAME) == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running.stub.Encode(
+                pb.EncodeRequest(inputs=[pb.Input(text="a")], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+            )
+        failure = read_failure(caught.value)
+        assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE")
+        assert failure.retry_delay_s is not None
+        watch = running.health_stub.Watch(HealthCheckRequest(service=ATTENTIONS_NAME))
+        async for told in watch:
+            if told.status == HealthCheckResponse.NOT_SERVING:
+                break
+        assert await running.health(SERVICE_NAME) == await running.health("") == HealthCheckResponse.SERVING
+        assert len((await running.embed("a")).usages) == 1
+
+
+async def test_a_ready_line_that_nobody_reads_ends_nothing(
+    small_bundle: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(ServerConfig(bundle=small_bundle("wordpiece"), port=0))
+
+    def announce(_ready: Ready) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)  # which ends the server once it has got over the failure
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    await server.run(announce)
+    assert "the ready line can't be written: [Errno 32] Broken pipe" in caplog.text
+
+
+async def test_a_start_that_never_ends_ends_with_a_signal(
+    small_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = copy_of(small_bundle("wordpiece"), tmp_path)
+    hidden = "last_hidden_state"
+    change_graph(bundle, EMBEDDINGS, through(hidden, *endless_loop("inner", hidden)))
+    server = Server(ServerConfig(bundle=bundle, port=0))
+    start = server._engine.start
+
+    def start_and_be_told_to_stop(max_tokens: int) -> float:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(max_tokens)
+
+    monkeypatch.setattr(server._engine, "start", start_and_be_told_to_stop)
+    await server.run(lambda _: pytest.fail("it is not ready"))
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("no-such-host.invalid", "'no-such-host.invalid' is no address here"),
+        ("127.0.0.1", "can't listen on 127.0.0.1:{port}: is it in use?"),
+    ],
+)
+async def test_an_address_that_cannot_be_bound_is_refused(
+    small_bundle: Callable[[str], Path], host: str, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError) as caught:
+            await Server(ServerConfig(bundle=small_bundle("wordpiece"), host=host, port=port))._listen()
+    assert message.format(port=port) in str(caught.value)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(small_bundle: Callable[[str], Path]) -> None:
+    config = ServerConfig(bundle=small_bundle("wordpiece"), max_tokens=35)
+    with pytest.raises(ConfigError, match="max_tokens is 35: it must be from 1 to 34"):
+        Server(config)
 
 
 async def test_while_it_drains_a_server_sends_callers_elsewhere(minilm_bundle: Path) -> None:
@@ -177,12 +265,10 @@ async def test_a_client_that_leaves_a_stream_is_no_fault(
 
 
 async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
-    bundle = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
+    bundle = copy_of(minilm_bundle, tmp_path)
     tokenizer = json.loads((bundle / "tokenizer.json").read_text())
     (bundle / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["files"] = [each for each in manifest["files"] if each["path"] != "tokenizer.json"]
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    put_hashes_right(bundle)
     async with listening(bundle) as running:
         await running.warm_up()
         assert (await running.embed("a cat")).usages[0].num_tokens == 2

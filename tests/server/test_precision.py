@@ -122,11 +122,12 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
         assert np.array_equal(with_maps.attentions, expected_maps.attentions)
 
 
-def test_int8_on_cuda_is_refused(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_for_a_cpu_whatever_else_there_is(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
-    config = ServerConfig(bundle=int8_bundle, precision="int8")
+    bundle = open_bundle(int8_bundle, "int8")
+    assert Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8")).provider == "cpu"
     with pytest.raises(StartupError, match="precision int8 is for a CPU"):
-        Engine(open_bundle(int8_bundle, "int8"), config)
+        Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8", provider="cuda"))
 
 
 def test_another_precision_is_refused() -> None:

@@ -1,5 +1,8 @@
 """Execution providers: what was asked for, or a refusal that says why."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 
 from attnlens.bundle import find_graph, read_manifest
 from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens_server.engine.saturation import _GRAPH
 from attnlens_server.engine.session import (
     CPU,
     CUDA,
@@ -70,6 +74,27 @@ def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"not a graph")
     with pytest.raises(StartupError, match=r"model\.onnx"):
         Session(path, "cpu", threads=1, device_id=0)
+
+
+@pytest.mark.parametrize("module", ["attnlens_server.engine.session", "attnlens_cli.main"])
+def test_onnx_runtime_reports_nothing_to_its_publisher(module: str, tmp_path: Path) -> None:
+    script = f"""
+import sys, {module}
+if {module!r} == "attnlens_cli.main":
+    sys.argv = ["attnlens", "--version"]
+    try:
+        {module}.main()
+    except SystemExit:
+        pass
+import onnxruntime
+onnxruntime.InferenceSession({str(_GRAPH)!r}, providers=["CPUExecutionProvider"])
+"""
+    switches = ("ORT_DISABLE_TELEMETRY", "CI", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in switches}
+    subprocess.run(
+        [sys.executable, "-c", script], env=environment | {"HOME": str(tmp_path)}, check=True, timeout=60
+    )
+    assert list(tmp_path.rglob("*.db")) == []
 
 
 @pytest.mark.cuda

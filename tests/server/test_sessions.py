@@ -1,36 +1,48 @@
-"""Which session runs a batch: opened once, for the right number of threads, and a failure is final."""
+"""Which session runs a batch: opened once, for the right number of threads; and what follows a failure."""
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
 from attnlens_server.engine.session import Session
-from attnlens_server.engine.sessions import Sessions
-from attnlens_server.errors import GraphUnavailableError, StartupError
+from attnlens_server.engine.sessions import PAUSES_S, Sessions
+from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
+
+GRAPH = Path(__file__).parents[2] / "server" / "attnlens_server" / "engine" / "select_heads.onnx"
 
 
 class Opener:
-    """Opens a real session, and remembers for how many threads."""
+    """Opens a real session, or fails as it is told, and remembers for how many threads."""
 
-    def __init__(self, graph: Path) -> None:
-        self.graph = graph
+    def __init__(self) -> None:
+        self.error: StartupError | None = None
+        self.duration_s = 0.0
         self.threads: list[int] = []
+        self.now = 100.0
 
     def __call__(self, threads: int) -> Session:
         self.threads.append(threads)
-        return Session(self.graph, "cpu", threads=threads, device_id=0)
+        self.now += self.duration_s
+        if self.error is not None:
+            raise self.error
+        return Session(GRAPH, "cpu", threads=threads, device_id=0)
+
+    def clock(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def opener(minilm_bundle: Path) -> Opener:
-    return Opener(minilm_bundle / "onnx" / "model.onnx")
+def opener() -> Opener:
+    return Opener()
 
 
-def test_a_batch_alone_has_all_threads_and_lanes_divide_them(opener: Opener) -> None:
+def test_a_batch_with_the_whole_machine_has_all_threads_and_lanes_divide_them(opener: Opener) -> None:
     sessions = Sessions(opener, threads=4, num_lanes=2)
     assert not sessions.providers
-    assert sessions.get(is_alone=True) is not sessions.get(is_alone=False)
+    assert sessions.get(has_whole_machine=True) is not sessions.get(has_whole_machine=False)
     assert opener.threads == [4, 2]
     assert sessions.providers == ("CPUExecutionProvider",)
 
@@ -38,14 +50,16 @@ def test_a_batch_alone_has_all_threads_and_lanes_divide_them(opener: Opener) -> 
 def test_one_lane_has_one_session(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=1)
     sessions.open_all()
-    assert sessions.get(is_alone=True) is sessions.get(is_alone=False)
+    assert sessions.get(has_whole_machine=True) is sessions.get(has_whole_machine=False)
     assert opener.threads == [2]
 
 
 def test_lanes_that_come_at_once_open_one_session(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=8)
     found: list[Session] = []
-    lanes = [threading.Thread(target=lambda: found.append(sessions.get(is_alone=False))) for _ in range(8)]
+    lanes = [
+        threading.Thread(target=lambda: found.append(sessions.get(has_whole_machine=False))) for _ in range(8)
+    ]
     for lane in lanes:
         lane.start()
     for lane in lanes:
@@ -54,13 +68,92 @@ def test_lanes_that_come_at_once_open_one_session(opener: Opener) -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_a_failure_is_final(tmp_path: Path, opener: Opener) -> None:
-    opener.graph = tmp_path / "none.onnx"
-    sessions = Sessions(opener, threads=2, num_lanes=2)
-    with pytest.raises(GraphUnavailableError, match=r"can't be used.*none\.onnx") as first:
-        sessions.get(is_alone=False)
-    with pytest.raises(GraphUnavailableError) as second:
-        sessions.open_all()
+def refused(sessions: Sessions) -> GraphUnavailableError:
+    with pytest.raises(GraphUnavailableError) as caught:
+        sessions.get(has_whole_machine=False)
+    return caught.value
+
+
+def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -> None:
+    changes: list[bool] = []
+    sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
+    sessions.on_change = changes.append
+    opener.error = StartupError("out of memory")
+    for number, pause_s in enumerate((*PAUSES_S, PAUSES_S[-1]), start=1):
+        assert refused(sessions).retry_after_s == pytest.approx(pause_s)
+        opener.now += pause_s - 0.5
+        again = refused(sessions)
+        assert again.retry_after_s == pytest.approx(0.5)
+        assert str(again) == "the graph can't be used now: out of memory; try again in 0.5 s"
+        assert len(opener.threads) == number  # and was not tried
+        opener.now += 0.5
+    assert changes == [False]
+    opener.error = None
+    sessions.get(has_whole_machine=False)
+    assert changes == [False, True]
+
+
+def test_what_took_long_to_fail_is_not_tried_again_for_as_long(opener: Opener) -> None:
+    sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
+    opener.error, opener.duration_s = StartupError("too slow"), 600.0
+    assert refused(sessions).retry_after_s == pytest.approx(600)
+
+
+def test_what_cannot_pass_is_not_tried_again(opener: Opener) -> None:
+    sessions = Sessions(opener, threads=2, num_lanes=2, clock=opener.clock)
+    opener.error = UnusableGraphError("model.onnx was altered")
+    first = refused(sessions)
+    assert (str(first), first.retry_after_s) == ("the graph can't be used: model.onnx was altered", None)
+    assert first.__cause__ is opener.error
+    opener.now += 1e9
+    opener.error = None
+    assert str(refused(sessions)) == str(first)
     assert opener.threads == [1]
-    assert isinstance(first.value.__cause__, StartupError)
-    assert str(second.value) == str(first.value)
+
+
+def test_at_the_start_a_failure_is_told_as_it_is(opener: Opener) -> None:
+    opener.error = StartupError("no room")
+    with pytest.raises(StartupError, match=r"^no room$"):
+        Sessions(opener, threads=2, num_lanes=2).open_all()
+
+
+def test_a_refused_call_leaves_nothing_behind(opener: Opener) -> None:
+    class Request:
+        pass
+
+    def call(sessions: Sessions) -> weakref.ref[Request]:
+        request = Request()
+        try:
+            sessions.get(has_whole_machine=False)
+        except GraphUnavailableError as error:
+            assert error.__traceback__ is not None  # it leads to this frame, and so to the request
+        return weakref.ref(request)
+
+    sessions = Sessions(opener, threads=2, num_lanes=2)
+    opener.error = UnusableGraphError("altered")
+    kept = [call(sessions) for _ in range(3)]
+    gc.collect()
+    assert [reference() for reference in kept[1:]] == [None, None]
+
+
+def test_sessions_whose_files_were_altered_are_given_up(opener: Opener) -> None:
+    altered: list[UnusableGraphError] = []
+    changes: list[bool] = []
+
+    def check() -> None:
+        if altered:
+            raise altered[0]
+
+    sessions = Sessions(opener, threads=2, num_lanes=2, check_files=check, clock=opener.clock)
+    sessions.on_change = changes.append
+    session = sessions.get(has_whole_machine=False)
+    session.check_results()
+    altered.append(UnusableGraphError("weights were altered"))
+    with pytest.raises(GraphUnavailableError, match="can't be used: weights were altered"):
+        session.check_results()  # a batch that ran meanwhile
+    assert str(refused(sessions)) == "the graph can't be used: weights were altered"
+    altered.clear()  # who puts them right has to restart: the sessions are gone
+    assert str(refused(sessions)) == "the graph can't be used: weights were altered"
+    assert opener.threads == [1]
+    assert changes == [False]
+    assert not sessions.providers

@@ -1,13 +1,23 @@
 """Encryption, and clients that must identify themselves."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import StartupError
+from attnlens_server.server import _credentials
 from served import ServerProcess
 
 
@@ -24,6 +34,52 @@ def tls_args(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) ->
     identity.cert_chain_pems[0].write_to_path(directory / "cert.pem")
     authority.cert_pem.write_to_path(directory / "ca.pem")
     return ["--tls-cert", str(directory / "cert.pem"), "--tls-key", str(directory / "key.pem")]
+
+
+def config_of(bundle: Path, *, cert: Path, key: Path) -> ServerConfig:
+    return ServerConfig(bundle=bundle, tls_cert=cert, tls_key=key)
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    path.write_text("garbage")
+    with pytest.raises(StartupError, match=f"can't use the PEM files {path}"):
+        _credentials(config_of(tmp_path, cert=path, key=path))
+
+
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+    tls_args: list[str], tmp_path: Path
+) -> None:
+    cert, plain = Path(tls_args[1]), Path(tls_args[3])
+    key = load_pem_private_key(plain.read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    secret = BestAvailableEncryption(b"secret")
+    locked.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
+    with pytest.raises(StartupError, match=r"locked\.pem is encrypted with a passphrase.*openssl pkey"):
+        _credentials(config_of(tmp_path, cert=cert, key=locked))
+
+
+@pytest.mark.parametrize(
+    ("from_days", "to_days", "message"),
+    [(-2, -1, "certificate has expired"), (1, 2, "certificate is not yet valid"), (-1, 1, None)],
+)
+def test_a_certificate_out_of_its_time_is_warned_of(
+    authority: trustme.CA,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    from_days: int,
+    to_days: int,
+    message: str | None,
+) -> None:
+    now = datetime.now(UTC)
+    first, last = now + timedelta(days=from_days), now + timedelta(days=to_days)
+    identity = authority.issue_cert("localhost", not_before=first, not_after=last)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    identity.cert_chain_pems[0].write_to_path(cert)
+    identity.private_key_pem.write_to_path(key)
+    assert _credentials(config_of(tmp_path, cert=cert, key=key)) is not None
+    warnings = [f"clients will refuse {cert}: {message}"] if message else []
+    assert [each.getMessage() for each in caplog.records] == warnings
 
 
 def list_models(address: str, credentials: grpc.ChannelCredentials) -> int:

@@ -17,6 +17,7 @@ import onnxruntime as ort
 from attnlens_server.engine.item import AttentionSelection
 from attnlens_server.engine.outputs import HostOutputs
 from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
+from attnlens_server.engine.time_limit import TimeLimit
 
 # Slice of attentions (B, H, T', T') from `starts` to `ends`, both (row, token, token), then Gather of `heads`
 # (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node of one
@@ -30,14 +31,20 @@ class DeviceSession(Session):
     """The attention graph, ready to run on a device, by many threads at a time: a binding is a call's own."""
 
     def __init__(
-        self, graph: Path, provider: Literal["cpu", "cuda"], *, threads: int, device_id: int
+        self,
+        graph: Path,
+        provider: Literal["cpu", "cuda"],
+        *,
+        threads: int,
+        device_id: int,
+        limit: TimeLimit | None = None,
     ) -> None:
-        """Open `graph` and the two that cut its attention weights.
+        """Open `graph`, within `limit`, and the two that cut its attention weights.
 
         Raises:
             StartupError: one of them can't be opened, or CUDA was asked for and does not run it.
         """
-        super().__init__(graph, provider, threads=threads, device_id=device_id)
+        super().__init__(graph, provider, threads=threads, device_id=device_id, limit=limit)
         self._device = (provider, device_id)  # ONNX Runtime's devices are called like our providers
         self._cutter = AttentionCutter(provider, device_id)
 

@@ -6,22 +6,21 @@ attention, which is heavier, never stands in the way of one for embeddings.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
 from loky import cpu_count
 
+from attnlens.v1.manifest_pb2 import Graph
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine.device import DeviceSession
-from attnlens_server.engine.item import Item
+from attnlens_server.engine.opening import GraphOpener
 from attnlens_server.engine.pack import BatchLimits, LengthBuckets
 from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import SessionWorker
-from attnlens_server.errors import GraphUnavailableError, StartupError
+from attnlens_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +31,16 @@ LENGTH_MULTIPLES = {"cuda": 8}
 # What runs the graphs. Of attention weights, what nobody asked for stays on the device.
 EMBEDDINGS_SESSIONS: Mapping[str, type[Session]] = {"cpu": Session, "cuda": Session}
 ATTENTIONS_SESSIONS: Mapping[str, type[Session]] = {"cpu": Session, "cuda": DeviceSession}
+TRIAL_LENGTHS = (8, 128)  # and for embeddings the longest
 
 
 class Engine:
     """Runs token ids through a bundle's graphs: put items into the queue of a worker.
 
     Attributes:
+        provider: where it runs; with `auto`, the CPU's settings replace those of CUDA where `start` finds
+            that CUDA does not run the graphs.
+        max_batch_tokens: tokens of one batch, padding included.
         embeddings: runs the graph that returns `last_hidden_state` alone.
         attentions: runs the graph that returns the attention weights, too.
     """
@@ -50,25 +53,25 @@ class Engine:
         """
         self._bundle = bundle
         self._config = config
-        self._provider: Literal["cpu", "cuda"] = resolve_provider(config.provider)
-        if bundle.precision == "int8" and self._provider == "cuda":
-            raise StartupError(
-                "precision int8 is for a CPU, CUDA has no kernels for its products: use --provider cpu, or "
-                "--precision fp16 or fp32"
-            )
-        self._threads = config.threads or cpu_count(only_physical_cores=True)
-        self._num_lanes = config.lanes or (self._threads if self._provider == "cpu" else 1)
-        self.max_batch_tokens = config.max_batch_tokens or DEFAULT_BATCH_TOKENS[self._provider]
-        architecture = bundle.manifest.architecture
-        pair_bytes = 4 * architecture.num_layers * architecture.num_heads  # weights of one pair of tokens
-        max_pairs = config.max_attention_bytes // pair_bytes // self._num_lanes
+        self._prepare(resolve_provider(config.provider, bundle.precision))
+
+    def _prepare(self, provider: Literal["cpu", "cuda"]) -> None:
+        self.provider: Literal["cpu", "cuda"] = provider
+        self._threads = self._config.threads or cpu_count(only_physical_cores=True)
+        self._num_lanes = self._config.lanes or (self._threads if provider == "cpu" else 1)
+        self.max_batch_tokens = self._config.max_batch_tokens or DEFAULT_BATCH_TOKENS[provider]
+        sizes = self._bundle.manifest.architecture
+        pair_bytes = 4 * sizes.num_layers * sizes.num_heads  # attention weights of one pair of tokens
+        max_square_tokens = self._config.max_attention_bytes // pair_bytes // self._num_lanes
+        self._embeddings_opener = self._opener(self._bundle.embeddings, EMBEDDINGS_SESSIONS)
+        self._attentions_opener = self._opener(self._bundle.attentions, ATTENTIONS_SESSIONS)
         self.embeddings = self._make_worker(
-            "embeddings", self._open_embeddings, BatchLimits(self.max_batch_tokens)
+            "embeddings", self._embeddings_opener, BatchLimits(self.max_batch_tokens)
         )
         self.attentions = self._make_worker(
             "attentions",
-            self._open_attentions,
-            BatchLimits(self.max_batch_tokens, max_square_tokens=max_pairs),
+            self._attentions_opener,
+            BatchLimits(self.max_batch_tokens, max_square_tokens=max_square_tokens),
         )
 
     def worker(self, *, attention: bool) -> SessionWorker:
@@ -76,71 +79,69 @@ class Engine:
         return self.attentions if attention else self.embeddings
 
     def start(self, max_tokens: int) -> float:
-        """Open the embeddings sessions, run them on short and long texts, return the seconds it took.
+        """Open and try the embeddings sessions, start the workers, return the seconds it took.
 
-        The attention sessions are opened by the first request that needs it; but where CUDA was asked for by
-        name, now, so that the server does not start unless CUDA really runs both graphs.
+        The attention sessions are opened by the first request that needs them; with CUDA now, so that the
+        server does not start unless CUDA really runs both graphs.
 
         Raises:
             StartupError: a session can't be opened as asked.
         """
         started = time.monotonic()
+        try:
+            self._open(max_tokens)
+        except StartupError as error:
+            if self.provider == "cpu" or self._config.provider != "auto":
+                raise
+            logger.warning("provider auto falls back to the CPU: %s", error)
+            self._prepare("cpu")
+            self._open(max_tokens)
         self.embeddings.start()
         self.attentions.start()
-        try:
-            self.embeddings.sessions.open_all()
-        except GraphUnavailableError as error:
-            raise StartupError(str(error)) from error
-        for length in sorted({min(8, max_tokens), min(128, max_tokens), max_tokens}):
-            _run_once(self.embeddings, length)
-        if self._config.provider == "cuda":
-            _run_once(self.attentions, min(8, max_tokens), "attentions.0")
         return time.monotonic() - started
 
+    def _open(self, max_tokens: int) -> None:
+        shortest, longer = (min(length, max_tokens) for length in TRIAL_LENGTHS)
+        padded = (shortest, shortest // 2 + 1)
+        self._embeddings_opener.trial_batches = (padded, (longer,))
+        self._embeddings_opener.longest_trial = max_tokens
+        self._attentions_opener.trial_batches = (padded,)
+        self.embeddings.sessions.open_all()
+        if self.provider == "cuda":
+            self.attentions.sessions.open_all()
+
+    def stop_opening(self) -> None:
+        """Make what is being opened fail, and what would be opened later."""
+        self._embeddings_opener.stop()
+        self._attentions_opener.stop()
+
     def close(self) -> None:
-        """Run what waits, then stop both workers."""
+        """Run what waits, then stop both workers. What waits for a session that is not open yet fails."""
+        self.stop_opening()
         self.embeddings.close()
         self.attentions.close()
 
-    def _make_worker(
-        self, name: str, open_session: Callable[[int], Session], limits: BatchLimits
-    ) -> SessionWorker:
+    def _opener(self, graph: Graph, classes: Mapping[str, type[Session]]) -> GraphOpener:
+        return GraphOpener(
+            self._bundle,
+            graph,
+            classes[self.provider],
+            self.provider,
+            device_id=self._config.device_id,
+            timeout_s=self._config.start_timeout_s,
+        )
+
+    def _make_worker(self, name: str, opener: GraphOpener, limits: BatchLimits) -> SessionWorker:
         architecture = self._bundle.manifest.architecture
-        multiple = LENGTH_MULTIPLES.get(self._provider)
+        multiple = LENGTH_MULTIPLES.get(self.provider)
+        sessions = Sessions(
+            opener, threads=self._threads, num_lanes=self._num_lanes, check_files=opener.check_files
+        )
         return SessionWorker(
             name,
-            Sessions(open_session, threads=self._threads, num_lanes=self._num_lanes),
+            sessions,
             limits,
             num_lanes=self._num_lanes,
             pad_token_id=architecture.pad_token_id,
             buckets=LengthBuckets(multiple, architecture.max_position_embeddings) if multiple else None,
         )
-
-    def _open_attentions(self, threads: int) -> Session:
-        self._bundle.verify()  # its hash was taken at the start, which may be long ago
-        return self._open_session(self._bundle.attentions_path, threads, ATTENTIONS_SESSIONS)
-
-    def _open_embeddings(self, threads: int) -> Session:
-        return self._open_session(self._bundle.embeddings_path, threads, EMBEDDINGS_SESSIONS)
-
-    def _open_session(self, graph: Path, threads: int, classes: Mapping[str, type[Session]]) -> Session:
-        device_id = self._config.device_id
-        try:
-            return classes[self._provider](graph, self._provider, threads=threads, device_id=device_id)
-        except StartupError as error:
-            if self._provider == "cpu" or self._config.provider != "auto":
-                raise
-            logger.warning(
-                "provider auto falls back to the CPU, but keeps the batches of CUDA (see --provider cpu): %s",
-                error,
-            )
-            return classes["cpu"](graph, "cpu", threads=threads, device_id=device_id)
-
-
-def _run_once(worker: SessionWorker, length: int, output_name: str = "last_hidden_state") -> None:
-    item = Item(np.zeros(length, dtype=np.int64), (output_name,))
-    worker.queue.put([item])
-    try:
-        item.future.result()
-    except GraphUnavailableError as error:
-        raise StartupError(str(error)) from error

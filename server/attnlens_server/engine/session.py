@@ -1,17 +1,19 @@
 """An ONNX Runtime session on the execution provider that was asked for, or an error that says why not."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from attnlens_server.config import Provider
+from attnlens_server.config import Precision, Provider
 from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
 from attnlens_server.engine.saturation import int8_products_saturate
+from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 
 CPU = "CPUExecutionProvider"
@@ -29,23 +31,42 @@ CUDA_OPTIONS = {
 }
 
 
+class Value(NamedTuple):
+    """An input or output, as the graph states it."""
+
+    name: str
+    type: str
+    """In ONNX Runtime's words, for instance `tensor(float)`."""
+    shape: tuple[int | str | None, ...]
+    """A number for a fixed length, a name or None for one that varies."""
+
+
 class Session:
     """One ONNX graph, ready to run, by many threads at a time."""
 
     def __init__(
-        self, graph: Path, provider: Literal["cpu", "cuda"], *, threads: int, device_id: int
+        self,
+        graph: Path,
+        provider: Literal["cpu", "cuda"],
+        *,
+        threads: int,
+        device_id: int,
+        limit: TimeLimit | None = None,
     ) -> None:
-        """Open `graph`.
+        """Open `graph`, within `limit`.
 
         Raises:
             StartupError: the graph can't be opened, or CUDA was asked for and does not run it.
         """
-        self._session = open_graph(graph, provider, threads, device_id)
-        self._input_names = {each.name for each in self._session.get_inputs()}
-        self.output_names: tuple[str, ...] = tuple(each.name for each in self._session.get_outputs())
+        self._session = open_graph(graph, provider, threads, device_id, limit)
+        self.inputs = tuple(_describe(each) for each in self._session.get_inputs())
+        self.outputs = tuple(_describe(each) for each in self._session.get_outputs())
+        self._input_names = {each.name for each in self.inputs}
         if provider == "cuda":
             check_placement(count_placements(self._session), graph)
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
+        self.check_results: Callable[[], None] = lambda: None
+        """Called after each batch; raises where what it has brought can't be trusted."""
 
     def run(
         self,
@@ -56,7 +77,20 @@ class Session:
         """Run a batch: ids (B, T) and mask (B, T), int64, to the named outputs, fp32."""
         names = list(output_names)
         arrays = self._session.run(names, self._inputs(input_ids, attention_mask))
+        self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
+
+    def run_all(
+        self,
+        input_ids: npt.NDArray[np.int64],
+        attention_mask: npt.NDArray[np.int64],
+        limit: TimeLimit,
+    ) -> dict[str, npt.NDArray[np.generic]]:
+        """Run a batch: ids (B, T) and mask (B, T), int64, to every output as the graph gives it, by name."""
+        options = ort.RunOptions()
+        with limit.ending_with(lambda: setattr(options, "terminate", True)):
+            arrays = self._session.run(None, self._inputs(input_ids, attention_mask), options)
+        return dict(zip((each.name for each in self.outputs), arrays, strict=True))
 
     def _inputs(
         self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
@@ -67,12 +101,19 @@ class Session:
         return inputs
 
 
-def resolve_provider(provider: Provider) -> Literal["cpu", "cuda"]:
-    """Turn `auto` into what this build of ONNX Runtime has; refuse `cuda` where it has none.
+def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Literal["cpu", "cuda"]:
+    """Turn `auto` into what this build of ONNX Runtime has and the precision is for.
 
     Raises:
-        StartupError: CUDA was asked for and is not in this build.
+        StartupError: CUDA was asked for and is not in this build, or is to run int8.
     """
+    if precision == "int8":
+        if provider == "cuda":
+            raise StartupError(
+                "precision int8 is for a CPU, CUDA has no kernels for its products: use --provider cpu, or "
+                "--precision fp16 or fp32"
+            )
+        return "cpu"
     has_cuda = CUDA in ort.get_available_providers()
     if provider == "cuda" and not has_cuda:
         raise StartupError(
@@ -85,8 +126,16 @@ def resolve_provider(provider: Provider) -> Literal["cpu", "cuda"]:
     return provider
 
 
+def _describe(value: ort.NodeArg) -> Value:
+    return Value(value.name, value.type, tuple(value.shape))
+
+
 def open_graph(
-    graph: Path, provider: Literal["cpu", "cuda"], threads: int, device_id: int
+    graph: Path,
+    provider: Literal["cpu", "cuda"],
+    threads: int,
+    device_id: int,
+    limit: TimeLimit | None = None,
 ) -> ort.InferenceSession:
     """Open `graph` with our settings. With CUDA, `check_placement` tells whether it really runs there.
 
@@ -111,10 +160,12 @@ def open_graph(
         disabled_optimizers = ["SkipLayerNormFusion"]
         if int8_products_saturate():
             options.add_session_config_entry("session.x64quantprecision", "1")
+    ending = limit.ending_with(lambda: options.set_load_cancellation_flag(True)) if limit else nullcontext()
     try:
-        return ort.InferenceSession(
-            str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
-        )
+        with ending:
+            return ort.InferenceSession(
+                str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
+            )
     except Exception as error:  # ONNX Runtime raises a class of its own for each of its status codes
         raise StartupError(f"ONNX Runtime can't open {graph} on {provider}: {error}") from error
 

@@ -1,38 +1,78 @@
-"""The sessions of one graph: one for batches side by side, and one for a batch that is alone.
+"""The sessions of one graph: one for batches side by side, and one for a batch that has the whole machine.
 
 Batches that run side by side, each on one thread, bring more texts per second than batches that run one
-after the other on all threads: the threads never wait for each other (docs/performance.md). A batch that is
-alone is done sooner on all of them. The number of threads belongs to a session of ONNX Runtime, hence two
-sessions, which is also two copies of the weights; with one lane there is only the second.
+after the other on all threads: the threads never wait for each other (docs/performance.md). A batch with
+nothing beside it is done sooner on all of them. The number of threads belongs to a session of ONNX Runtime,
+so there are two sessions, and two copies of the weights; with one lane there is only the second.
 """
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from attnlens_server.engine.session import Session
-from attnlens_server.errors import GraphUnavailableError, StartupError
+from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 
 logger = logging.getLogger(__name__)
 
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # after the first failure, the second ...; then the last
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why the graph can't be used.
+
+    Attributes:
+        message: the whole story.
+        num_tries: how many in a row failed.
+        retry_at: when to try again, on the clock; None: never.
+    """
+
+    message: str
+    num_tries: int
+    retry_at: float | None
+
 
 class Sessions:
-    """Opens each session when it is first needed. A failure is final. Safe to use from many threads."""
+    """Opens each session when it is first needed. Safe to use from many threads.
 
-    def __init__(self, open_session: Callable[[int], Session], *, threads: int, num_lanes: int) -> None:
+    What fails for a lack of memory or time is tried again after a pause, each longer than the one before;
+    a graph that was altered, or is not what its manifest says, is not.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[int], Session],
+        *,
+        threads: int,
+        num_lanes: int,
+        check_files: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
-            open_session: opens the graph for a number of threads.
-            threads: those of a batch that is alone; 0 leaves the number to ONNX Runtime.
+            open_session: opens the graph for a number of threads, and tries it.
+            threads: those of a batch that has the whole machine; 0 leaves the number to ONNX Runtime.
             num_lanes: how many batches run side by side; they divide the threads.
+            check_files: raises UnusableGraphError where an open session can't be trusted any more.
+            clock: what pauses are measured with.
         """
         self._open_session = open_session
-        self._threads = {True: threads, False: threads if num_lanes == 1 else max(1, threads // num_lanes)}
-        # Protects: a number of threads has at most one session, and _failure is set before any other try.
+        self._check_files = check_files
+        self._clock = clock
+        self._threads: Mapping[bool, int] = {
+            True: threads,
+            False: threads if num_lanes == 1 else max(1, threads // num_lanes),
+        }
+        # Protects: a number of threads has at most one session, and one thread at a time tries to open one.
         self._opening = threading.Lock()
         self._sessions: dict[int, Session] = {}
-        self._failure: GraphUnavailableError | None = None
+        self._failure: _Failure | None = None
+        self.on_change: Callable[[bool], None] = lambda _: None
+        """Gets whether the graph can be used, each time that this changes; in any thread."""
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -43,28 +83,81 @@ class Sessions:
         """Open both now.
 
         Raises:
-            GraphUnavailableError: one can't be opened.
+            StartupError: one can't be opened.
         """
-        self.get(is_alone=True)
-        self.get(is_alone=False)
+        with self._opening:
+            for threads in self._threads.values():
+                if threads not in self._sessions:
+                    self._keep(threads, self._open_session(threads))
 
-    def get(self, *, is_alone: bool) -> Session:
+    def get(self, *, has_whole_machine: bool) -> Session:
         """Return the session for a batch.
 
         Raises:
-            GraphUnavailableError: it can't be opened, now or at the first try.
+            GraphUnavailableError: it can't be opened, or can't be trusted any more. An error of its own for
+                each call, since what raises an exception hangs on to it.
         """
-        threads = self._threads[is_alone]
-        if session := self._sessions.get(threads):
-            return session
-        with self._opening:
-            if self._failure is not None:
-                raise self._failure
-            if threads not in self._sessions:
-                try:
-                    self._sessions[threads] = self._open_session(threads)
-                except StartupError as error:
-                    logger.error("%s", error)  # noqa: TRY400 - the message is the whole story
-                    self._failure = GraphUnavailableError(f"the graph can't be used: {error}")
-                    raise self._failure from error
-            return self._sessions[threads]
+        threads = self._threads[has_whole_machine]
+        if (session := self._sessions.get(threads)) is None:
+            with self._opening:
+                session = self._sessions.get(threads) or self._open(threads)
+        self.check_files()
+        return session
+
+    def check_files(self) -> None:
+        """Make sure that what the open sessions have mapped into memory is what was verified.
+
+        Raises:
+            GraphUnavailableError: it was altered. The sessions are given up for good.
+        """
+        try:
+            self._check_files()
+        except UnusableGraphError as error:
+            with self._opening:
+                self._sessions.clear()
+                if self._failure is None or self._failure.retry_at is not None:
+                    self._fail(error, 0.0)
+            raise self._unavailable() from None
+
+    def _open(self, threads: int) -> Session:
+        if self._failure is not None and (
+            self._failure.retry_at is None or self._clock() < self._failure.retry_at
+        ):
+            raise self._unavailable()
+        started = self._clock()
+        try:
+            session = self._open_session(threads)
+        except StartupError as error:
+            self._fail(error, self._clock() - started)
+            raise self._unavailable() from error
+        self._keep(threads, session)
+        if self._failure is not None:
+            self._failure = None
+            self.on_change(True)  # noqa: FBT003 - its only argument
+        return session
+
+    def _keep(self, threads: int, session: Session) -> None:
+        session.check_results = self.check_files
+        self._sessions[threads] = session
+
+    def _fail(self, error: StartupError, duration_s: float) -> None:
+        """Note a failure; what took long to fail is not tried again for at least as long."""
+        num_tries = 1 if self._failure is None else self._failure.num_tries + 1
+        pause_s = max(PAUSES_S[min(num_tries, len(PAUSES_S)) - 1], duration_s)
+        is_final = isinstance(error, UnusableGraphError)
+        retry_at = None if is_final else self._clock() + pause_s
+        logger.error("%s; %s", error, "not tried again" if is_final else f"tried again in {pause_s:g} s")
+        was_usable = self._failure is None
+        self._failure = _Failure(str(error), num_tries, retry_at)
+        if was_usable:
+            self.on_change(False)  # noqa: FBT003 - its only argument
+
+    def _unavailable(self) -> GraphUnavailableError:
+        assert self._failure is not None  # noqa: S101 - who calls has seen to it
+        message, retry_at = self._failure.message, self._failure.retry_at
+        if retry_at is None:
+            return GraphUnavailableError(f"the graph can't be used: {message}")
+        wait_s = max(retry_at - self._clock(), 0.1)
+        return GraphUnavailableError(
+            f"the graph can't be used now: {message}; try again in {wait_s:.1f} s", retry_after_s=wait_s
+        )

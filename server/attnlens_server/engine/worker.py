@@ -102,7 +102,7 @@ class SessionWorker:
         """Run a batch; where it fails, run its texts one by one, so that one can't spoil the others."""
         session = None
         try:
-            session = self.sessions.get(is_alone=has_whole_machine)
+            session = self.sessions.get(has_whole_machine=has_whole_machine)
             self._run_batch(items, session, has_whole_machine=has_whole_machine)
         except BaseException as error:
             is_fault_of_batch = isinstance(error, Exception)

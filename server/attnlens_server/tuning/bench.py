@@ -10,7 +10,7 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.engine.engine import ATTENTIONS_SESSIONS, EMBEDDINGS_SESSIONS
-from attnlens_server.engine.session import CPU, Session, resolve_provider
+from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
 from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
@@ -91,10 +91,10 @@ def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
 
 def _find_provider(bundle: Bundle, config: ServerConfig) -> Literal["cpu", "cuda"]:
     """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
-    if resolve_provider(config.provider) == "cpu":
+    if resolve_provider(config.provider, bundle.precision) == "cpu":
         return "cpu"
     with running(bundle, config) as engine:
-        return "cpu" if engine.embeddings.sessions.providers[0] == CPU else "cuda"
+        return engine.provider
 
 
 class _Bench:

@@ -1,0 +1,104 @@
+"""Opening a graph: in time, only if its files are those that were verified, and tried before it serves."""
+
+import threading
+from typing import Literal
+
+from attnlens.v1.manifest_pb2 import Graph
+from attnlens_server.bundle import Bundle
+from attnlens_server.engine.session import Session
+from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.trial import Trial
+from attnlens_server.errors import StartupError
+from attnlens_server.graph_files import MappedFiles
+from attnlens_server.manifest_check import REMEDY
+
+
+class GraphOpener:
+    """Opens sessions of one graph of a bundle. One thread at a time opens; any may check or stop."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: Graph,
+        session_class: type[Session],
+        provider: Literal["cpu", "cuda"],
+        *,
+        device_id: int,
+        timeout_s: float,
+    ) -> None:
+        self._bundle = bundle
+        self._graph = graph
+        self._session_class = session_class
+        self._provider: Literal["cpu", "cuda"] = provider
+        self._device_id = device_id
+        self._timeout_s = timeout_s
+        self._path = bundle.directory / graph.path
+        self._trial = Trial(self._path, graph, bundle.manifest.architecture)
+        self._mapped = MappedFiles({})
+        # Protects: a limit that is used once `_is_stopped` is set is over.
+        self._stopping = threading.Lock()
+        self._is_stopped = False
+        self._limit: TimeLimit | None = None
+        self.trial_batches: tuple[tuple[int, ...], ...] = ((1,),)
+        """The batches that each session is tried with: the number of tokens of each text."""
+        self.longest_trial: int | None = None
+        """That of a text for the first session only, since it may take as long as all else."""
+
+    def __call__(self, threads: int) -> Session:
+        """Open the graph for a number of threads, and try it.
+
+        Raises:
+            UnusableGraphError: a file was altered, the graph is not what the manifest says, or its results
+                are not.
+            StartupError: ONNX Runtime can't open or run it, or not in time.
+        """
+        with TimeLimit(self._timeout_s) as limit:
+            self._use(limit)
+            self._bundle.verify_graph(self._graph)
+            try:
+                session = self._session_class(
+                    self._path, self._provider, threads=threads, device_id=self._device_id, limit=limit
+                )
+                self._trial.check_interface(session)
+                longest = [] if self.longest_trial is None else [(self.longest_trial,)]
+                for num_tokens in (*self.trial_batches, *longest):
+                    self._trial.run(session, num_tokens, limit)
+            except Exception as error:
+                if limit.is_over:
+                    raise StartupError(self._overdue()) from error
+                if isinstance(error, StartupError):
+                    raise
+                raise StartupError(f"{self._path} can't be run: {error}") from error
+            # Again: what was read is what was verified only if it is so before and after.
+            self._mapped = self._bundle.verify_graph(self._graph)
+        self.longest_trial = None
+        return session
+
+    def check_files(self) -> None:
+        """Make sure that what the sessions have mapped into memory is what was verified.
+
+        Raises:
+            UnusableGraphError: it was altered.
+        """
+        self._mapped.check()
+
+    def stop(self) -> None:
+        """Make what is being opened fail, and whatever would be opened later."""
+        with self._stopping:
+            self._is_stopped = True
+            if self._limit is not None:
+                self._limit.end()
+
+    def _use(self, limit: TimeLimit) -> None:
+        with self._stopping:
+            self._limit = limit
+            if self._is_stopped:
+                limit.end()
+
+    def _overdue(self) -> str:
+        if self._is_stopped:
+            return f"{self._path} was not opened: the server is stopping"
+        return (
+            f"opening and trying {self._path} took more than {self._timeout_s:g} s: give a larger "
+            f"--start-timeout-s, or {REMEDY}"
+        )

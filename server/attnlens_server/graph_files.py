@@ -1,0 +1,111 @@
+"""The files of a graph: which they are, and whether they are still what was verified."""
+
+import mmap
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from attnlens.bundle import FileState, state_of
+from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
+from attnlens_server.errors import StartupError, UnusableGraphError
+
+# The messages of onnx.proto that lead to a tensor, and in them the fields that do.
+_MODEL = {7: "graph", 20: "training", 25: "function"}
+_GRAPH = {1: "node", 5: "tensor", 15: "sparse"}
+_NODE = {5: "attribute"}
+_ATTRIBUTE = {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"}
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": _MODEL,
+    "training": {1: "graph", 2: "graph"},
+    "graph": _GRAPH,
+    "function": {7: "node", 11: "attribute"},
+    "node": _NODE,
+    "attribute": _ATTRIBUTE,
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+_KEY, _VALUE = 1, 2  # of an entry of TensorProto.external_data
+_LOCATION = b"location"
+
+
+def external_locations(graph: Path) -> frozenset[str]:
+    """Return the files that an ONNX file says its weights are in, as it names them.
+
+    The server has no parser of ONNX, and needs none for this.
+
+    Raises:
+        StartupError: the file is not an ONNX model.
+    """
+    try:
+        with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return frozenset(_locations(data))
+    except (OSError, ValueError, IndexError) as error:
+        raise StartupError(f"{graph} is not valid ONNX: {error}") from error
+
+
+def _locations(data: mmap.mmap) -> Iterator[str]:
+    waiting = [("model", 0, len(data))]
+    while waiting:
+        kind, position, end = waiting.pop()
+        if kind == "entry":
+            key, value = _entry(data, position, end)
+            if key == _LOCATION:
+                yield value.decode("utf-8")
+            continue
+        for field in read_fields(data, position, end):
+            part = _MESSAGES[kind].get(field.number)
+            if part is not None and field.wire_type == LENGTH_DELIMITED:
+                waiting.append((part, field.content, field.end))
+
+
+def _entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
+    """Return key and value; as everywhere in the format, what comes last counts."""
+    texts: dict[int, Field] = {field.number: field for field in read_fields(data, position, end)}
+    key, value = (texts.get(number) for number in (_KEY, _VALUE))
+    return (
+        data[key.content : key.end] if key else b"",
+        data[value.content : value.end] if value else b"",
+    )
+
+
+def graph_files(directory: Path, graph: str, listed: Collection[str]) -> frozenset[str]:
+    """Return every file of the graph, itself included, by the paths in the manifest.
+
+    Raises:
+        StartupError: it has weights in a file that the manifest has no hash of.
+    """
+    locations = external_locations(directory / graph)
+    paths = {location: str(PurePosixPath(graph).parent / location) for location in locations}
+    for location in sorted(set(paths.values()) - set(listed)):
+        raise StartupError(
+            f"{directory / graph} has weights in {location!r}, of which the manifest has no hash: "
+            "export the bundle again"
+        )
+    return frozenset({graph, *paths.values()})
+
+
+class MappedFiles:
+    """Files that ONNX Runtime has mapped into memory: what is written to them reaches the results."""
+
+    def __init__(self, states: Mapping[Path, FileState]) -> None:
+        """Remember the state of each file, by its path, from before it was verified."""
+        self._states = states
+
+    def check(self) -> None:
+        """Compare each file's length and time with those that it had.
+
+        A file that was removed or replaced is no matter: what is mapped is the old one, as long as it is.
+
+        Raises:
+            UnusableGraphError: one was written to.
+        """
+        for path, before in self._states.items():
+            try:
+                now = state_of(path)
+            except OSError:
+                continue
+            is_same_file = (now.device, now.inode) == (before.device, before.inode)
+            if is_same_file and (now.size_bytes, now.modified_ns) != (before.size_bytes, before.modified_ns):
+                raise UnusableGraphError(
+                    f"{path} was altered while it was in use: restore the bundle and restart the server; to "
+                    "replace a bundle, write the new one elsewhere and rename it"
+                )

@@ -1,0 +1,205 @@
+"""What `open_bundle` refuses before anything is loaded."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from attnlens_server.bundle import open_bundle
+from attnlens_server.errors import StartupError
+from tampered import (
+    ATTENTIONS,
+    EMBEDDINGS,
+    Json,
+    change_graph,
+    copy_of,
+    manifest_of,
+    put_hashes_right,
+)
+
+
+@pytest.fixture
+def bundle(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
+    return copy_of(small_bundle("wordpiece"), tmp_path)
+
+
+def refusal(bundle: Path, **options: Any) -> str:
+    with pytest.raises(StartupError) as caught:
+        open_bundle(bundle, **options)
+    return str(caught.value)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [EMBEDDINGS, ATTENTIONS, "tokenizer.json"])
+def test_an_altered_file_is_refused_by_name(bundle: Path, name: str) -> None:
+    path = bundle / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert f"{path} was altered: its SHA-256 is" in refusal(bundle)
+    path.write_bytes(content[:-1])
+    assert f"{path} was altered: it has {len(content) - 1} bytes" in refusal(bundle)
+
+
+def test_a_missing_file_is_refused_by_name(bundle: Path) -> None:
+    (bundle / "config.json").unlink()
+    assert "config.json is missing" in refusal(bundle)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "onnx/../../secret"])
+def test_a_manifest_that_points_outside_is_refused(bundle: Path, path: str) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["files"].append({"path": path, "size_bytes": "1", "sha256": "0"})
+    assert f"names a file outside the bundle: {path}" in refusal(bundle)
+
+
+def test_a_graph_without_a_hash_is_refused(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["files"] = [each for each in manifest["files"] if each["path"] != ATTENTIONS]
+    assert f"has no hash for its graph {ATTENTIONS}" in refusal(bundle)
+
+
+def test_a_tokenizer_without_a_hash_is_refused(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["files"] = [each for each in manifest["files"] if each["path"] != "tokenizer.json"]
+    assert f"{bundle / 'tokenizer.json'} is not in the manifest" in refusal(bundle)
+    (bundle / "tokenizer.json").unlink()
+    assert open_bundle(bundle).tokenizer_path is None
+
+
+def test_weights_in_a_file_without_a_hash_are_refused(bundle: Path) -> None:
+    def move_weights(graph: onnx.GraphProto) -> None:
+        tensor = next(each for each in graph.initializer if each.external_data)
+        [location] = [each for each in tensor.external_data if each.key == "location"]
+        location.value = "weights.bin"
+
+    change_graph(bundle, ATTENTIONS, move_weights)
+    (bundle / "onnx" / "weights.bin").write_bytes((bundle / EMBEDDINGS).read_bytes())
+    assert f"{bundle / ATTENTIONS} has weights in 'onnx/weights.bin'" in refusal(bundle)
+    with manifest_of(bundle) as manifest:
+        manifest["files"].append({"path": "onnx/weights.bin", "size_bytes": "0", "sha256": ""})
+    put_hashes_right(bundle)
+    open_bundle(bundle)
+
+
+def test_a_file_that_is_no_graph_is_refused(bundle: Path) -> None:
+    (bundle / EMBEDDINGS).write_bytes(b"not a graph")
+    put_hashes_right(bundle)
+    assert f"{bundle / EMBEDDINGS} is not valid ONNX" in refusal(bundle)
+
+
+# --- the manifest ---------------------------------------------------------------------------------
+
+
+def test_a_directory_without_a_bundle_is_refused(tmp_path: Path) -> None:
+    assert f"{tmp_path} is not a bundle" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without FIFOs")
+def test_a_manifest_that_is_no_file_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    assert "manifest.json is no regular file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is not a manifest"), ('{"a":' * 100_000, "is not a manifest"), ("\xff", "is not UTF-8")],
+    ids=["cut", "deep", "latin"],
+)
+def test_a_manifest_that_is_none_is_refused(bundle: Path, text: str, message: str) -> None:
+    (bundle / "manifest.json").write_bytes(text.encode("latin-1"))
+    assert message in refusal(bundle)
+
+
+def test_a_manifest_as_large_as_a_model_is_refused_unread(bundle: Path) -> None:
+    with (bundle / "manifest.json").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space, and would take 1 TB of memory
+    assert "it has more than 16777216 bytes" in refusal(bundle)
+
+
+def test_another_format_is_refused(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["format_version"] = 2
+    assert "has format version 2" in refusal(bundle)
+
+
+def test_failed_parity_is_refused(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["parity"]["passed"] = False
+    assert re.search(r"parity failed.*report\.md", refusal(bundle))
+
+
+def test_a_precision_that_is_not_there_is_refused(bundle: Path) -> None:
+    assert "has no graph in int8: export it again with --precision int8" in refusal(bundle, precision="int8")
+
+
+def change_architecture(**sizes: int) -> Callable[[Json], object]:
+    return lambda manifest: manifest["architecture"].update(sizes)
+
+
+def add_graph_again(manifest: Json) -> None:
+    manifest["graphs"].append(manifest["graphs"][0])
+
+
+def drop_attentions(manifest: Json) -> None:
+    del manifest["graphs"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_architecture(num_layers=10**9), r"num_layers is 1000000000: it must be from 1 to 4096"),
+        (
+            change_architecture(num_layers=7),
+            r"has 2 outputs, the last \['attentions.0'\]; an encoder of 7 lay",
+        ),
+        (change_architecture(num_heads=0), r"num_heads is 0: it must be from 1"),
+        (change_architecture(num_heads=4), r"attentions.0 of .* is not that of 4 heads"),
+        (change_architecture(hidden_size=0), r"hidden_size is 0"),
+        (change_architecture(hidden_size=64), r"last_hidden_state of .*'96'.* is not that of .* width of 64"),
+        (change_architecture(vocab_size=0), r"vocab_size is 0"),
+        (change_architecture(pad_token_id=300), r"pad_token_id is 300: it must be from 0 to 299"),
+        (change_architecture(max_position_embeddings=-1), r"max_position_embeddings is -1"),
+        (lambda manifest: manifest.update(max_tokens=35), r"max_tokens is 35: it must be from 1 to 34"),
+        (lambda manifest: manifest["pooling"].update(truncate_dim=97), r"truncate_dim is 97: .* 0 to 96"),
+        (lambda manifest: manifest["pooling"].update(truncate_dim=-1), r"truncate_dim is -1"),
+        (lambda manifest: manifest["pooling"].update(pooling=99), "no pooling that this version knows"),
+        (lambda manifest: manifest["pooling"].update(pooling="OF_TOMORROW"), "no pooling that this version"),
+        (lambda manifest: manifest.update(default_prompt_name="query"), "no prompt 'query', its default"),
+        (add_graph_again, r"more than one \(onnx/model.onnx, onnx/model.onnx\) GRAPH_KIND_EMBEDDINGS graph"),
+        (drop_attentions, "has no GRAPH_KIND_ATTENTIONS graph"),
+        (
+            lambda manifest: manifest["graphs"][0].update(kind=9),
+            "a graph of a kind that this version does not",
+        ),
+        (
+            lambda manifest: manifest["graphs"][0].update(data_type=99),
+            "a kind that this version does not know",
+        ),
+        (lambda manifest: manifest["graphs"][0]["inputs"].pop(0), "has the inputs attention_mask"),
+        (
+            lambda manifest: manifest["graphs"][0]["outputs"][0].update(data_type="DATA_TYPE_INT64"),
+            "last_hidden_state of onnx/model.onnx is DATA_TYPE_INT64",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused_at_once(
+    bundle: Path, change: Callable[[Json], object], message: str
+) -> None:
+    with manifest_of(bundle) as manifest:
+        change(manifest)
+    assert re.search(message, found := refusal(bundle)), found
+    assert str(bundle / "manifest.json") in found
+
+
+def test_what_a_later_version_adds_is_no_reason_to_refuse(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["of_tomorrow"] = json.loads('{"a": [1]}')
+    open_bundle(bundle)

@@ -1,0 +1,23 @@
+"""Options of a server: a value that it can't have is refused with the range."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlens_server.config import ConfigError, ServerConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_queue": 0}, "max_queue is 0: it must be from 1"),
+        ({"max_batch_tokens": -5}, "max_batch_tokens is -5: it must be from 0"),
+        ({"max_text_bytes": 99_999_999}, "max_text_bytes is 99999999: it must be from 1 to 4194304"),
+        ({"start_timeout_s": 0}, "start_timeout_s is 0: it must be from 0.001"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(bundle=Path(), **options)
+    assert message in str(caught.value)

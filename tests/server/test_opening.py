@@ -1,0 +1,313 @@
+"""Opening graphs that are not what their manifest says: refused before anybody is served."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from attnlens.bundle import describe_file
+from attnlens.v1.manifest_pb2 import BundleFile
+from attnlens_server.bundle import open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine, Item
+from attnlens_server.engine.engine import EMBEDDINGS_SESSIONS
+from attnlens_server.engine.session import CPU, CUDA, Session
+from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
+from tampered import (
+    ATTENTIONS,
+    EMBEDDINGS,
+    change_graph,
+    constant,
+    copy_of,
+    endless_loop,
+    manifest_of,
+    through,
+)
+
+MAX_TOKENS = 34
+HIDDEN, WEIGHTS = "last_hidden_state", "attentions.0"
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FREE = ["batch_size", "sequence_length"]
+
+
+@pytest.fixture
+def bundle(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
+    return copy_of(small_bundle("wordpiece"), tmp_path)
+
+
+def engine_of(bundle: Path, **options: Any) -> Engine:
+    return Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2, lanes=2, **options))
+
+
+def start(bundle: Path, **options: Any) -> None:
+    engine = engine_of(bundle, **options)
+    try:
+        engine.start(MAX_TOKENS)
+    finally:
+        engine.close()
+
+
+def ask_for_attention(engine: Engine) -> None:
+    item = Item(np.arange(2, 12), (WEIGHTS,))
+    engine.attentions.queue.put([item])
+    item.future.result(60)
+
+
+def rename_output(graph: onnx.GraphProto) -> None:
+    through(HIDDEN, helper.make_node("Identity", ["inner"], ["renamed"]))(graph)
+    graph.output[0].name = "renamed"
+
+
+def add_input(graph: onnx.GraphProto) -> None:
+    graph.input.append(helper.make_tensor_value_info("position_ids", INT64, FREE))
+
+
+def fix_batch(graph: onnx.GraphProto) -> None:
+    for each in graph.input:
+        each.type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def into(*operands: str, op: str, output: str = HIDDEN, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, list(operands), [output], **attributes)
+
+
+TWICE = into("inner", "inner", op="Concat", axis=2)
+HOSTILE_EMBEDDINGS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
+    "another width": (
+        through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, 192]),
+        r"returns last_hidden_state as tensor\(float\) .*192\], by the manifest .*96\]",
+    ),
+    "another width, unsaid": (
+        through(HIDDEN, TWICE, elem_type=FLOAT, shape=[*FREE, "width"]),
+        r"returns last_hidden_state as tensor\(float\) .*192\]",
+    ),
+    "more tokens": (
+        through(HIDDEN, into("inner", "inner", op="Concat", axis=1), elem_type=FLOAT, shape=[*FREE, 96]),
+        r"returned last_hidden_state as float32 \[2, 16, 96\] .*by the manifest it is float32 \[2, 8, 96\]",
+    ),
+    "integers": (
+        through(HIDDEN, into("inner", op="Cast", to=INT64), elem_type=INT64, shape=[*FREE, 96]),
+        r"returns last_hidden_state as tensor\(int64\)",
+    ),
+    "NaN": (
+        through(HIDDEN, constant("nan", float("nan")), into("inner", "nan", op="Add")),
+        r"returned a NaN or an infinity in last_hidden_state",
+    ),
+    "another name": (rename_output, r"has 1 outputs, the last \['renamed'\]"),
+    "another input": (add_input, r"has the inputs input_ids, .*position_ids"),
+    "one text at a time": (fix_batch, r"wants input_ids as tensor\(int64\) \[1, 'sequence_length'\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_EMBEDDINGS.values(), ids=HOSTILE_EMBEDDINGS)
+def test_an_embeddings_graph_that_is_another_ends_the_start(
+    bundle: Path, change: Callable[[onnx.GraphProto], None], message: str
+) -> None:
+    change_graph(bundle, EMBEDDINGS, change)
+    with pytest.raises(UnusableGraphError, match=message):
+        start(bundle)
+
+
+# The weights w, to something like them: w + 0.001, scaled to a sum of 1; 2w - mean(w); the mean over heads.
+SPREAD = [
+    constant("little", 1e-3),
+    helper.make_node("Add", ["inner", "little"], ["more"]),
+    helper.make_node("Constant", [], ["last"], value_ints=[-1]),
+    helper.make_node("ReduceSum", ["more", "last"], ["sums"], keepdims=1),
+    into("more", "sums", op="Div", output=WEIGHTS),
+]
+CONTRASTED = [
+    helper.make_node("ReduceMean", ["inner"], ["mean"], axes=[-1], keepdims=1),
+    helper.make_node("Add", ["inner", "inner"], ["twice"]),
+    into("twice", "mean", op="Sub", output=WEIGHTS),
+]
+ONE_HEAD = into("inner", op="ReduceMean", output=WEIGHTS, axes=[1], keepdims=1)
+SOME_HEADS = {"elem_type": FLOAT, "shape": [FREE[0], "heads", FREE[1], FREE[1]]}
+HOSTILE_ATTENTIONS: dict[str, tuple[Callable[[onnx.GraphProto], None], str]] = {
+    "rows of 2": (
+        through(WEIGHTS, into("inner", "inner", op="Add", output=WEIGHTS)),
+        r"rows of attentions.0 whose sum is off from 1 by 1:",
+    ),
+    "below 0": (through(WEIGHTS, *CONTRASTED), r"returned weights of attentions.0 below 0"),
+    "on padding": (through(WEIGHTS, *SPREAD), r"returned weights of attentions.0 on padding"),
+    "fewer heads": (
+        through(WEIGHTS, ONE_HEAD, **SOME_HEADS),
+        r"returns attentions.0 as tensor\(float\) .* 1, .*by the manifest it is .* 3, ",
+    ),
+    "NaN in the token vectors": (
+        through(HIDDEN, constant("nan", float("nan")), into("inner", "nan", op="Add")),
+        r"returned a NaN or an infinity in last_hidden_state",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE_ATTENTIONS.values(), ids=HOSTILE_ATTENTIONS)
+def test_an_attention_graph_that_is_another_serves_nobody(
+    bundle: Path, change: Callable[[onnx.GraphProto], None], message: str
+) -> None:
+    change_graph(bundle, ATTENTIONS, change)
+    engine = engine_of(bundle)
+    engine.start(MAX_TOKENS)
+    for _ in range(2):
+        with pytest.raises(GraphUnavailableError, match=message):
+            ask_for_attention(engine)
+    engine.close()
+
+
+def test_ids_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["architecture"]["vocab_size"] = 301
+    with pytest.raises(StartupError, match=r"model\.onnx can't be run: .*Gather"):
+        start(bundle)
+
+
+def test_positions_beyond_the_table_of_the_graph_end_the_start(bundle: Path) -> None:
+    engine = engine_of(bundle)
+    with pytest.raises(StartupError, match=r"model\.onnx can't be run"):
+        engine.start(MAX_TOKENS + 1)
+    engine.close()
+
+
+def test_a_graph_that_never_ends_ends_with_the_time_limit(bundle: Path) -> None:
+    change_graph(bundle, EMBEDDINGS, through(HIDDEN, *endless_loop("inner", HIDDEN)))
+    with pytest.raises(StartupError, match=r"took more than 0\.5 s: give a larger --start-timeout-s"):
+        start(bundle, start_timeout_s=0.5)
+
+
+def test_an_attention_graph_that_never_ends_does_not_hold_its_lane(bundle: Path) -> None:
+    change_graph(bundle, ATTENTIONS, through(WEIGHTS, *endless_loop("inner", WEIGHTS)))
+    engine = engine_of(bundle, start_timeout_s=0.5)
+    engine.start(MAX_TOKENS)
+    with pytest.raises(GraphUnavailableError, match=r"took more than 0\.5 s"):
+        ask_for_attention(engine)
+    engine.close()
+
+
+def test_a_start_that_never_ends_can_be_stopped(bundle: Path) -> None:
+    change_graph(bundle, EMBEDDINGS, through(HIDDEN, *endless_loop("inner", HIDDEN)))
+    engine = engine_of(bundle)
+    failures: list[StartupError] = []
+
+    def start_engine() -> None:
+        with pytest.raises(StartupError) as caught:
+            engine.start(MAX_TOKENS)
+        failures.append(caught.value)
+
+    starting = threading.Thread(target=start_engine)
+    starting.start()
+    engine.stop_opening()  # whenever it comes: before, while or after it opens
+    starting.join()
+    engine.close()
+    assert "the server is stopping" in str(failures[0])
+
+
+def test_both_sessions_of_a_graph_are_tried_before_they_serve(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[int, tuple[int, ...]]] = []
+    engine = engine_of(bundle)
+    for opener in (engine._embeddings_opener, engine._attentions_opener):
+        run = opener._trial.run
+
+        def note(session: Any, num_tokens: tuple[int, ...], limit: Any, run: Any = run) -> None:
+            tried.append((session._session.get_session_options().intra_op_num_threads, num_tokens))
+            run(session, num_tokens, limit)
+
+        monkeypatch.setattr(opener._trial, "run", note)
+    engine.start(MAX_TOKENS)
+    assert tried == [(2, (8, 5)), (2, (34,)), (2, (34,)), (1, (8, 5)), (1, (34,))]
+    ask_for_attention(engine)
+    assert tried[5:] == [(2, (8, 5))]
+    engine.close()
+
+
+def test_weights_that_are_written_to_while_they_are_used_serve_nobody_any_more(bundle: Path) -> None:
+    engine = engine_of(bundle)
+    engine.start(MAX_TOKENS)
+    ask_for_attention(engine)
+    weights = bundle / EMBEDDINGS
+    before = weights.read_bytes()
+    with weights.open("r+b") as file:
+        file.write(before[:100])  # the same bytes: only the time changes
+    os.utime(weights, ns=(1, 1))  # a clock may be too coarse for a test
+    for _ in range(2):
+        with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while it was in use"):
+            ask_for_attention(engine)
+    item = Item(np.arange(2, 12), (HIDDEN,))
+    engine.embeddings.queue.put([item])  # whose weights are in the memory of the process
+    item.future.result(60)
+    engine.close()
+
+
+def test_a_bundle_that_is_replaced_as_a_whole_does_not_disturb_who_serves_the_old_one(
+    bundle: Path, small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    engine = engine_of(bundle)
+    engine.start(MAX_TOKENS)
+    ask_for_attention(engine)
+    new = copy_of(small_bundle("wordpiece"), tmp_path / "new")
+    bundle.rename(tmp_path / "old")
+    ask_for_attention(engine)
+    new.rename(bundle)
+    ask_for_attention(engine)
+    engine.close()
+
+
+def test_a_file_that_was_only_touched_is_read_again_and_used(bundle: Path) -> None:
+    engine = engine_of(bundle)
+    engine.start(MAX_TOKENS)
+    os.utime(bundle / EMBEDDINGS)
+    os.utime(bundle / ATTENTIONS)
+    ask_for_attention(engine)
+    engine.close()
+
+
+def test_only_what_a_graph_needs_is_read_again_and_only_if_it_was_touched(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_bundle(bundle)
+    read: list[str] = []
+
+    def note(directory: Path, path: Path) -> BundleFile:
+        read.append(path.name)
+        return describe_file(directory, path)
+
+    monkeypatch.setattr("attnlens.bundle.describe_file", note)
+    opened.verify_graph(opened.attentions)
+    assert read == []
+    os.utime(bundle / "tokenizer.json", ns=(1, 1))
+    os.utime(bundle / EMBEDDINGS, ns=(1, 1))
+    opened.verify_graph(opened.attentions)
+    assert read == ["model.onnx"]
+    (bundle / ATTENTIONS).unlink()
+    with pytest.raises(UnusableGraphError, match=r"model_attentions\.onnx"):
+        opened.verify_graph(opened.attentions)
+
+
+def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoDriver(Session):
+        def __init__(self, *_args: Any, **_options: Any) -> None:
+            raise StartupError("CUDA was asked for, but it runs no node")
+
+    monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setitem(EMBEDDINGS_SESSIONS, "cuda", NoDriver)
+    engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2))
+    assert (engine.provider, engine.max_batch_tokens, len(engine.embeddings._lanes)) == ("cuda", 8192, 1)
+    engine.start(MAX_TOKENS)
+    assert (engine.provider, engine.max_batch_tokens, len(engine.embeddings._lanes)) == ("cpu", 256, 2)
+    assert engine.embeddings.sessions.providers[0] == CPU
+    ask_for_attention(engine)
+    engine.close()
+    assert "provider auto falls back to the CPU: CUDA was asked for" in caplog.text
+    asked = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, provider="cuda"))
+    with pytest.raises(StartupError, match="it runs no node"):
+        asked.start(MAX_TOKENS)
+    asked.close()

@@ -1,0 +1,97 @@
+"""Bundles that were tampered with, every hash put right again: what only a look at the contents shows."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from attnlens.bundle import MANIFEST_NAME, describe_file, read_manifest, write_manifest
+
+EMBEDDINGS = "onnx/model.onnx"
+ATTENTIONS = "onnx/model_attentions.onnx"
+
+Json = dict[str, Any]
+
+
+def copy_of(bundle: Path, directory: Path) -> Path:
+    """Return a copy that may be tampered with."""
+    return Path(shutil.copytree(bundle, directory / "bundle"))
+
+
+@contextmanager
+def manifest_of(bundle: Path) -> Iterator[Json]:
+    """The manifest as JSON, written back when the block ends."""
+    path = bundle / MANIFEST_NAME
+    manifest = json.loads(path.read_text())
+    yield manifest
+    path.write_text(json.dumps(manifest))
+
+
+def put_hashes_right(bundle: Path) -> None:
+    """Write the hashes and sizes of the listed files as they are now."""
+    manifest = read_manifest(bundle)
+    for file in manifest.files:
+        file.CopyFrom(describe_file(bundle, bundle / file.path))
+    write_manifest(bundle, manifest)
+
+
+def change_graph(bundle: Path, path: str, change: Callable[[onnx.GraphProto], None]) -> None:
+    """Change the graph of an ONNX file, which keeps its weights where they are."""
+    model = onnx.load(bundle / path, load_external_data=False)
+    change(model.graph)
+    (bundle / path).write_bytes(model.SerializeToString())
+    put_hashes_right(bundle)
+
+
+def through(name: str, *nodes: onnx.NodeProto, **output: Any) -> Callable[[onnx.GraphProto], None]:
+    """Return a change that sends the output `name`, as `inner`, through nodes that make a new `name`.
+
+    `output` may give another `elem_type` and `shape`.
+    """
+
+    def change(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            for names in (node.input, node.output):
+                for index, each in enumerate(names):
+                    if each == name:
+                        names[index] = "inner"
+        graph.node.extend(nodes)
+        [index] = [index for index, each in enumerate(graph.output) if each.name == name]
+        if output:
+            graph.output[index].CopyFrom(helper.make_tensor_value_info(name, **output))
+
+    return change
+
+
+def constant(name: str, value: Any, data_type: int = TensorProto.FLOAT) -> onnx.NodeProto:
+    """A node that returns a number."""
+    return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, data_type, [], [value]))
+
+
+def endless_loop(before: str, after: str) -> list[onnx.NodeProto]:
+    """Nodes that never come from `before` to `after`."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["go_on_out"]),
+            helper.make_node("Identity", ["value"], ["value_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("iteration", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value_out", TensorProto.FLOAT, None),
+        ],
+    )
+    return [
+        constant("always", True, TensorProto.BOOL),  # noqa: FBT003 - a tensor's value
+        helper.make_node("Loop", ["", "always", before], [after], body=body),
+    ]
