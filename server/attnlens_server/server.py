@@ -121,9 +121,9 @@ class Server:
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
+        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
         for worker in (self._engine.embeddings, self._engine.attentions):
             worker.on_death = functools.partial(loop.call_soon_threadsafe, self._fail)
-        seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
 
         def tell_health(is_serving: bool) -> None:
             told = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)

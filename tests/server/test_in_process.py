@@ -21,7 +21,8 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.errors import StartupError
-from attnlens_server.server import ATTENTIONS_NAME, SERVICE_NAME, Ready, Server
+from attnlens_server.methods import SERVICE_NAME
+from attnlens_server.server import ATTENTIONS_NAME, Ready, Server
 from attnlens_server.service import State
 from failures import Failure, read_failure
 from tampered import ATTENTIONS, EMBEDDINGS, change_graph, copy_of, endless_loop, put_hashes_right, through
