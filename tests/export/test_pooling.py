@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling, PoolingDefaults
 from attnlens_export import SourceError
+from attnlens_export.int8.agreement import pool
 from attnlens_export.pooling import POOLINGS, read_pooling, write_pooling
 from attnlens_model import CheckpointError
 
@@ -89,6 +90,7 @@ def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
         ({"pooling_mode": 5}, "pools by 5"),
         ({"pooling_mode": [{"a": 1}]}, "pools by {'a': 1}"),
         ({"pooling_mode": {"mean": True}}, "pools by {'mean': True}"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_median_tokens": True}, "median_tokens"),
     ],
 )
 def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
@@ -100,6 +102,29 @@ def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
     assert named in str(caught.value)
     assert "--pooling mean|cls|max|last_token|weighted_mean|mean_sqrt_length" in str(caught.value)
     assert read_pooling(source, 48, "cls").pooling == CLS
+
+
+def test_a_pooling_that_does_not_exist_is_refused_and_never_a_mean() -> None:
+    with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
+        read_pooling(None, 48, "median")
+    with pytest.raises(ValueError, match="pooling 0 is unknown"):
+        pool(np.zeros((2, 3), np.float32), Pooling.POOLING_UNSPECIFIED)
+
+
+@pytest.mark.parametrize(("stated", "kept"), [(8, 8), (47, 47), (48, 0), (768, 0), (None, 0)])
+def test_as_many_components_are_kept_as_the_publisher_says(
+    stated: int | None, kept: int, source: Path
+) -> None:
+    write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
+    assert read_pooling(source, 48).truncate_dim == kept
+    assert read_pooling(source, 48, "cls", normalize=True).truncate_dim == kept
+
+
+@pytest.mark.parametrize("stated", [0, -1, 8.0, "8", True, [8]])
+def test_a_number_of_components_that_is_none_is_refused(stated: object, source: Path) -> None:
+    write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
+    with pytest.raises(SourceError, match="truncate_dim is .*, a whole number from 1 to 48 is needed"):
+        read_pooling(source, 48)
 
 
 @pytest.mark.parametrize(
