@@ -1,8 +1,8 @@
 """How token vectors become the embedding of a text: read from, and written for, sentence-transformers.
 
 A checkpoint of sentence-transformers lists its modules in `modules.json`. `1_Pooling/config.json` says how to
-pool, as `pooling_mode` or, before version 6, as a flag for each mode; Dense and Normalize may follow. How many
-components are kept of the result stands beside the prompts, as `truncate_dim`.
+pool, as `pooling_mode` or, before version 6, as a flag for each mode; Dense and Normalize may follow.
+`truncate_dim`, beside the prompts, says how many components of the result are kept.
 """
 
 from collections.abc import Collection, Sequence
@@ -137,8 +137,8 @@ def _read_truncate_dim(directory: Path | None, width: int) -> int:
         return 0
     if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
         raise SourceError(
-            f"{PROMPTS_FILE}: truncate_dim is {stated!r}, a whole number from 1 to {width} is needed: correct it, "
-            "or remove it to keep all components"
+            f"{PROMPTS_FILE}: truncate_dim is {stated!r}, a whole number from 1 to {width} is needed: "
+            "correct it, or remove it to keep all components"
         )
     return stated if stated < width else 0
 

@@ -123,7 +123,7 @@ def test_as_many_components_are_kept_as_the_publisher_says(
 @pytest.mark.parametrize("stated", [0, -1, 8.0, "8", True, [8]])
 def test_a_number_of_components_that_is_none_is_refused(stated: object, source: Path) -> None:
     write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
-    with pytest.raises(SourceError, match="truncate_dim is .*, a whole number from 1 to 48 is needed"):
+    with pytest.raises(SourceError, match=r"truncate_dim is .*, a whole number from 1 to 48 is needed"):
         read_pooling(source, 48)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 
 from attnlens.bundle import embedding_size
 from attnlens_export import BundleSummary, ExportOptions, export_bundle
@@ -29,12 +30,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
     from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: PLC0415 - slow
     from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: PLC0415 - slow
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - slow
 
     directory = tmp_path_factory.mktemp("truncated")
     MODELS["wordpiece"].make().save_pretrained(directory / "encoder")
     special = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
-    tokenizer: Any = PreTrainedTokenizerFast(
+    load: Any = transformers.PreTrainedTokenizerFast
+    tokenizer = load(
         tokenizer_file=str(TOKENIZERS / "wordpiece" / "tokenizer.json"), model_max_length=34, **special
     )
     tokenizer.save_pretrained(directory / "encoder")

@@ -22,7 +22,7 @@ def readme(manifest: Manifest, models: Sequence[ServedModel], start: str, tokeni
     dense = "".join(_describe_dense(layer) for layer in manifest.pooling.dense)
     scaled = ", then scaled to length 1" if manifest.pooling.normalize else ""
     kept = manifest.pooling.truncate_dim
-    cut = f"; the first {kept} components of it are kept" if kept else ""
+    scaled += f"; the first {kept} components of it are kept" if kept else ""
     described = "\n".join(_describe(model) for model in models)
     return f"""\
 # {manifest.model_name}
@@ -37,7 +37,7 @@ Clients send token ids. {_describe_tokenizer(tokenizer, manifest.max_tokens)}
 Pad the shorter texts of a batch with id {padding}; `attention_mask` is 1 for a token, 0 for padding.
 More than {sizes.max_position_embeddings} tokens fail inside the server.
 
-The vector of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}{cut}.
+The vector of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}.
 {_describe_prompts(manifest)}
 
 `bundle.json` is the manifest of the bundle that this was made from. Files may be hard links to the bundle's:
