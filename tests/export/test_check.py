@@ -13,11 +13,12 @@ import pytest
 from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import ExportOptions, GraphError, LintError, SourceError, bundle, export_bundle
+from attnlens_export.bundle import check_graphs
 from attnlens_export.check import check_bundle, rebuild_encoder
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import Case, Padding, small_grid
 from attnlens_export.layouts import write_layout
-from attnlens_model import Checkpoint, Encoder, EncoderConfig
+from attnlens_model import Checkpoint, Encoder, EncoderConfig, read_config
 
 GRID = small_grid(40)
 
@@ -210,6 +211,43 @@ def test_a_manifest_that_says_something_else_than_the_files_is_refused(
 def test_a_file_that_nobody_listed_is_refused(copied: Path) -> None:
     (copied / "onnx" / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BundleError, match=r"onnx/manifest\.json is not in the manifest"):
+        check_bundle(copied, grid=GRID)
+
+
+def test_what_file_managers_and_hubs_leave_is_not_minded(copied: Path) -> None:
+    """As a server doesn't mind them."""
+    for name in (
+        *(".DS_Store", "onnx/.DS_Store", "onnx/._model.onnx", ".gitattributes", ".git/HEAD", "README.md"),
+        *(".git/lfs/objects/model.onnx", ".cache/huggingface/download/onnx/model.onnx.metadata"),
+    ):
+        (copied / name).parent.mkdir(parents=True, exist_ok=True)
+        (copied / name).write_text("left by others", encoding="utf-8")
+    assert check_bundle(copied, grid=GRID).parity.passed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "onnx/model_int4.onnx", "onnx/model.onnx_data", "model.safetensors"),
+        *("pytorch_model.bin", "2_Dense/config.json", "onnx/README.md", "modeling.py", ".env"),
+    ],
+)
+def test_what_a_tool_would_load_must_be_listed(name: str, copied: Path) -> None:
+    (copied / name).parent.mkdir(exist_ok=True)
+    (copied / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(BundleError, match=re.escape(f"{name} is not in the manifest: remove it")):
+        check_bundle(copied, grid=GRID)
+
+
+def test_weights_in_a_file_without_a_hash_are_refused(copied: Path) -> None:
+    """Under a name that is not minded otherwise."""
+    path = copied / "onnx" / "model_attentions.onnx"
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location=".DS_Store", size_threshold=1024)
+    sign(copied)
+    check_graphs(copied, read_config(copied / "config.json"))  # nothing else is wrong with it
+    message = r"model_attentions\.onnx has weights in .*\.DS_Store, which has no hash in the manifest"
+    with pytest.raises(BundleError, match=message):
         check_bundle(copied, grid=GRID)
 
 
