@@ -5,7 +5,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -300,26 +299,6 @@ def test_a_failed_export_by_force_leaves_the_old_bundle(
 
 
 @pytest.mark.usefixtures("traced_once")
-@pytest.mark.parametrize("failure", [OSError("no"), KeyboardInterrupt()])
-def test_the_old_bundle_comes_back_where_the_new_one_can_not_be_moved(
-    failure: BaseException, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
-    rename = Path.rename
-
-    def fail_for_the_new_one(path: Path, target: Path) -> Path:
-        if path.suffix == ".partial":
-            raise failure
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
-    with pytest.raises((OutputError, KeyboardInterrupt)):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
-    assert read_manifest(output).model_name == "old"
-    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
-
-
-@pytest.mark.usefixtures("traced_once")
 def test_a_link_to_a_bundle_stays_a_link(tiny_config: EncoderConfig, output: Path, tmp_path: Path) -> None:
     export_tiny(tiny_config, output)
     link = tmp_path / "current"
@@ -413,25 +392,6 @@ def test_what_appears_at_the_target_during_an_export_is_not_replaced(
     with pytest.raises(OutputError, match="is no bundle"):
         export_bundle(tiny_config, output, dataclasses.replace(QUICK, force=True), appear)
     assert [path.name for path in output.iterdir()] == ["thesis.tex"]
-    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_of_two_exports_by_force_one_wins_and_nothing_else_stays(
-    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
-    rename = Path.rename
-
-    def another_is_faster(path: Path, target: Path) -> Path:
-        if path.suffix == ".partial":
-            shutil.copytree(path, target)
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", another_is_faster)
-    with pytest.raises(OutputError, match="can't be moved"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="new", force=True))
-    assert read_manifest(output).model_name == "new"
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
