@@ -155,7 +155,7 @@ def check_directory(directory: Path) -> None:
             raise CheckpointError(f"{directory} holds {_IMAGE_AND_TEXT}")
         if kind == "Transformer" and path:
             raise CheckpointError(
-                f"{directory} has its encoder in {path}, where it is not looked for: move the files of {path} "
+                f"{directory} has its encoder in {path}, where it is not looked for: move those files "
                 "beside modules.json, and set the path of the Transformer in it to ''"
             )
     raise CheckpointError(f"{directory} holds no config.json: give the directory of one model")
