@@ -64,6 +64,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     help="Leave out what modules.json lists by this name, for instance LayerNorm.",
 )
 @click.option(
+    "--without-head",
+    is_flag=True,
+    help="Export the encoder of a classifier or reranker, without what makes it one.",
+)
+@click.option(
     "--prompt",
     "prompts",
     metavar="NAME=TEXT",
@@ -163,6 +168,8 @@ def export(
     Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
     show_quantization(summary.manifest, summary.parity)
     click.echo(_describe(summary))
+    for warning in summary.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
     raise_failures(summary.parity)
     with stopped_by_signals():
         for layout, repository in repositories.items():
@@ -203,14 +210,8 @@ def _describe(summary: "BundleSummary") -> str:
         f"{summary.directory}: {manifest.model_name}, {sizes.num_layers} layers, {sizes.num_heads} heads, "
         f"{sizes.hidden_size} wide, up to {manifest.max_tokens} tokens, {size_mb:.1f} MB"
     )
-    lines = [summary_line]
-    if manifest.pooling.dense:
-        lines.append(
-            f"embeddings of {manifest.pooling.dense[-1].out_features} components, through dense layers"
-        )
-    if manifest.prompts:
-        default = f", by default {manifest.default_prompt_name}" if manifest.default_prompt_name else ""
-        lines.append(f"prompts: {', '.join(sorted(manifest.prompts))}{default}")
+    revision = f" at {manifest.source_revision}" if manifest.source_revision else ""
+    lines = [summary_line, f"from {manifest.source}{revision}", *summary.decisions]
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server takes token ids only (--tokenizer adds one)")
     if summary.built_tokenizer:

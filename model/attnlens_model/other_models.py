@@ -18,7 +18,7 @@ _ENCODER_DECODER = "an encoder and a decoder together, of which this version rea
 _SPEECH = "a model of speech or sound, not of text"
 _VISION = "a model of images, not of text"
 _IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
-_STATIC = "a table of one vector for each token, without layers or attention: it needs no graph"
+_STATIC = "a table of one vector for each token, without layers: use model2vec or sentence-transformers"
 
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (

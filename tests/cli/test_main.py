@@ -149,7 +149,8 @@ def test_a_missing_module_names_its_extra(
     result = run(*args, command=_program(f"sys.modules['{missing}'] = None"), cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr == (
-        f"attnlens {args[0]}: {missing} is not installed: in a checkout of attnlens, pip install '.[{extra}]'\n"
+        f"attnlens {args[0]}: {missing} is not installed: in a checkout of attnlens, pip "
+        f"install '.[{extra}]'\n"
     )
 
 

@@ -50,7 +50,10 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
     prompts = ("--prompt", "query=query: ", "--prompt", "maths=a=b ", "--default-prompt", "query")
     result = run_export("--config", config_file, "--output", output, "--pooling", "weighted_mean", *prompts)
     assert result.exit_code == 0, result.output
-    assert "prompts: maths, query, by default query" in result.stdout
+    assert "prompts: maths 'a=b ', query 'query: ' (default)\n" in result.stdout
+    assert (
+        "embeddings: weighted_mean over the tokens; not normalized; 48 components (as asked" in result.stdout
+    )
     manifest = read_manifest(output)
     assert dict(manifest.prompts) == {"query": "query: ", "maths": "a=b "}
     assert manifest.default_prompt_name == "query"
@@ -83,6 +86,14 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert result.exit_code == 0, result.output
     assert "my-encoder, 2 layers, 4 heads, 48 wide, up to 40 tokens" in result.stdout
     assert "no tokenizer: a server takes token ids only" in result.stdout
+    assert (
+        "from config+seed:0\n"
+        "embeddings: mean over the tokens; not normalized; 48 components (the default, see --pooling and "
+        "--normalize)\n"
+        "prompts: none\n"
+        "longest input: 40 tokens, all that the encoder takes\n"
+    ) in result.stdout
+    assert "warning" not in result.stderr
     assert result.stdout.count("passed") == 3
     assert result.stderr.splitlines()[0] == "Loading the weights"
     assert read_manifest(output).model_name == "my-encoder"
@@ -106,6 +117,11 @@ def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "mine, 6 layers, 12 heads, 384 wide, up to 256 tokens" in result.stdout
+    assert (
+        "embeddings: cls over the tokens; not normalized; 384 components (changed from what the checkpoint "
+        "says)\nprompts: none\n"
+        "longest input: 256 tokens, the publisher's limit (the encoder takes 512)\n"
+    ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
 

@@ -133,10 +133,10 @@ def test_a_number_of_components_that_is_none_is_refused(stated: object, source: 
 def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str, source: Path) -> None:
     write_modules(source, {"pooling_mode": "cls"}, kind, "Normalize")
     with pytest.raises(
-        SourceError, match=f"applies {kind}, which a bundle can't. --skip-module {kind} leaves"
+        SourceError, match=f"has a {kind} module, which bundles do not support. --skip-module {kind} leaves"
     ):
         read_pooling(source, 48)
-    with pytest.raises(SourceError, match=f"applies {kind}"):
+    with pytest.raises(SourceError, match=f"has a {kind} module"):
         read_pooling(source, 48, "cls")
     assert read_pooling(source, 48, skipped=[kind]) == PoolingDefaults(pooling=CLS, normalize=True)
 
@@ -144,7 +144,7 @@ def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: s
 def test_a_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(source: Path) -> None:
     entries = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "custom.Pooling")]
     write(source / "modules.json", [{"path": path, "type": name} for path, name in entries])
-    with pytest.raises(SourceError, match=r"applies custom\.Pooling, which a bundle can't"):
+    with pytest.raises(SourceError, match=r"has a custom\.Pooling module, which bundles"):
         read_pooling(source, 48)
     assert read_pooling(source, 48, "max", skipped=["custom.Pooling"]).pooling == MAX
 
@@ -159,9 +159,9 @@ def test_only_what_is_there_can_be_skipped_and_never_the_pooling(kind: str, sour
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        (["Dense", "Pooling"], "applies Dense where a bundle can't: one Pooling comes first"),
-        (["Pooling", "Pooling"], "applies Pooling where a bundle can't"),
-        (["Dense"], "applies Dense to token vectors, without any pooling"),
+        (["Dense", "Pooling"], "has a Dense module where bundles do not support it: one Pooling comes first"),
+        (["Pooling", "Pooling"], "has a Pooling module where bundles do not support it"),
+        (["Dense"], "has a Dense module for token vectors, without any pooling"),
     ],
 )
 def test_modules_in_another_order_are_refused(kinds: list[str], message: str, source: Path) -> None:

@@ -58,6 +58,14 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
     theirs = SentenceTransformer(str(checkpoint), device="cpu")
     assert exported.manifest.pooling.truncate_dim == 8
     assert embedding_size(exported.manifest) == theirs.get_embedding_dimension() == 8
+    assert exported.decisions == (
+        (
+            "embeddings: cls over the tokens; dense 96 -> 24 (tanh); scaled to length 1; cut; 8 components "
+            "(as the checkpoint says)"
+        ),
+        "prompts: document '', query ''",
+        "longest input: 34 tokens, all that the encoder takes",
+    )
     assert check_bundle(exported.directory, grid=GRID).parity.passed
 
     config = read_config(exported.directory / "config.json")
