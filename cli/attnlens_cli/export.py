@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.check import parity_tokens_option
-from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
+from attnlens_cli.layout import LAYOUT_NAMES, describe_layout, link_option
 from attnlens_cli.left_out import describe_left_out
 from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.quantization_table import show_quantization
@@ -89,6 +89,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     type=click.Choice(LAYOUT_NAMES),
     help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
+@link_option
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8"]),
@@ -124,6 +125,7 @@ def export(
     revision: str | None,
     name: str | None,
     layouts: tuple[str, ...],
+    link: bool,
     min_mean_cosine: float | None,
     min_cosine: float | None,
     **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
@@ -147,6 +149,8 @@ def export(
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
     _check_combination(source, config, seed, revision)
+    if link and not layouts:
+        raise click.UsageError("--link is about the files of --layout")
     given = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
     cosines = {key: value for key, value in given.items() if value is not None}
     if options["precision"] != "int8" and (cosines or options["calibration"] is not None):
@@ -173,7 +177,8 @@ def export(
     raise_failures(summary.parity)
     with stopped_by_signals():
         for layout, repository in repositories.items():
-            click.echo(describe_layout(write_layout(output, layout, repository, force=choices.force)))
+            made = write_layout(output, layout, repository, force=choices.force, link=link)
+            click.echo(describe_layout(made, link=link))
 
 
 def _beside(output: Path, layout: str) -> Path:

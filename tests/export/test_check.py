@@ -69,7 +69,7 @@ def test_a_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> Non
 
 
 def test_a_bundle_of_which_a_layout_has_hard_links_passes(copied: Path, tmp_path: Path) -> None:
-    write_layout(copied, "ovms", tmp_path / "models")
+    write_layout(copied, "ovms", tmp_path / "models", link=True)
     assert (copied / "onnx" / "model.onnx").stat().st_nlink > 1
     assert check_bundle(copied, grid=GRID).parity.passed
 

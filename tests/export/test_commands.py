@@ -180,7 +180,7 @@ def test_a_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: P
     path.write_text('{"hidden_sise": 48}', encoding="utf-8")
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 2
-    assert "unknown key 'hidden_sise': did you mean 'hidden_size'?" in result.stderr
+    assert "unknown key 'hidden_sise' (did you mean 'hidden_size'?)" in result.stderr
 
 
 def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> None:
