@@ -108,6 +108,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     report = json.loads(result.stdout)
     assert report["passed"]
     assert report["model_name"] == "my-encoder"
+    assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
     assert len(report["measurements"]) == 3 * 5
 
 
@@ -124,6 +125,8 @@ def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
     ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
+    report = json.loads(run_check(output, "--json").stdout)
+    assert (report["max_tokens"], report["max_position_embeddings"]) == (256, 512)  # as `info` calls them
 
 
 @pytest.mark.usefixtures("broken_trace")
