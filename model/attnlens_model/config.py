@@ -391,13 +391,13 @@ def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dic
         known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
         raise ConfigError(
             f"{published} is a key of a Hugging Face config.json, which must state its model_type too: add, "
-            f'for instance, "model_type": "bert" (one of {known}), or use the keys of docs/families.md'
+            f'for instance, "model_type": "bert" (one of {known}), or use the keys of docs/configuration.md'
         )
     for key in values:
         if key not in fields:
             raise ConfigError(
-                f"unknown key {key!r}{suggestion(key, fields)}: the keys are those of docs/families.md, or "
-                "those of a Hugging Face config.json with its model_type"
+                f"unknown key {key!r}{suggestion(key, fields)}: the keys are those of docs/configuration.md, "
+                "or those of a Hugging Face config.json with its model_type"
             )
     required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
     missing = [name for name in required if name not in values]

@@ -116,7 +116,7 @@ def test_a_hugging_face_config_is_translated() -> None:
             "relative_attention_max_distance=8: must be greater than .* = 8",
         ),
         ({"num_head": 4}, r"unknown key 'num_head' \(did you mean 'num_heads'\?\)"),
-        ({"sliding": 4}, "unknown key 'sliding': the keys are those of docs/families.md"),
+        ({"sliding": 4}, "unknown key 'sliding': the keys are those of docs/configuration.md"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
