@@ -92,6 +92,7 @@ class ExportOptions:
         keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
         parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
         grid: the parity cases; None: `default_grid`.
+        tracer: what makes the graph of an encoder; None: `trace`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
         precision: `fp16` or `int8` adds a graph of the embeddings in it.
         gate: what the embeddings of a graph in int8 must keep.
@@ -112,6 +113,7 @@ class ExportOptions:
     keep_failed: bool = False
     parity_tokens: int | None = None
     grid: Sequence[Case] | None = None
+    tracer: Callable[[Encoder, EncoderConfig], TracedGraph] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precision: Precision = "fp32"
     gate: Gate = field(default_factory=Gate)
@@ -326,7 +328,7 @@ def _write_graphs(
 ) -> tuple[TracedGraph, dict[str, Place]]:
     """Trace and write both graphs; return that of the embeddings and where their weights are."""
     progress("Tracing the encoder", 0, 1)
-    attentions = trace(model.encoder, model.config)
+    attentions = (options.tracer or trace)(model.encoder, model.config)
     embeddings = embeddings_graph(attentions)
     weights = attentions.weights
     progress("Writing the graphs", 0, 1)

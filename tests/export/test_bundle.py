@@ -286,11 +286,9 @@ def test_an_existing_bundle_is_replaced_only_by_force(tiny_config: EncoderConfig
 
 @pytest.mark.usefixtures("broken_trace")
 def test_a_failed_export_by_force_leaves_the_old_bundle(
-    tiny_config: EncoderConfig, output: Path, tiny_trace: TracedGraph, monkeypatch: pytest.MonkeyPatch
+    tiny_config: EncoderConfig, output: Path, tiny_trace: TracedGraph
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(bundle, "trace", lambda _encoder, _config: tiny_trace)
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
+    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old", tracer=lambda *_: tiny_trace))
     with pytest.raises(ParityError):
         export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
     verify_files(output, read_manifest(output))
@@ -317,7 +315,7 @@ def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, out
 
 
 def test_a_graph_that_is_not_portable_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     proto = onnx.ModelProto()
     proto.CopyFrom(tiny_trace.proto)
@@ -326,14 +324,13 @@ def test_a_graph_that_is_not_portable_ends_the_export(
     last.output[:] = ["before"]
     proto.graph.node.append(dropout)
     traced = TracedGraph(proto, tiny_trace.weights)
-    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: traced)
     with pytest.raises(LintError, match="Dropout is not allowed"):
-        export_tiny(tiny_config, output)
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
     assert list(output.parent.iterdir()) == []
 
 
 def test_a_graph_that_is_not_onnx_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     """A node in the wrong place, which the lint does not look at."""
     proto = onnx.ModelProto()
@@ -343,9 +340,8 @@ def test_a_graph_that_is_not_onnx_ends_the_export(
     del proto.graph.node[0]
     proto.graph.node.append(first)
     traced = TracedGraph(proto, tiny_trace.weights)
-    monkeypatch.setattr(bundle, "trace", lambda _encoder, _config: traced)
     with pytest.raises(GraphError, match="is not valid ONNX"):
-        export_tiny(tiny_config, output)
+        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
 
 
 @pytest.mark.usefixtures("traced_once")

@@ -13,19 +13,10 @@ from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens_cli.check import check
 from attnlens_cli.export import export
 from attnlens_export import bundle
-from attnlens_export.grid import Case, default_grid, small_grid
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
-
-
-@pytest.fixture(autouse=True)
-def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quick(config: EncoderConfig, longest: int | None) -> list[Case]:
-        return small_grid(longest or config.max_tokens)
-
-    monkeypatch.setattr(bundle, "default_grid", quick)
-    monkeypatch.setattr("attnlens_export.check.default_grid", quick)
+from small_bundles import MODELS
 
 
 @pytest.fixture
@@ -100,7 +91,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
 
     result = run_check(output)
     assert result.exit_code == 0, result.output
-    assert "my-encoder against the weights inside the bundle, 5 input shapes" in result.stdout
+    assert "my-encoder against the weights inside the bundle, 48 input shapes" in result.stdout
     assert "files have the hashes of the manifest" in result.stdout
 
     result = run_check(output, "--json")
@@ -109,7 +100,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert report["passed"]
     assert report["model_name"] == "my-encoder"
     assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
-    assert len(report["measurements"]) == 3 * 5
+    assert len(report["measurements"]) == 3 * 48
 
 
 def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
@@ -125,8 +116,22 @@ def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
     ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
+    assert read_manifest(output).source_revision == ""
     report = json.loads(run_check(output, "--json").stdout)
     assert (report["max_tokens"], report["max_position_embeddings"]) == (256, 512)  # as `info` calls them
+
+
+def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
+    MODELS["wordpiece"].make().save_pretrained(snapshot)
+    monkeypatch.setattr("attnlens_model.hub.snapshot_download", lambda *_, **__: str(snapshot))
+    result = run_export("org/name", "--output", output)
+    assert result.exit_code == 0, result.output
+    assert f"from org/name at {snapshot.name}\n" in result.stdout
+    manifest = read_manifest(output)
+    assert (manifest.source, manifest.source_revision) == ("org/name", snapshot.name)
 
 
 @pytest.mark.usefixtures("broken_trace")
@@ -320,7 +325,6 @@ def test_what_was_not_compared_is_said(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
-    monkeypatch.setattr(bundle, "default_grid", default_grid)
     monkeypatch.setattr("attnlens_export.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
     monkeypatch.setattr("attnlens_export.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
     monkeypatch.setattr("attnlens_export.grid.SHORT_LENGTHS", (7,))

@@ -17,14 +17,10 @@ from attnlens_export.heads import find_head
 from attnlens_model import load_checkpoint
 from odd_models import OddModel
 from small_bundles import MODELS, TOKENIZERS
+from small_files import write
 
 ONE_LAYER = {"num_hidden_layers": 1, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
 T5_SIZES = {"d_model": 96, "d_ff": 160, "num_layers": 1, "num_heads": 3, "d_kv": 32, "num_decoder_layers": 2}
-
-
-def write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def save(kind: str, directory: Path) -> Path:

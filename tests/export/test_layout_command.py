@@ -9,15 +9,8 @@ from click.testing import CliRunner, Result
 from attnlens.bundle import read_manifest, write_manifest
 from attnlens_cli.export import export
 from attnlens_cli.layout import LAYOUT_NAMES, layout
-from attnlens_export import bundle
-from attnlens_export.grid import small_grid
 from attnlens_export.layouts import LAYOUTS
 from attnlens_model import EncoderConfig
-
-
-@pytest.fixture(autouse=True)
-def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
 @pytest.fixture
@@ -28,7 +21,7 @@ def config_file(tiny_config: EncoderConfig, tmp_path: Path) -> Path:
 
 
 def run_export(*arguments: object) -> Result:
-    return CliRunner().invoke(export, [str(each) for each in arguments])
+    return CliRunner().invoke(export, [str(each) for each in (*arguments, "--parity-tokens", 7)])
 
 
 def run_layout(*arguments: object) -> Result:

@@ -20,7 +20,7 @@ from tritonclient.utils import triton_to_np_dtype
 from attnlens.bundle import BundleError, describe_file, read_manifest, verify_files, write_manifest
 from attnlens.v1.manifest_pb2 import Activation, Graph, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_export import ExportOptions, OutputError, SourceError, bundle, export_bundle
+from attnlens_export import ExportOptions, OutputError, SourceError, export_bundle
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import small_grid
 from attnlens_export.layouts import write_layout
@@ -72,9 +72,8 @@ def tiny_bundle(
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "trace", lambda _encoder, _config: traced)
-        export_bundle(config, output, ExportOptions(name="tiny", grid=small_grid(40), **options))
+    chosen = ExportOptions(name="tiny", grid=small_grid(40), tracer=lambda *_: traced, **options)
+    export_bundle(config, output, chosen)
     return output
 
 

@@ -1,8 +1,6 @@
 """How token vectors become embeddings: read from a checkpoint, written to a bundle."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,24 +13,9 @@ from attnlens_export import SourceError
 from attnlens_export.int8.agreement import pool
 from attnlens_export.pooling import POOLINGS, read_pooling, write_pooling
 from attnlens_model import CheckpointError
+from small_files import read, write
 
 MEAN, CLS, MAX = Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    directory = tmp_path / "source"
-    directory.mkdir()
-    return directory
-
-
-def write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_modules(source: Path, pooling: dict[str, object], *kinds: str) -> None:
