@@ -415,7 +415,7 @@ def test_a_full_disk_is_reported_with_the_target(
 def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
     tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/checkpoint/LICENSE")
 
     monkeypatch.setattr(bundle, "copy_described", refuse)
