@@ -433,6 +433,17 @@ def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -
         write_layout(damaged, "triton", tmp_path / "models")
 
 
+def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: Path) -> None:
+    """As one of a later version is, whose README would tell clients nothing of use."""
+    path = damaged / "manifest.json"
+    text = path.read_text("utf-8")
+    assert "POOLING_MEAN" in text
+    path.write_text(text.replace("POOLING_MEAN", "POOLING_OF_LATER"), "utf-8")
+    with pytest.raises(SourceError, match="states no pooling that this version knows"):
+        write_layout(damaged, "triton", tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
 def test_weights_that_the_manifest_does_not_list_are_refused(damaged: Path, tmp_path: Path) -> None:
     """They have no hash; a path that leads out of the bundle is one of them."""
     graph = damaged / "onnx" / "model_attentions.onnx"

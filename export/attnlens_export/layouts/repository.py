@@ -88,7 +88,7 @@ def write_layout(
 
     Raises:
         BundleError: there is no bundle, or it was altered.
-        SourceError: it failed parity, or its graphs can't be laid out.
+        SourceError: it failed parity, its pooling is unknown, or its graphs can't be laid out.
         OutputError: `output` can't be written, or may not be replaced.
     """
     check_output(bundle, output, force=force)
@@ -96,6 +96,11 @@ def write_layout(
     verify_files(bundle, manifest)
     if not manifest.parity.passed:
         raise SourceError(f"{bundle} failed parity: no server should offer it; see {bundle}/parity/report.md")
+    if not manifest.pooling.pooling:
+        raise SourceError(
+            f"{bundle / MANIFEST_NAME} states no pooling that this version knows: install the version of "
+            "attnlens that wrote it"
+        )
     kind = LAYOUTS[layout]
     models = served_models(bundle, manifest)
     start = kind.start.format(repository="$PWD")
