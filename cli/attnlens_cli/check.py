@@ -109,7 +109,9 @@ def check(
         raise click.ClickException(str(error)) from error
     parity = summary.parity
     if as_json:
-        content = {"model_name": summary.manifest.model_name} | report_content(parity)
+        manifest = summary.manifest
+        content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
+        content |= report_content(parity)
         click.echo(json.dumps(content | runtimes_as_json(summary), indent=2))
     else:
         Console().print(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.check import parity_tokens_option
-from attnlens_cli.layout import LAYOUT_NAMES, describe_layout
+from attnlens_cli.layout import LAYOUT_NAMES, describe_layout, link_option
 from attnlens_cli.left_out import describe_left_out
 from attnlens_cli.pooling_names import POOLINGS
 from attnlens_cli.quantization_table import show_quantization
@@ -64,6 +64,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     help="Leave out what modules.json lists by this name, for instance LayerNorm.",
 )
 @click.option(
+    "--without-head",
+    is_flag=True,
+    help="Export the encoder of a classifier or reranker, without what makes it one.",
+)
+@click.option(
     "--prompt",
     "prompts",
     metavar="NAME=TEXT",
@@ -84,6 +89,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     type=click.Choice(LAYOUT_NAMES),
     help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
+@link_option
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8"]),
@@ -119,6 +125,7 @@ def export(
     revision: str | None,
     name: str | None,
     layouts: tuple[str, ...],
+    link: bool,
     min_mean_cosine: float | None,
     min_cosine: float | None,
     **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
@@ -142,6 +149,8 @@ def export(
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
     _check_combination(source, config, seed, revision)
+    if link and not layouts:
+        raise click.UsageError("--link is about the files of --layout")
     given = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
     cosines = {key: value for key, value in given.items() if value is not None}
     if options["precision"] != "int8" and (cosines or options["calibration"] is not None):
@@ -163,10 +172,13 @@ def export(
     Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
     show_quantization(summary.manifest, summary.parity)
     click.echo(_describe(summary))
+    for warning in summary.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
     raise_failures(summary.parity)
     with stopped_by_signals():
         for layout, repository in repositories.items():
-            click.echo(describe_layout(write_layout(output, layout, repository, force=choices.force)))
+            made = write_layout(output, layout, repository, force=choices.force, link=link)
+            click.echo(describe_layout(made, link=link))
 
 
 def _beside(output: Path, layout: str) -> Path:
@@ -203,14 +215,8 @@ def _describe(summary: "BundleSummary") -> str:
         f"{summary.directory}: {manifest.model_name}, {sizes.num_layers} layers, {sizes.num_heads} heads, "
         f"{sizes.hidden_size} wide, up to {manifest.max_tokens} tokens, {size_mb:.1f} MB"
     )
-    lines = [summary_line]
-    if manifest.pooling.dense:
-        lines.append(
-            f"embeddings of {manifest.pooling.dense[-1].out_features} components, through dense layers"
-        )
-    if manifest.prompts:
-        default = f", by default {manifest.default_prompt_name}" if manifest.default_prompt_name else ""
-        lines.append(f"prompts: {', '.join(sorted(manifest.prompts))}{default}")
+    revision = f" at {manifest.source_revision}" if manifest.source_revision else ""
+    lines = [summary_line, f"from {manifest.source}{revision}", *summary.decisions]
     if not any(file.path == "tokenizer.json" for file in manifest.files):
         lines.append("no tokenizer: a server takes token ids only (--tokenizer adds one)")
     if summary.built_tokenizer:

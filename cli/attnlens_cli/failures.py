@@ -11,6 +11,7 @@ from difflib import get_close_matches
 
 import click
 
+from attnlens_cli.extras import how_to_install
 from attnlens_cli.printable import printable
 
 FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
@@ -21,10 +22,12 @@ _EXTRAS = {
     "grpc_reflection": "server",
     "google.rpc": "server",
     "huggingface_hub": "export",
+    "loky": "server",
     "matplotlib": "plot",
     "onnx": "export",
+    "onnx_ir": "export",
     "onnxscript": "export",
-    "safetensors": "export",
+    "sentencepiece": "export",
     "torch": "export",
 }
 _EXTRAS_BY_COMMAND = {
@@ -48,8 +51,8 @@ def debug_in_environment() -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean NAME?)`, or nothing where no known name is near."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """Return ` (did you mean NAME?)` where `name` is likely a slip of a known one, else nothing."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
@@ -57,7 +60,8 @@ def unknown_name(
     kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
 ) -> click.UsageError:
     """Return the error for a name that does not exist."""
-    return click.UsageError(f"no such {kind} {name}{nearest(name, known)}", ctx)
+    names = list(known)
+    return click.UsageError(f"no such {kind} {name}{nearest(name, names)}: there are {', '.join(names)}", ctx)
 
 
 def report(error: Exception, command_path: str, *, debug: bool) -> int:
@@ -96,7 +100,7 @@ def _describe(error: Exception, command_path: str) -> tuple[str, int]:
         missing = _missing_module(error, command_path)
         if missing is not None:
             module, extra = missing
-            return f"{module} is not installed: pip install 'attnlens[{extra}]'", USAGE
+            return f"{module} is not installed: {how_to_install(extra)}", USAGE
     if type(error).__module__.startswith("attnlens"):
         return str(error), FAILURE
     if isinstance(error, OSError):
@@ -115,7 +119,7 @@ def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | 
     if not error.name:
         return None
     root = error.name.partition(".")[0]
-    if root in {"onnxruntime", "tokenizers"} and command_path in _EXTRAS_BY_COMMAND:
+    if root in {"onnxruntime", "safetensors", "tokenizers"} and command_path in _EXTRAS_BY_COMMAND:
         return root, _EXTRAS_BY_COMMAND[command_path]
     return next(((name, extra) for name, extra in _EXTRAS.items() if name in {root, error.name}), None)
 

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 LAYOUT_NAMES = ("triton", "ovms")
 
+link_option = click.option(
+    "--link/--copy",
+    default=False,
+    help="Hard links to the bundle's files, to save space, or copies.  [default: copies, since Python's onnx "
+    "refuses weights with several hard links]",
+)
+
 EPILOG = """\b
 Example:
   attnlens layout bundles/minilm triton --output models
@@ -25,12 +32,13 @@ Example:
     "--output", required=True, metavar="REPO", type=click.Path(path_type=Path), help="Directory to make."
 )
 @click.option("--force", is_flag=True, help="Replace a model repository made by attnlens.")
-def layout(directory: Path, kind: str, output: Path, force: bool) -> None:
+@link_option
+def layout(directory: Path, kind: str, output: Path, force: bool, link: bool) -> None:
     """Lay a bundle out as the model repository of another server.
 
     That is NVIDIA's Triton Inference Server (triton) or OpenVINO Model Server (ovms). REPO gets the graphs
-    and weights of the bundle DIR, as hard links where that is possible, and the server's configuration.
-    Hashes are checked first. Neither server reads text: clients send token ids, README.md in REPO says which.
+    and weights of the bundle DIR and the server's configuration. Hashes are checked first. Neither server
+    reads text: clients send token ids, README.md in REPO says which.
     """
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError, OutputError  # noqa: PLC0415 - heavy
@@ -38,19 +46,26 @@ def layout(directory: Path, kind: str, output: Path, force: bool) -> None:
 
     try:
         with stopped_by_signals():
-            summary = write_layout(directory, kind, output, force=force)
+            summary = write_layout(directory, kind, output, force=force, link=link)
     except OutputError as error:
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(describe_layout(summary))
+    click.echo(describe_layout(summary, link=link))
 
 
-def describe_layout(summary: "LayoutSummary") -> str:
-    """Say what was made, and how to start the server."""
-    placed = [f"{summary.num_linked} files linked"] if summary.num_linked else []
+def describe_layout(summary: "LayoutSummary", *, link: bool) -> str:
+    """Say what was made, whether as links, and how to start the server."""
+    placed = []
+    if summary.num_linked:
+        placed.append(
+            f"{summary.num_linked} files linked (Python's onnx refuses weights with hard links, those of the "
+            "bundle too)"
+        )
     if summary.num_copied:
-        placed.append(f"{summary.num_copied} copied (hard links are not possible there)")
+        placed.append(
+            f"{summary.num_copied} files copied" + (" (hard links are not possible there)" if link else "")
+        )
     placed.append(f"{summary.num_written} written")
     return (
         f"{summary.directory}: {', '.join(summary.models)} for {summary.title}, {', '.join(placed)}\n"

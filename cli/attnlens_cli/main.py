@@ -5,6 +5,8 @@ import os
 import sys
 from importlib.util import find_spec
 
+from attnlens_cli.extras import how_to_install
+
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
@@ -12,7 +14,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, told in one line
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see attnlens_server: for exports, too
     if any(find_spec(name) is None for name in ("click", "rich")):
-        sys.stderr.write("attnlens: the command line needs an extra: pip install 'attnlens[cli]'\n")
+        sys.stderr.write(f"attnlens: the command line is not installed: {how_to_install('cli')}\n")
         sys.exit(2)
     from attnlens_cli.app import run  # noqa: PLC0415 - imports click, which may be missing
 

@@ -15,11 +15,13 @@ import onnx
 
 from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest, Quantization
+from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Case, default_grid
 from attnlens_export.half import to_half
 from attnlens_export.half_parity import measure_half
+from attnlens_export.heads import Head, find_head
 from attnlens_export.int8.quantize import Int8Options, measure_int8, write_int8
 from attnlens_export.int8.result import Gate
 from attnlens_export.lint import check_graph
@@ -57,7 +59,7 @@ from attnlens_export.weights import (
     write_reduced,
     write_referring,
 )
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model import Checkpoint, Encoder, EncoderConfig, load_checkpoint, new_encoder
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many steps of it are done, and of how many."""
@@ -81,6 +83,8 @@ class ExportOptions:
         pooling: one of `pooling.POOLINGS` instead of what the checkpoint says; its Dense modules stay.
         normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
         skipped_modules: the kinds of the checkpoint's modules to leave out.
+        without_head: whether a classifier, a reranker, a sparse or late-interaction retriever is exported:
+            its encoder alone, whose embeddings are then those of a checkpoint without modules.
         prompts: prompts by name, besides those of the checkpoint or instead of them.
         default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
@@ -88,6 +92,7 @@ class ExportOptions:
         keep_failed: whether a bundle that fails parity is written all the same, marked as failed.
         parity_tokens: the longest input that is compared; None: what memory allows, see `default_grid`.
         grid: the parity cases; None: `default_grid`.
+        tracer: what makes the graph of an encoder; None: `trace`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
         precision: `fp16` or `int8` adds a graph of the embeddings in it.
         gate: what the embeddings of a graph in int8 must keep.
@@ -100,6 +105,7 @@ class ExportOptions:
     pooling: str | None = None
     normalize: bool | None = None
     skipped_modules: Sequence[str] = ()
+    without_head: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     tokenizer: Path | None = None
@@ -107,6 +113,7 @@ class ExportOptions:
     keep_failed: bool = False
     parity_tokens: int | None = None
     grid: Sequence[Case] | None = None
+    tracer: Callable[[Encoder, EncoderConfig], TracedGraph] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precision: Precision = "fp32"
     gate: Gate = field(default_factory=Gate)
@@ -123,6 +130,8 @@ class BundleSummary:
         parity: every measurement.
         unused_tensors: the checkpoint's tensors that are no part of the encoder.
         built_tokenizer: what `tokenizer.json` was built from; empty where it was not built.
+        decisions: lines on how it embeds, its prompts and its longest input, and whose choice that was.
+        warnings: lines on what of the checkpoint it lacks and somebody might count on.
     """
 
     directory: Path
@@ -130,6 +139,8 @@ class BundleSummary:
     parity: ParityResult
     unused_tensors: tuple[str, ...]
     built_tokenizer: str
+    decisions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,14 @@ class _Model:
     source: str
     name: str
     unused_tensors: tuple[str, ...] = ()
+    commit: str = ""
+    head: Head | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def embedder(self) -> Path | None:
+        """Where it says how to embed, if it does."""
+        return None if self.head else self.directory
 
 
 def export_bundle(
@@ -158,7 +177,8 @@ def export_bundle(
 
     Raises:
         ModelError: the checkpoint can't be loaded.
-        SourceError: its tokenizer, pooling or name can't become a bundle, or a fresh encoder is too large.
+        SourceError: its tokenizer, pooling or name can't become a bundle, it is a classifier or the like (not
+            with `without_head`), or a fresh encoder is too large.
         OutputError: `output` exists, or can't be written.
         GraphError: the encoder can't be brought into a portable graph.
         LintError: a graph is not portable.
@@ -170,7 +190,13 @@ def export_bundle(
         progress("Loading the weights", 0, 1)
         model = _load(source, options)
         manifest, parity, built_tokenizer = _build(staging, model, options, progress)
-    return BundleSummary(output, manifest, parity, model.unused_tensors, built_tokenizer)
+    is_chosen = options.pooling is not None or options.normalize is not None
+    decisions = describe_decisions(
+        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None
+    )
+    return BundleSummary(
+        output, manifest, parity, model.unused_tensors, built_tokenizer, decisions, model.warnings
+    )
 
 
 def check_graphs(directory: Path, config: EncoderConfig) -> None:
@@ -195,20 +221,37 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
         checkpoint = load_checkpoint(source, options.revision)
-        name = options.name or checkpoint.source.rpartition("/")[2]
-        model = _Model(
-            checkpoint.encoder,
-            checkpoint.config,
-            checkpoint.directory,
-            checkpoint.source,
-            name,
-            checkpoint.unused_tensors,
-        )
+        model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
         if not text.isprintable():
             raise SourceError(f"{text!r} can't be printed: choose another --name and directory of the SOURCE")
     return model
+
+
+def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
+    directory = checkpoint.directory
+    head = find_head(directory, checkpoint.unused_tensors)
+    if head and not options.without_head:
+        raise SourceError(
+            f"{head.describe()}. A bundle holds the encoder alone, and nobody trained its token vectors to "
+            "be pooled: export an embedding model, or add --without-head for the token vectors and attention "
+            "weights of this encoder"
+        )
+    warnings = list(describe_losses(directory, has_own_code=checkpoint.has_own_code))
+    if head:
+        warnings.insert(0, f"{head.describe()}. That is left out; nobody trained it to give embeddings")
+    return _Model(
+        checkpoint.encoder,
+        checkpoint.config,
+        directory,
+        checkpoint.source,
+        options.name or checkpoint.source.rpartition("/")[2],
+        checkpoint.unused_tensors,
+        checkpoint.commit,
+        head,
+        tuple(warnings),
+    )
 
 
 def _fresh(config: EncoderConfig, seed: int) -> Encoder:
@@ -223,17 +266,17 @@ def _build(
 ) -> tuple[Manifest, ParityResult, str]:
     config = model.config
     pooling = read_pooling(
-        model.directory, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
+        model.embedder, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
     embeddings, places = _write_graphs(directory, model, options, progress)
     has_external_data = (directory / DATA_PATH).is_file()
     progress("Writing the tokenizer and configuration", 0, 1)
-    copy_described(directory, model.directory)
+    copy_described(directory, model.directory, is_embedder=model.head is None)
     write_config(directory, model.directory, config, external_data=has_external_data)
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
-    write_pooling(directory, model.directory, config.hidden_size, pooling, max_tokens)
+    write_pooling(directory, model.embedder, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     quantization = Quantization()
     if options.precision == "int8":
@@ -269,7 +312,7 @@ def _build(
     for graph in manifest.graphs:
         if graph.path == INT8_PATH:
             graph.quantization.CopyFrom(quantization)
-    manifest.model_name, manifest.source = model.name, model.source
+    manifest.model_name, manifest.source, manifest.source_revision = model.name, model.source, model.commit
     manifest.weights_license = read_license(model.directory)
     manifest.pooling.CopyFrom(read_pooling(directory, config.hidden_size))
     manifest.prompts.update(prompts.texts)
@@ -285,7 +328,7 @@ def _write_graphs(
 ) -> tuple[TracedGraph, dict[str, Place]]:
     """Trace and write both graphs; return that of the embeddings and where their weights are."""
     progress("Tracing the encoder", 0, 1)
-    attentions = trace(model.encoder, model.config)
+    attentions = (options.tracer or trace)(model.encoder, model.config)
     embeddings = embeddings_graph(attentions)
     weights = attentions.weights
     progress("Writing the graphs", 0, 1)

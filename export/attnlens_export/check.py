@@ -7,6 +7,7 @@ compared with those of both graphs bit for bit: the grid reads a fraction of the
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from attnlens_export.manifest import (
     bundle_files,
     describe_architecture,
     describe_graphs,
+    graph_kinds,
 )
 from attnlens_export.parity import CaseProgress, measure_parity
 from attnlens_export.pooling import read_pooling
@@ -46,8 +48,10 @@ from attnlens_export.runtime_parity import (
 )
 from attnlens_export.side_files import read_max_tokens
 from attnlens_export.simplify import TRANSPOSED_SUFFIX
-from attnlens_export.structure import read_structure, read_weight
+from attnlens_export.structure import external_files, read_structure, read_weight
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
+
+_LEFT_BY_OTHERS = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.ini")
 
 
 @dataclass(frozen=True)
@@ -154,12 +158,21 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
     Raises:
         BundleError: they differ.
     """
-    listed = {file.path for file in manifest.files}
+    listed = {directory / file.path for file in manifest.files}
     unlisted = [
-        path for path in bundle_files(directory) if path.relative_to(directory).as_posix() not in listed
+        path
+        for path in bundle_files(directory)
+        if path not in listed and not _is_harmless(path.relative_to(directory))
     ]
     if unlisted:
         raise BundleError(f"{unlisted[0]} is not in the manifest: remove it, or export the bundle again")
+    for graph in graph_kinds(directory):
+        for path in external_files(directory / graph):
+            if path not in listed:
+                raise BundleError(
+                    f"{directory / graph} has weights in {path}, which has no hash in the manifest: "
+                    "export the bundle again"
+                )
     claimed = Manifest(
         architecture=manifest.architecture,
         graphs=[_without_quantization(graph) for graph in manifest.graphs],
@@ -184,6 +197,13 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
                 f"{directory / MANIFEST_NAME}: {name} is {claims.get(name)!r}, the files say "
                 f"{facts.get(name)!r}: export the bundle again"
             )
+
+
+def _is_harmless(path: Path) -> bool:
+    """Whether a file that nobody listed is one that file managers, git and hubs leave, and no tool loads."""
+    return path == Path("README.md") or any(
+        fnmatchcase(part, pattern) for part in path.parts for pattern in _LEFT_BY_OTHERS
+    )
 
 
 def _without_quantization(graph: Graph) -> Graph:

@@ -56,6 +56,15 @@ def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[
     return [each for each in modules if each.kind != "Dropout"]
 
 
+def listed_kinds(directory: Path) -> list[str]:
+    """Return the kinds of all modules that a checkpoint lists, the encoder's included.
+
+    Raises:
+        SourceError: the file is broken.
+    """
+    return [module.kind for module in _read_list(directory)]
+
+
 def write_modules(directory: Path, modules: Sequence[Module]) -> None:
     """Write `modules.json` with the encoder in front."""
     entries = [
@@ -80,13 +89,13 @@ def _read_list(directory: Path | None) -> list[Module]:
 
 def _refusal(kind: str, *, has_pooling: bool) -> str:
     if kind in _AFTER_POOLING or kind == "Pooling":
-        what = f"the checkpoint applies {kind} " + (
-            "where a bundle can't: one Pooling comes first, then Dense and Normalize only"
+        what = f"this checkpoint has a {kind} module " + (
+            "where bundles do not support it: one Pooling comes first, then Dense and Normalize only"
             if has_pooling
-            else "to token vectors, without any pooling: a bundle applies it to pooled ones only"
+            else "for token vectors, without any pooling: bundles apply it to pooled vectors only"
         )
     else:
-        what = f"the checkpoint applies {kind}, which a bundle can't"
+        what = f"this checkpoint has a {kind} module, which bundles do not support"
     return f"{what}. --skip-module {kind} leaves it out: the vectors are then not the checkpoint's"
 
 

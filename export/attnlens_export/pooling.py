@@ -2,6 +2,7 @@
 
 A checkpoint of sentence-transformers lists its modules in `modules.json`. `1_Pooling/config.json` says how to
 pool, as `pooling_mode` or, before version 6, as a flag for each mode; Dense and Normalize may follow.
+`truncate_dim`, beside the prompts, says how many components of the result are kept.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,6 +14,7 @@ from attnlens_export.dense import read_dense, read_weights, write_dense
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 from attnlens_export.modules import Module, read_modules, write_modules
+from attnlens_export.prompts import PROMPTS_FILE
 
 # Our names, which are those of the protocol's enum.
 POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
@@ -34,6 +36,7 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_FLAG_PREFIX = "pooling_mode_"
 _HOW_TO_GO_ON = f"choose one with --pooling {'|'.join(POOLINGS)}"
 
 
@@ -54,12 +57,14 @@ def read_pooling(
         skipped: the kinds of modules to leave out.
 
     Returns:
-        The paths of dense layers are those below `directory`.
+        The paths of dense layers are those below `directory`. A `truncate_dim` that cuts nothing is 0.
 
     Raises:
         SourceError: the checkpoint makes embeddings in a way that a bundle can't express.
         CheckpointError: the weights of a dense layer can't be read.
     """
+    if pooling is not None and pooling not in POOLINGS:
+        raise SourceError(f"there is no pooling {pooling!r}: {_HOW_TO_GO_ON}")
     modules = read_modules(directory, skipped)
     settings = _pooling_settings(directory, modules, required=pooling is None)
     defaults = PoolingDefaults(
@@ -75,6 +80,7 @@ def read_pooling(
             defaults.dense.append(layer)
             width, is_normalized = layer.out_features, False
     defaults.normalize = is_normalized if normalize is None else normalize
+    defaults.truncate_dim = _read_truncate_dim(directory, width)
     return defaults
 
 
@@ -120,9 +126,28 @@ def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, requ
     return read_object(path)
 
 
+def _read_truncate_dim(directory: Path | None, width: int) -> int:
+    """Return how many components of an embedding the publisher keeps; 0: all.
+
+    Raises:
+        SourceError: it is no number from 1.
+    """
+    stated = read_object(directory / PROMPTS_FILE).get("truncate_dim") if directory else None
+    if stated is None:
+        return 0
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
+        raise SourceError(
+            f"{PROMPTS_FILE}: truncate_dim is {stated!r}, a whole number from 1 to {width} is needed: "
+            "correct it, or remove it to keep all components"
+        )
+    return stated if stated < width else 0
+
+
 def _published(settings: dict[str, Any]) -> Pooling.ValueType:
-    modes = settings.get("pooling_mode", [mode for flag, mode in _FLAGS.items() if settings.get(flag)])
-    modes = modes or ["mean"]
+    flags = [key for key, value in settings.items() if key.startswith(_FLAG_PREFIX) and value is True]
+    known = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+    unknown = [flag.removeprefix(_FLAG_PREFIX) for flag in flags if flag not in _FLAGS]
+    modes = settings.get("pooling_mode", known + unknown) or ["mean"]
     names = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
     if len(names) != 1 or names[0] not in _MODES:
         raise SourceError(

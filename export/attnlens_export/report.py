@@ -39,7 +39,7 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "tolerance": TOLERANCE,
         "reference_error_ratio": REFERENCE_ERROR_RATIO,
         "reference": result.reference_name,
-        "max_tokens": result.max_tokens,
+        "max_position_embeddings": result.max_tokens,
         "longest_input_tokens": {
             f"{graph} {output}": max(each.case.length for each in group)
             for (graph, output), group in result.by_output().items()

@@ -92,7 +92,8 @@ class Invariants:
         case: the input shape.
         finite: whether no output, at padded positions either, has a NaN or an infinity.
         row_sum_error: the largest |sum - 1| of an attention row of a live token.
-        masked_weight: the largest attention weight on a padded (or, for a causal encoder, later) token.
+        masked_weight: the largest attention weight on a token that is padding, later (in a causal encoder),
+            or outside of the window (in a local layer).
         empty_row_weight: the largest attention weight in a text without live tokens.
     """
 

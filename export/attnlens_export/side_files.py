@@ -15,7 +15,8 @@ from attnlens_model import EncoderConfig, read_config
 
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 _TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
-_COPIED_FILES = ("vocab.txt", "config_sentence_transformers.json", "sentence_bert_config.json")
+_COPIED_FILES = ("vocab.txt",)
+_EMBEDDERS_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
 
 
 def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
@@ -135,10 +136,17 @@ def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
         )
 
 
-def copy_described(directory: Path, source: Path | None) -> None:
-    """Copy the files that are taken as they are, where the checkpoint has them."""
+def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = True) -> None:
+    """Copy the files that are taken as they are, where the checkpoint has them.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, if any.
+        is_embedder: whether what its files say about sentence-transformers holds for the bundle, too.
+    """
+    names = (*_COPIED_FILES, *_EMBEDDERS_FILES) if is_embedder else _COPIED_FILES
     for path in sorted(source.iterdir()) if source else ():
-        if path.is_file() and (path.name in _COPIED_FILES or path.name.startswith("LICENSE")):
+        if path.is_file() and (path.name in names or path.name.startswith("LICENSE")):
             shutil.copyfile(path, directory / path.name)
 
 

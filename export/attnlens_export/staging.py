@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens_export.errors import OutputError
+from attnlens_export.exchange import exchange
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,39 @@ def _was_writing(staging: Path, error: OSError) -> bool:
 
 
 def _replace(staging: Path, output: Path, *, force: bool, kind: TargetKind) -> None:
+    """Move `staging` to `output`; what was there is at `staging` afterwards, or gone."""
     # Again: the work took a while.
     check_target(output, force=force, kind=kind)
-    aside = _sibling(output, "replaced")
     try:
-        if output.is_dir() and any(output.iterdir()):
-            output.rename(aside)
-        staging.rename(output)
+        if not (output.is_dir() and any(output.iterdir())):
+            staging.rename(output)
+        elif exchange(staging, output):
+            _take_back_unless(kind, staging, output)
+        else:
+            _replace_in_two_steps(staging, output)
     except OSError as error:
         raise OutputError(f"the {kind.noun} can't be moved to {output}: {error.strerror}") from error
+
+
+def _take_back_unless(kind: TargetKind, staging: Path, output: Path) -> None:
+    """Undo an exchange that took away something else than was looked at.
+
+    Raises:
+        OutputError: it did.
+    """
+    try:
+        kind.recognize(staging)
+    except BundleError as error:
+        exchange(staging, output)
+        raise OutputError(f"{output} has just become something that is no {kind.noun}: see to it") from error
+
+
+def _replace_in_two_steps(staging: Path, output: Path) -> None:
+    """Move `output` aside, then `staging` there: for a moment there is nothing."""
+    aside = _sibling(output, "replaced")
+    try:
+        output.rename(aside)
+        staging.rename(output)
     finally:
         # However the second move failed, Ctrl-C included: the old one comes back, unless another process
         # has put a new one there.

@@ -62,7 +62,7 @@ def check_valid(path: Path) -> None:
         size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         if info.length != size:
             raise GraphError(f"{path}: {tensor.name} has {info.length} bytes instead of {size}")
-    locations = {external_data_helper.ExternalDataInfo(tensor).location for tensor in _external(structure)}
+    locations = _locations(structure)
     for location in locations:
         _check_link(path, location)
     with tempfile.TemporaryDirectory() as name:
@@ -97,6 +97,19 @@ def _check_link(path: Path, location: str) -> None:
             f"{path} has its weights in {location}, a symbolic link to {found}, and ONNX Runtime follows "
             "none out of a directory: copy the bundle with `cp -rL`"
         )
+
+
+def external_files(path: Path) -> list[Path]:
+    """Return the other files that hold weights of the graph in `path`, sorted.
+
+    Raises:
+        GraphError: the file is not an ONNX model.
+    """
+    return sorted(path.parent / name for name in _locations(read_structure(path)) if name != path.name)
+
+
+def _locations(structure: onnx.ModelProto) -> set[str]:
+    return {external_data_helper.ExternalDataInfo(tensor).location for tensor in _external(structure)}
 
 
 def _external(structure: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -7,10 +7,11 @@ import torch
 
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
-from attnlens_model.errors import CheckpointError
+from attnlens_model.errors import ModelError
 from attnlens_model.families import family_named
 from attnlens_model.fitting import fit_tensors
-from attnlens_model.hub import checkpoint_directory
+from attnlens_model.hub import locate_checkpoint
+from attnlens_model.other_models import check_directory, read_object
 from attnlens_model.tensor_files import read_tensors
 
 
@@ -24,6 +25,8 @@ class Checkpoint:
         directory: where the configuration and tokenizer files are.
         source: the hub id, or the name (never the path) of the directory.
         unused_tensors: names of tensors that are no part of the encoder: pooler and task heads.
+        commit: of the hub's repository; empty where it is not known, as for a directory.
+        has_own_code: whether the publisher has code for it, which is not run.
     """
 
     encoder: Encoder
@@ -31,6 +34,8 @@ class Checkpoint:
     directory: Path
     source: str
     unused_tensors: tuple[str, ...]
+    commit: str = ""
+    has_own_code: bool = False
 
 
 def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
@@ -47,9 +52,22 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
         CheckpointError: not found or unreadable, or tensors are missing, unexpected or misshapen.
         ConfigError: `config.json` describes no encoder that is supported.
     """
-    directory, name = checkpoint_directory(source, revision)
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory} holds no config.json: give the directory of one model")
+    location = locate_checkpoint(source, revision)
+    check_directory(location.directory)
+    has_own_code = "auto_map" in read_object(location.directory / "config.json")
+    try:
+        config, encoder, unused = _load(location.directory)
+    except ModelError as error:
+        if has_own_code:
+            error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
+        raise
+    return Checkpoint(
+        encoder, config, location.directory, location.name, unused, location.commit, has_own_code
+    )
+
+
+def _load(directory: Path) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
+    """Return the encoder, its configuration, and the names of the tensors that it has no use for."""
     config = read_config(directory / "config.json")
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):
@@ -57,4 +75,4 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     family = family_named(config.family)
     fitted = fit_tensors(read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers)
     encoder.load_state_dict(fitted.parameters, assign=True)
-    return Checkpoint(encoder.eval(), config, directory, name, fitted.unused)
+    return config, encoder.eval(), fitted.unused

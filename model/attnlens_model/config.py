@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
-from attnlens_model.errors import ConfigError, nearest
-from attnlens_model.families import family_named, family_of_model_type
+from attnlens_model.errors import ConfigError, suggestion
+from attnlens_model.families import FAMILIES, family_named, family_of_model_type
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
 POSITION_SCHEMES = ("absolute", "padding_offset", "none")
@@ -35,6 +35,12 @@ _NOT_DISENTANGLED = (
 )
 # Choices that only disentangled attention knows.
 _DISENTANGLED = ("distance_buckets", "max_relative_positions", "share_att_key", "distance_norm")
+
+# Found in nearly every Hugging Face config.json, and none of our own keys.
+_PUBLISHED_KEYS = (
+    *("architectures", "transformers_version", "torch_dtype", "num_hidden_layers", "num_attention_heads"),
+    *("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+)
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class EncoderConfig:
             ConfigError: an unknown or missing key, an unsupported `model_type`, or a bad value.
         """
         if "model_type" in values:
-            family = family_of_model_type(str(values["model_type"]))
+            family = family_of_model_type(str(values["model_type"]), values.get("architectures"))
             values = family.read_config(values) | {"family": family.name}
         return cls(**_checked_keys(cls, values))
 
@@ -273,8 +279,8 @@ class EncoderConfig:
             value = getattr(self, name)
             if value not in known:
                 raise ConfigError(
-                    f"{name}={value!r} is not supported: choose one of {', '.join(known)} "
-                    f"(nearest: {nearest(value, known)!r})"
+                    f"{name}={value!r} is not supported{suggestion(value, known)}: choose one of "
+                    f"{', '.join(known)}"
                 )
 
     def _check_parts(self) -> None:
@@ -380,11 +386,18 @@ def read_config(path: str | Path) -> EncoderConfig:
 
 def _checked_keys(cls: type[EncoderConfig], values: Mapping[str, object]) -> dict[str, Any]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
+    published = next((key for key in values if key in _PUBLISHED_KEYS), None)
+    if published is not None:
+        known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
+        raise ConfigError(
+            f"{published} is a key of a Hugging Face config.json, which must state its model_type too: add, "
+            f'for instance, "model_type": "bert" (one of {known}), or use the keys of docs/configuration.md'
+        )
     for key in values:
         if key not in fields:
             raise ConfigError(
-                f"unknown key {key!r}: did you mean {nearest(key, fields)!r}? "
-                "(a Hugging Face config.json is recognised by its model_type)"
+                f"unknown key {key!r}{suggestion(key, fields)}: the keys are those of docs/configuration.md, "
+                "or those of a Hugging Face config.json with its model_type"
             )
     required = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
     missing = [name for name in required if name not in values]

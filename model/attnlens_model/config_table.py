@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from attnlens_model.errors import ConfigError, nearest
+from attnlens_model.errors import ConfigError, suggestion
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -77,8 +77,8 @@ class ConfigTable:
         if name not in _ACTIVATIONS:
             supported = ", ".join(_ACTIVATIONS)
             raise ConfigError(
-                f"{key}={name!r} is not supported: this version knows {supported} "
-                f"(nearest: {nearest(name, _ACTIVATIONS)!r})"
+                f"{key}={name!r} is not supported{suggestion(name, _ACTIVATIONS)}: this version knows "
+                f"{supported}"
             )
         return _ACTIVATIONS[name]
 

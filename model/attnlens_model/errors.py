@@ -23,6 +23,12 @@ class CheckpointError(ModelError):
     """A checkpoint cannot be found, read, or fitted to its configuration."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the known name that is spelled most like `name`; `known` must not be empty."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+# How alike two spellings must be for one to be a slip of the other, as difflib counts: "bret" and "bert" are
+# 0.75 alike, "gpt2" and "gte" 0.57.
+_ALIKE = 0.75
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'NAME'?)` where `name` is likely a slip of one of `known`, else nothing."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import snapshot_download
 
@@ -17,8 +18,21 @@ _PICKLE_FILES = ("pytorch_model.bin", "pytorch_model-*.bin")
 _DENSE_DIRECTORIES = "[0-9]*_Dense"
 
 
-def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path, str]:
-    """Return the directory of a checkpoint and the name by which to call it in public.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Location(NamedTuple):
+    """Where a checkpoint lies."""
+
+    directory: Path
+    name: str
+    """How to call it in public: the hub id, or the last part of the directory's path."""
+    commit: str
+    """Of the hub's repository; empty where it is not known, as for a directory."""
+
+
+def locate_checkpoint(source: str | Path, revision: str | None) -> Location:
+    """Find a checkpoint, fetching it from the Hub where need be.
 
     Raises:
         CheckpointError: neither a directory nor something that the Hub has, or a revision of a directory.
@@ -27,12 +41,18 @@ def checkpoint_directory(source: str | Path, revision: str | None) -> tuple[Path
     if path.is_dir():
         if revision is not None:
             raise CheckpointError(f"{source} is a directory here: a revision is for a hub id, leave it out")
-        return path, path.resolve().name
+        return Location(path, path.resolve().name, "")
     if path.exists():
         raise CheckpointError(f"{source} is a file: give the directory that holds it")
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         raise CheckpointError(f"{source} does not exist: give a directory or a hub id such as 'org/name'")
-    return _download(source, revision), source
+    directory = _download(source, revision)
+    return Location(directory, source, _commit(directory) or "")
+
+
+def _commit(directory: Path) -> str | None:
+    """Return the commit that a directory of the Hub's cache is named after."""
+    return directory.name if _COMMIT.fullmatch(directory.name) else None
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
@@ -47,7 +67,8 @@ def _download(hub_id: str, revision: str | None) -> Path:
             if not (each / "model.safetensors").exists()
         ]
         if pickles:
-            snapshot_download(hub_id, revision=revision, allow_patterns=pickles)
+            # Of the same commit, wherever the branch is by now.
+            snapshot_download(hub_id, revision=_commit(directory) or revision, allow_patterns=pickles)
     # A foreign protocol: most failures are OSErrors, but a connection that breaks off or a proxy that answers
     # with a page of its own comes out as an exception of httpx or json.
     except Exception as error:

@@ -165,7 +165,9 @@ def test_a_picture_without_matplotlib_names_the_extra(attend: Run, tmp_path: Pat
     program = "import sys; sys.modules['matplotlib'] = None; from attnlens_cli.main import main; main()"
     result = attend("--png", tmp_path / "x.png", command=[sys.executable, "-c", program])
     assert result.returncode == 2
-    assert result.stderr == "attnlens attend: matplotlib is not installed: pip install 'attnlens[plot]'\n"
+    assert result.stderr == (
+        "attnlens attend: matplotlib is not installed: in a checkout of attnlens, pip install '.[plot]'\n"
+    )
 
 
 def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: ServerProcess) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_cli.app import COMMANDS
+from attnlens_cli.extras import how_to_install
 from served import ServerProcess
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,7 +57,8 @@ def test_without_a_command_there_is_help(run: Run) -> None:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["embd"], "attnlens: no such command embd (did you mean embed?)"),
+        (["embd"], "attnlens: no such command embd (did you mean embed?): there are export, check, "),
+        (["encode"], "attnlens: no such command encode: there are export, check, layout, serve, bench, "),
         (["--verison"], "attnlens: no such option --verison (did you mean --version?)"),
         (["embed", "--addres", "x"], "attnlens embed: no such option --addres (did you mean --address?)"),
         (["embed", "--quux"], "attnlens embed: no such option --quux"),
@@ -123,7 +125,11 @@ def test_an_interrupt_is_said_and_has_its_own_exit_code(run: Run) -> None:
 @pytest.mark.parametrize("module", ["click", "rich"])
 def test_the_base_install_says_which_extra_the_command_line_needs(run: Run, module: str) -> None:
     result = run("--help", command=_program(f"sys.modules['{module}'] = None"))
-    _assert_one_line(result, 2, "attnlens: the command line needs an extra: pip install 'attnlens[cli]'")
+    _assert_one_line(
+        result,
+        2,
+        "attnlens: the command line is not installed: in a checkout of attnlens, pip install '.[cli]'",
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,10 @@ def test_the_base_install_says_which_extra_the_command_line_needs(run: Run, modu
     [
         ("onnxruntime", ["serve", "x"], "server"),
         ("grpc_health", ["serve", "x"], "server"),
+        ("loky", ["bench", "x"], "server"),
+        ("onnxruntime", ["bench", "x"], "server"),
         ("torch", ["export", ".", "--output", "x"], "export"),
+        ("safetensors", ["serve", "x"], "server"),
     ],
 )
 def test_a_missing_module_names_its_extra(
@@ -139,7 +148,17 @@ def test_a_missing_module_names_its_extra(
 ) -> None:
     result = run(*args, command=_program(f"sys.modules['{missing}'] = None"), cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.endswith(f" is not installed: pip install 'attnlens[{extra}]'\n")
+    assert result.stderr == (
+        f"attnlens {args[0]}: {missing} is not installed: in a checkout of attnlens, pip "
+        f"install '.[{extra}]'\n"
+    )
+
+
+def test_the_readme_installs_as_the_messages_say() -> None:
+    page = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    for extra in ("cli", "export", "plot", "server"):
+        assert f"pip install '.[{extra}]'" in page or f"`[{extra}]`" in page
+        assert f"pip install '.[{extra}]'" in how_to_install(extra)
 
 
 def test_options_come_from_the_command_line_then_the_environment_then_the_file(
@@ -166,6 +185,7 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(
             "no such option adress in table [info] of the configuration file (did you mean address?)",
         ),
         ("[inof]\n", "no such command [inof] (did you mean info?)"),
+        ("[encode]\n", "no such command [encode]\n"),
         ("log-levle = 'info'", "(did you mean log-level?)"),
         ("[info]\ntimeout = 'soon'", "'soon' is not a valid float"),
         ("[info", "is not valid TOML"),

@@ -53,3 +53,11 @@ def output(tmp_path: Path) -> Path:
     parent = tmp_path / "bundles"
     parent.mkdir()
     return parent / "tiny"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint's directory, empty."""
+    directory = tmp_path / "source"
+    directory.mkdir()
+    return directory

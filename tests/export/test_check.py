@@ -10,14 +10,16 @@ import onnx
 import onnxruntime
 import pytest
 
-from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
+from attnlens.bundle import BundleError, read_manifest, write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
-from attnlens_export import ExportOptions, GraphError, LintError, SourceError, bundle, export_bundle
+from attnlens_export import ExportOptions, GraphError, LintError, SourceError, export_bundle
+from attnlens_export.bundle import check_graphs
 from attnlens_export.check import check_bundle, rebuild_encoder
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import Case, Padding, small_grid
 from attnlens_export.layouts import write_layout
-from attnlens_model import Checkpoint, Encoder, EncoderConfig
+from attnlens_model import Checkpoint, Encoder, EncoderConfig, read_config
+from small_files import sign
 
 GRID = small_grid(40)
 
@@ -27,24 +29,13 @@ def tiny_bundle(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     directory = tmp_path_factory.mktemp("check") / "tiny"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "trace", lambda _encoder, _config: tiny_trace)
-        export_bundle(tiny_config, directory, ExportOptions(grid=GRID))
+    export_bundle(tiny_config, directory, ExportOptions(grid=GRID, tracer=lambda *_: tiny_trace))
     return directory
 
 
 @pytest.fixture
 def copied(tiny_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_bundle, tmp_path / "copy"))
-
-
-def sign(directory: Path) -> None:
-    """Write the hashes anew, as somebody would who alters a bundle on purpose."""
-    manifest = read_manifest(directory)
-    paths = [directory / file.path for file in manifest.files]
-    del manifest.files[:]
-    manifest.files.extend(describe_file(directory, path) for path in paths)
-    write_manifest(directory, manifest)
 
 
 def change_graph(path: Path, name: str, amount: float, index: int = 0) -> None:
@@ -68,7 +59,7 @@ def test_a_fresh_bundle_passes_against_its_own_weights(tiny_bundle: Path) -> Non
 
 
 def test_a_bundle_of_which_a_layout_has_hard_links_passes(copied: Path, tmp_path: Path) -> None:
-    write_layout(copied, "ovms", tmp_path / "models")
+    write_layout(copied, "ovms", tmp_path / "models", link=True)
     assert (copied / "onnx" / "model.onnx").stat().st_nlink > 1
     assert check_bundle(copied, grid=GRID).parity.passed
 
@@ -210,6 +201,47 @@ def test_a_manifest_that_says_something_else_than_the_files_is_refused(
 def test_a_file_that_nobody_listed_is_refused(copied: Path) -> None:
     (copied / "onnx" / "manifest.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BundleError, match=r"onnx/manifest\.json is not in the manifest"):
+        check_bundle(copied, grid=GRID)
+
+
+def test_what_file_managers_and_hubs_leave_is_not_minded(copied: Path) -> None:
+    """As a server doesn't mind them."""
+    for name in (
+        *(".DS_Store", "onnx/.DS_Store", "onnx/._model.onnx", ".gitattributes", ".git/HEAD", "README.md"),
+        *(".git/lfs/objects/model.onnx", ".cache/huggingface/download/onnx/model.onnx.metadata"),
+    ):
+        (copied / name).parent.mkdir(parents=True, exist_ok=True)
+        (copied / name).write_text("left by others", encoding="utf-8")
+    assert check_bundle(copied, grid=GRID).parity.passed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.json", "onnx/model_int4.onnx", "onnx/model.onnx_data", "model.safetensors"),
+        *("pytorch_model.bin", "2_Dense/config.json", "onnx/README.md", "modeling.py", ".env"),
+    ],
+)
+def test_what_a_tool_would_load_must_be_listed(name: str, copied: Path) -> None:
+    (copied / name).parent.mkdir(exist_ok=True)
+    (copied / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(BundleError, match=re.escape(f"{name} is not in the manifest: remove it")):
+        check_bundle(copied, grid=GRID)
+
+
+def test_weights_in_a_file_without_a_hash_are_refused(copied: Path) -> None:
+    """Under a name that is not minded otherwise."""
+    path = copied / "onnx" / "model_attentions.onnx"
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location=".DS_Store", size_threshold=1024)
+    sign(copied)
+    manifest = read_manifest(copied)
+    [unlisted] = [file for file in manifest.files if file.path == "onnx/.DS_Store"]
+    manifest.files.remove(unlisted)
+    write_manifest(copied, manifest)
+    check_graphs(copied, read_config(copied / "config.json"))  # nothing else is wrong with it
+    message = r"model_attentions\.onnx has weights in .*\.DS_Store, which has no hash in the manifest"
+    with pytest.raises(BundleError, match=message):
         check_bundle(copied, grid=GRID)
 
 

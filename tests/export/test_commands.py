@@ -13,19 +13,10 @@ from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens_cli.check import check
 from attnlens_cli.export import export
 from attnlens_export import bundle
-from attnlens_export.grid import Case, default_grid, small_grid
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
-
-
-@pytest.fixture(autouse=True)
-def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quick(config: EncoderConfig, longest: int | None) -> list[Case]:
-        return small_grid(longest or config.max_tokens)
-
-    monkeypatch.setattr(bundle, "default_grid", quick)
-    monkeypatch.setattr("attnlens_export.check.default_grid", quick)
+from small_bundles import MODELS
 
 
 @pytest.fixture
@@ -50,7 +41,10 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
     prompts = ("--prompt", "query=query: ", "--prompt", "maths=a=b ", "--default-prompt", "query")
     result = run_export("--config", config_file, "--output", output, "--pooling", "weighted_mean", *prompts)
     assert result.exit_code == 0, result.output
-    assert "prompts: maths, query, by default query" in result.stdout
+    assert "prompts: maths 'a=b ', query 'query: ' (default)\n" in result.stdout
+    assert (
+        "embeddings: weighted_mean over the tokens; not normalized; 48 components (as asked" in result.stdout
+    )
     manifest = read_manifest(output)
     assert dict(manifest.prompts) == {"query": "query: ", "maths": "a=b "}
     assert manifest.default_prompt_name == "query"
@@ -83,13 +77,21 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert result.exit_code == 0, result.output
     assert "my-encoder, 2 layers, 4 heads, 48 wide, up to 40 tokens" in result.stdout
     assert "no tokenizer: a server takes token ids only" in result.stdout
+    assert (
+        "from config+seed:0\n"
+        "embeddings: mean over the tokens; not normalized; 48 components (the default, see --pooling and "
+        "--normalize)\n"
+        "prompts: none\n"
+        "longest input: 40 tokens, all that the encoder takes\n"
+    ) in result.stdout
+    assert "warning" not in result.stderr
     assert result.stdout.count("passed") == 3
     assert result.stderr.splitlines()[0] == "Loading the weights"
     assert read_manifest(output).model_name == "my-encoder"
 
     result = run_check(output)
     assert result.exit_code == 0, result.output
-    assert "my-encoder against the weights inside the bundle, 5 input shapes" in result.stdout
+    assert "my-encoder against the weights inside the bundle, 48 input shapes" in result.stdout
     assert "files have the hashes of the manifest" in result.stdout
 
     result = run_check(output, "--json")
@@ -97,7 +99,8 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     report = json.loads(result.stdout)
     assert report["passed"]
     assert report["model_name"] == "my-encoder"
-    assert len(report["measurements"]) == 3 * 5
+    assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
+    assert len(report["measurements"]) == 3 * 48
 
 
 def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
@@ -106,8 +109,29 @@ def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "mine, 6 layers, 12 heads, 384 wide, up to 256 tokens" in result.stdout
+    assert (
+        "embeddings: cls over the tokens; not normalized; 384 components (changed from what the checkpoint "
+        "says)\nprompts: none\n"
+        "longest input: 256 tokens, the publisher's limit (the encoder takes 512)\n"
+    ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
+    assert read_manifest(output).source_revision == ""
+    report = json.loads(run_check(output, "--json").stdout)
+    assert (report["max_tokens"], report["max_position_embeddings"]) == (256, 512)  # as `info` calls them
+
+
+def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
+    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
+    MODELS["wordpiece"].make().save_pretrained(snapshot)
+    monkeypatch.setattr("attnlens_model.hub.snapshot_download", lambda *_, **__: str(snapshot))
+    result = run_export("org/name", "--output", output)
+    assert result.exit_code == 0, result.output
+    assert f"from org/name at {snapshot.name}\n" in result.stdout
+    manifest = read_manifest(output)
+    assert (manifest.source, manifest.source_revision) == ("org/name", snapshot.name)
 
 
 @pytest.mark.usefixtures("broken_trace")
@@ -164,7 +188,7 @@ def test_a_bad_configuration_exits_2_and_names_the_key(tmp_path: Path, output: P
     path.write_text('{"hidden_sise": 48}', encoding="utf-8")
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 2
-    assert "unknown key 'hidden_sise': did you mean 'hidden_size'?" in result.stderr
+    assert "unknown key 'hidden_sise' (did you mean 'hidden_size'?)" in result.stderr
 
 
 def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> None:
@@ -301,7 +325,6 @@ def test_what_was_not_compared_is_said(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
-    monkeypatch.setattr(bundle, "default_grid", default_grid)
     monkeypatch.setattr("attnlens_export.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
     monkeypatch.setattr("attnlens_export.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
     monkeypatch.setattr("attnlens_export.grid.SHORT_LENGTHS", (7,))

@@ -13,22 +13,22 @@ from click.testing import CliRunner
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
+from attnlens.bundle import BundleError, read_manifest
 from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_cli.check import check
-from attnlens_export import ExportOptions, GraphError, bundle, export_bundle
+from attnlens_export import ExportOptions, GraphError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.graph import TracedGraph, embeddings_graph
 from attnlens_export.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.half import HalfWeights, count_rounded, half_values, to_half
 from attnlens_export.half_parity import RoundedGraph, measure_half, rounded_everywhere
 from attnlens_export.layouts import write_layout
-from attnlens_export.manifest import bundle_files
 from attnlens_export.reference import run_fp32
 from attnlens_export.weights import write_embedded
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from odd_models import OddModel
+from small_files import sign
 
 GRID = small_grid(40)
 ONE_LAYER = {"num_hidden_layers": 1}
@@ -57,9 +57,8 @@ MODELS = {
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "trace", lambda _encoder, _config: traced)
-        export_bundle(config, output, ExportOptions(name="tiny", grid=GRID, precision="fp16", **options))
+    chosen = ExportOptions(name="tiny", grid=GRID, precision="fp16", tracer=lambda *_: traced, **options)
+    export_bundle(config, output, chosen)
     return output
 
 
@@ -73,14 +72,6 @@ def half_bundle(
 @pytest.fixture
 def copied(half_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(half_bundle, tmp_path / "copy"))
-
-
-def sign(directory: Path) -> None:
-    """Make the manifest's hashes those of the files, as whoever alters a bundle on purpose would."""
-    manifest = read_manifest(directory)
-    del manifest.files[:]
-    manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
-    write_manifest(directory, manifest)
 
 
 def value_types(path: Path) -> dict[str, int]:

@@ -9,15 +9,8 @@ from click.testing import CliRunner, Result
 from attnlens.bundle import read_manifest, write_manifest
 from attnlens_cli.export import export
 from attnlens_cli.layout import LAYOUT_NAMES, layout
-from attnlens_export import bundle
-from attnlens_export.grid import small_grid
 from attnlens_export.layouts import LAYOUTS
 from attnlens_model import EncoderConfig
-
-
-@pytest.fixture(autouse=True)
-def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle, "default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
 @pytest.fixture
@@ -28,7 +21,7 @@ def config_file(tiny_config: EncoderConfig, tmp_path: Path) -> Path:
 
 
 def run_export(*arguments: object) -> Result:
-    return CliRunner().invoke(export, [str(each) for each in arguments])
+    return CliRunner().invoke(export, [str(each) for each in (*arguments, "--parity-tokens", 7)])
 
 
 def run_layout(*arguments: object) -> Result:
@@ -46,9 +39,9 @@ def test_an_export_with_layouts_makes_them_beside_the_bundle(config_file: Path, 
     triton, ovms = output.with_name("tiny-triton"), output.with_name("tiny-ovms")
     assert set(output.parent.iterdir()) == {output, triton, ovms}
     assert result.stdout.splitlines()[-4:] == [
-        f"{triton}: tiny, tiny_attentions for Triton, 3 files linked, 4 written",
+        f"{triton}: tiny, tiny_attentions for Triton, 3 files copied, 4 written",
         f"start it with: tritonserver --model-repository={triton}",
-        f"{ovms}: tiny, tiny_attentions for OpenVINO Model Server, 3 files linked, 3 written",
+        f"{ovms}: tiny, tiny_attentions for OpenVINO Model Server, 3 files copied, 3 written",
         f"start it with: ovms --config_path {ovms}/config.json --port 9000",
     ]
     assert files_of(triton) == {
@@ -136,9 +129,25 @@ def test_copies_are_said(config_file: Path, output: Path, monkeypatch: pytest.Mo
         raise PermissionError
 
     monkeypatch.setattr("os.link", refuse)
-    result = run_layout(output, "triton", "--output", output.with_name("models"))
+    result = run_layout(output, "triton", "--output", output.with_name("models"), "--link")
     assert result.exit_code == 0, result.output
-    assert "for Triton, 3 copied (hard links are not possible there), 4 written" in result.stdout
+    assert "for Triton, 3 files copied (hard links are not possible there), 4 written" in result.stdout
+    result = run_layout(output, "triton", "--output", output.with_name("models"), "--force", "--copy")
+    assert result.exit_code == 0, result.output
+    assert "for Triton, 3 files copied, 4 written" in result.stdout
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_links_are_made_where_asked_for_and_what_they_cost_is_said(config_file: Path, output: Path) -> None:
+    result = run_export("--config", config_file, "--output", output, "--layout", "ovms", "--link")
+    assert result.exit_code == 0, result.output
+    assert (
+        "3 files linked (Python's onnx refuses weights with hard links, those of the bundle too), 3 written"
+    ) in result.stdout
+    assert (output / "onnx" / "model.onnx").stat().st_nlink == 3
+    result = run_export("--config", config_file, "--output", output, "--link", "--force")
+    assert result.exit_code == 2
+    assert "--link is about the files of --layout" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")

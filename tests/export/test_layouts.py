@@ -20,7 +20,7 @@ from tritonclient.utils import triton_to_np_dtype
 from attnlens.bundle import BundleError, describe_file, read_manifest, verify_files, write_manifest
 from attnlens.v1.manifest_pb2 import Activation, Graph, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_export import ExportOptions, OutputError, SourceError, bundle, export_bundle
+from attnlens_export import ExportOptions, OutputError, SourceError, export_bundle
 from attnlens_export.graph import TracedGraph
 from attnlens_export.grid import small_grid
 from attnlens_export.layouts import write_layout
@@ -41,12 +41,14 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 @pytest.fixture(scope="module")
 def triton(minilm_bundle: Path) -> Path:
     # Beside the bundle: hard links need one file system.
-    return write_layout(minilm_bundle, "triton", minilm_bundle.with_name("minilm-triton")).directory
+    return write_layout(
+        minilm_bundle, "triton", minilm_bundle.with_name("minilm-triton"), link=True
+    ).directory
 
 
 @pytest.fixture(scope="module")
 def ovms(minilm_bundle: Path) -> Path:
-    return write_layout(minilm_bundle, "ovms", minilm_bundle.with_name("minilm-ovms")).directory
+    return write_layout(minilm_bundle, "ovms", minilm_bundle.with_name("minilm-ovms"), link=True).directory
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +72,8 @@ def tiny_bundle(
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bundle, "trace", lambda _encoder, _config: traced)
-        export_bundle(config, output, ExportOptions(name="tiny", grid=small_grid(40), **options))
+    chosen = ExportOptions(name="tiny", grid=small_grid(40), tracer=lambda *_: traced, **options)
+    export_bundle(config, output, chosen)
     return output
 
 
@@ -215,7 +216,7 @@ def test_openvino_finds_each_graph_and_gets_the_bundles_numbers(
 
 
 @pytest.mark.parametrize("layout", ["triton", "ovms"])
-def test_the_weights_are_stored_once(
+def test_linked_weights_are_stored_once(
     layout: str, minilm_bundle: Path, request: pytest.FixtureRequest
 ) -> None:
     repository: Path = request.getfixturevalue(layout)
@@ -251,7 +252,7 @@ def test_dense_layers_and_prompts_are_said(tiny_bundle: Path, tmp_path: Path) ->
     manifest.default_prompt_name = "query"
     write_manifest(copied, manifest)
     for layout in ("triton", "ovms"):
-        repository = write_layout(copied, layout, tmp_path / layout).directory
+        repository = write_layout(copied, layout, tmp_path / layout, link=True).directory
         assert (repository / "2_Dense.safetensors").samefile(weights)
         assert model_names(repository) == {"tiny", "tiny_attentions"}
         page = (repository / "README.md").read_text(encoding="utf-8")
@@ -272,7 +273,7 @@ def test_weights_in_a_file_of_their_own_stay_there(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path: Path
 ) -> None:
     large = export_tiny(tiny_config, tiny_trace, tmp_path / "large", max_embedded_bytes=0)
-    summary = write_layout(large, "triton", tmp_path / "models")
+    summary = write_layout(large, "triton", tmp_path / "models", link=True)
     # Both graphs and their weights, and the manifest; both configurations and the page.
     assert (summary.num_linked, summary.num_copied, summary.num_written) == (5, 0, 3)
     ids = np.arange(10).reshape(2, 5)
@@ -315,11 +316,28 @@ def test_what_can_not_be_linked_is_copied(
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, str(target))
 
     monkeypatch.setattr(os, "link", refuse)
-    summary = write_layout(tiny_bundle, "ovms", tmp_path / "models")
+    summary = write_layout(tiny_bundle, "ovms", tmp_path / "models", link=True)
     assert (summary.num_linked, summary.num_copied) == (0, 3)
     copied = summary.directory / "tiny" / "1" / "model.onnx"
     assert copied.read_bytes() == (tiny_bundle / "onnx" / "model.onnx").read_bytes()
     assert copied.stat().st_nlink == 1
+
+
+def test_a_layout_leaves_the_bundle_as_it_was_for_pythons_onnx(tiny_bundle: Path, tmp_path: Path) -> None:
+    """It refuses weights that have a second hard link, those of the bundle included."""
+    copied = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    attentions = copied / "onnx" / "model_attentions.onnx"
+    summary = write_layout(copied, "ovms", tmp_path / "models")
+    assert (summary.num_linked, summary.num_copied) == (0, 3)
+    onnx.checker.check_model(attentions)
+    onnx.load(attentions)
+    onnx.load(summary.directory / "tiny_attentions" / "1" / "model.onnx")
+    assert "hard links" not in (summary.directory / "README.md").read_text("utf-8")
+    linked = write_layout(copied, "ovms", tmp_path / "linked", link=True)
+    assert (linked.num_linked, linked.num_copied) == (3, 0)
+    with pytest.raises(onnx.checker.ValidationError, match="hard link"):
+        onnx.load(attentions)
+    assert "Files may be hard links to the\nbundle's" in (linked.directory / "README.md").read_text("utf-8")
 
 
 def test_a_full_disk_is_an_error_of_the_output(
@@ -341,7 +359,7 @@ def test_a_link_in_the_bundle_is_followed(tiny_bundle: Path, tmp_path: Path) -> 
     graph = linked / "onnx" / "model.onnx"
     graph.rename(tmp_path / "blob")
     graph.symlink_to("../../blob")
-    repository = write_layout(linked, "ovms", tmp_path / "models").directory
+    repository = write_layout(linked, "ovms", tmp_path / "models", link=True).directory
     assert not (repository / "tiny" / "1" / "model.onnx").is_symlink()
     assert (repository / "tiny" / "1" / "model.onnx").samefile(tmp_path / "blob")
 
@@ -355,7 +373,7 @@ def test_an_interruption_leaves_nothing(
 
     monkeypatch.setattr(os, "link", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        write_layout(tiny_bundle, "triton", tmp_path / "models")
+        write_layout(tiny_bundle, "triton", tmp_path / "models", link=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -413,6 +431,17 @@ def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -
     write_manifest(damaged, manifest)
     with pytest.raises(SourceError, match="failed parity"):
         write_layout(damaged, "triton", tmp_path / "models")
+
+
+def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: Path) -> None:
+    """As one of a later version is, whose README would tell clients nothing of use."""
+    path = damaged / "manifest.json"
+    text = path.read_text("utf-8")
+    assert "POOLING_MEAN" in text
+    path.write_text(text.replace("POOLING_MEAN", "POOLING_OF_LATER"), "utf-8")
+    with pytest.raises(SourceError, match="states no pooling that this version knows"):
+        write_layout(damaged, "triton", tmp_path / "models")
+    assert not (tmp_path / "models").exists()
 
 
 def test_weights_that_the_manifest_does_not_list_are_refused(damaged: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from attnlens_export import parity
 from attnlens_export.compare import difference
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Case, Inputs, Padding, default_grid, full_grid, make_inputs, small_grid
-from attnlens_export.parity import Graph, Outputs, measure_parity
+from attnlens_export.parity import Graph, Outputs, measure_parity, run_case
 from attnlens_export.report import write_report
 from attnlens_export.result import Measurement, ParityResult, allowed_error
 from attnlens_export.weights import write_embedded
@@ -246,6 +246,30 @@ def test_a_causal_encoder_must_not_look_ahead(
     assert failures == [
         "model.onnx at 1x7 none: a masked token has the attention weight 1.00e-12 instead of 0"
     ]
+
+
+def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+    """Not even by a weight that no comparison would notice."""
+    config = dataclasses.replace(tiny_config, local_window=2, global_every_n_layers=2)
+    encoder = new_encoder(config, seed=0)
+    traced = trace(encoder, config)
+    write_embedded(tmp_path / "model.onnx", traced.proto, traced.weights)
+    cases = [Case(1, 7, Padding.NONE), Case(3, 7, Padding.LEFT), Case(3, 7, Padding.EMPTY_ROW)]
+    assert measure(encoder, config, tmp_path, cases).passed
+
+    def look_too_far(layer: int) -> Change:
+        def change(outputs: Outputs, _inputs: Inputs) -> None:
+            outputs.attentions[layer][0, 1, 6, 3] = 1e-12
+
+        return change
+
+    graph = TamperedGraph(tmp_path, "model.onnx")
+    case = cases[0]
+    found = []
+    for layer in (0, 1):
+        graph.change = look_too_far(layer)
+        found.append(run_case(graph, case, make_inputs(case, config), config).invariants.masked_weight)
+    assert found == [0, pytest.approx(1e-12)]  # layer 0 is global, layer 1 local
 
 
 def test_the_worst_failure_comes_first(

@@ -1,8 +1,6 @@
 """How token vectors become embeddings: read from a checkpoint, written to a bundle."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,26 +10,12 @@ from safetensors.torch import save_file
 
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling, PoolingDefaults
 from attnlens_export import SourceError
+from attnlens_export.int8.agreement import pool
 from attnlens_export.pooling import POOLINGS, read_pooling, write_pooling
 from attnlens_model import CheckpointError
+from small_files import read, write
 
 MEAN, CLS, MAX = Pooling.POOLING_MEAN, Pooling.POOLING_CLS, Pooling.POOLING_MAX
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    directory = tmp_path / "source"
-    directory.mkdir()
-    return directory
-
-
-def write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_modules(source: Path, pooling: dict[str, object], *kinds: str) -> None:
@@ -89,6 +73,7 @@ def test_pooling_and_normalize_can_be_overridden(source: Path) -> None:
         ({"pooling_mode": 5}, "pools by 5"),
         ({"pooling_mode": [{"a": 1}]}, "pools by {'a': 1}"),
         ({"pooling_mode": {"mean": True}}, "pools by {'mean': True}"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_median_tokens": True}, "median_tokens"),
     ],
 )
 def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
@@ -102,16 +87,39 @@ def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
     assert read_pooling(source, 48, "cls").pooling == CLS
 
 
+def test_a_pooling_that_does_not_exist_is_refused_and_never_a_mean() -> None:
+    with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
+        read_pooling(None, 48, "median")
+    with pytest.raises(ValueError, match="pooling 0 is unknown"):
+        pool(np.zeros((2, 3), np.float32), Pooling.POOLING_UNSPECIFIED)
+
+
+@pytest.mark.parametrize(("stated", "kept"), [(8, 8), (47, 47), (48, 0), (768, 0), (None, 0)])
+def test_as_many_components_are_kept_as_the_publisher_says(
+    stated: int | None, kept: int, source: Path
+) -> None:
+    write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
+    assert read_pooling(source, 48).truncate_dim == kept
+    assert read_pooling(source, 48, "cls", normalize=True).truncate_dim == kept
+
+
+@pytest.mark.parametrize("stated", [0, -1, 8.0, "8", True, [8]])
+def test_a_number_of_components_that_is_none_is_refused(stated: object, source: Path) -> None:
+    write(source / "config_sentence_transformers.json", {"truncate_dim": stated})
+    with pytest.raises(SourceError, match=r"truncate_dim is .*, a whole number from 1 to 48 is needed"):
+        read_pooling(source, 48)
+
+
 @pytest.mark.parametrize(
     "kind", ["LayerNorm", "WeightedLayerPooling", "CNN", "LSTM", "BoW", "Asym", "Router", "WordWeights"]
 )
 def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: str, source: Path) -> None:
     write_modules(source, {"pooling_mode": "cls"}, kind, "Normalize")
     with pytest.raises(
-        SourceError, match=f"applies {kind}, which a bundle can't. --skip-module {kind} leaves"
+        SourceError, match=f"has a {kind} module, which bundles do not support. --skip-module {kind} leaves"
     ):
         read_pooling(source, 48)
-    with pytest.raises(SourceError, match=f"applies {kind}"):
+    with pytest.raises(SourceError, match=f"has a {kind} module"):
         read_pooling(source, 48, "cls")
     assert read_pooling(source, 48, skipped=[kind]) == PoolingDefaults(pooling=CLS, normalize=True)
 
@@ -119,7 +127,7 @@ def test_a_module_that_a_bundle_cannot_apply_is_named_and_can_be_skipped(kind: s
 def test_a_class_of_the_checkpoints_own_is_not_taken_for_that_of_the_library(source: Path) -> None:
     entries = [("", "sentence_transformers.models.Transformer"), ("1_Pooling", "custom.Pooling")]
     write(source / "modules.json", [{"path": path, "type": name} for path, name in entries])
-    with pytest.raises(SourceError, match=r"applies custom\.Pooling, which a bundle can't"):
+    with pytest.raises(SourceError, match=r"has a custom\.Pooling module, which bundles"):
         read_pooling(source, 48)
     assert read_pooling(source, 48, "max", skipped=["custom.Pooling"]).pooling == MAX
 
@@ -134,9 +142,9 @@ def test_only_what_is_there_can_be_skipped_and_never_the_pooling(kind: str, sour
 @pytest.mark.parametrize(
     ("kinds", "message"),
     [
-        (["Dense", "Pooling"], "applies Dense where a bundle can't: one Pooling comes first"),
-        (["Pooling", "Pooling"], "applies Pooling where a bundle can't"),
-        (["Dense"], "applies Dense to token vectors, without any pooling"),
+        (["Dense", "Pooling"], "has a Dense module where bundles do not support it: one Pooling comes first"),
+        (["Pooling", "Pooling"], "has a Pooling module where bundles do not support it"),
+        (["Dense"], "has a Dense module for token vectors, without any pooling"),
     ],
 )
 def test_modules_in_another_order_are_refused(kinds: list[str], message: str, source: Path) -> None:

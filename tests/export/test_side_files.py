@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -18,13 +17,7 @@ from attnlens_export.side_files import (
     write_tokenizer,
 )
 from attnlens_model import EncoderConfig, read_config
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    directory = tmp_path / "source"
-    directory.mkdir()
-    return directory
+from small_files import read, write
 
 
 @pytest.fixture
@@ -32,15 +25,6 @@ def bundle(tmp_path: Path) -> Path:
     directory = tmp_path / "bundle"
     directory.mkdir()
     return directory
-
-
-def write(path: Path, content: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,10 @@ def test_a_cached_checkpoint_needs_no_network(
     (repository / "refs" / "main").write_text(COMMIT)
     offline = functools.partial(snapshot_download, cache_dir=tmp_path / "cache", local_files_only=True)
     monkeypatch.setattr(hub, "snapshot_download", offline)
-    assert load_checkpoint("org/name").directory == repository / "snapshots" / COMMIT
+    checkpoint = load_checkpoint("org/name")
+    assert checkpoint.directory == repository / "snapshots" / COMMIT
+    assert checkpoint.commit == COMMIT
+    assert load_checkpoint(checkpoint.directory).commit == ""  # a directory may have been changed since
     with pytest.raises(CheckpointError, match="did not provide it at revision 'v2'"):
         load_checkpoint("org/name", revision="v2")
     with pytest.raises(

@@ -170,6 +170,25 @@ def test_dimensions_count_those_of_the_last_layer_and_are_scaled_again(client: C
     assert client.embed([]).shape == (0, 48)
 
 
+def test_as_many_components_come_as_the_publisher_keeps_and_all_if_asked(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Cut behind the scaling, as theirs are: shorter than 1. What a request asks for is scaled again."""
+    source = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+    settings = json.loads((source / "config_sentence_transformers.json").read_text("utf-8"))
+    (source / "config_sentence_transformers.json").write_text(json.dumps(settings | {"truncate_dim": 8}))
+    export_bundle(source, tmp_path / "bundle", ExportOptions(grid=GRID))
+    theirs = open_reference(source)
+    with ServerProcess(tmp_path / "bundle") as server, Client(server.address) as client:
+        assert client.get_model().embedding_size == theirs.get_embedding_dimension() == 8
+        found = client.embed(TEXTS, truncate=True)
+        assert found.shape == (5, 8)
+        np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5)
+        assert client.embed([]).shape == (0, 8)
+        whole = client.embed(TEXTS, truncate=True, dimensions=48)
+    np.testing.assert_allclose(whole, theirs.encode(TEXTS, truncate_dim=48), atol=1e-5)
+
+
 def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
     [alone] = client.embed_with_usage(["A cat."], prompt="").usages
     [default] = client.embed_with_usage(["A cat."]).usages

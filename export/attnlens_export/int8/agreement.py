@@ -79,7 +79,8 @@ class Embedder:
                 pooled[place] = pool(vectors, self._pooling.pooling)
                 tokens.append(vectors)
         embeddings = self._through_dense(np.stack([pooled[place] for place in sorted(pooled)]))
-        return Vectors(_unit(embeddings), _unit(np.concatenate(tokens)))
+        kept = embeddings[:, : self._pooling.truncate_dim or None]
+        return Vectors(_unit(kept), _unit(np.concatenate(tokens)))
 
     def _through_dense(self, vectors: FloatArray) -> FloatArray:
         for layer, weights in self._dense:
@@ -94,6 +95,9 @@ def pool(vectors: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
     """Reduce the token vectors of a text, (T, D) without padding, to one up to its length: (D,).
 
     The formulas are those of `attnlens.v1.Pooling`; factors that are the same for all components don't count.
+
+    Raises:
+        ValueError: the pooling is unspecified or unknown.
     """
     match pooling:
         case Pooling.POOLING_CLS:
@@ -107,7 +111,9 @@ def pool(vectors: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
             return np.asarray((weights / weights.sum()) @ vectors)
         case Pooling.POOLING_MEAN_SQRT_LENGTH:
             return np.asarray(vectors.sum(axis=0) / np.float32(np.sqrt(len(vectors))))
-    return np.asarray(vectors.mean(axis=0))
+        case Pooling.POOLING_MEAN:
+            return np.asarray(vectors.mean(axis=0))
+    raise ValueError(f"pooling {pooling} is unknown")
 
 
 def compare(found: Vectors, expected: Vectors) -> Agreement:

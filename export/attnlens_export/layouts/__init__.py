@@ -1,6 +1,6 @@
 """A verified bundle as a model repository: the tree of directories that a model server reads.
 
-The trees hold the bundle's own graphs and weights, as hard links wherever the file system allows it.
+The trees hold the bundle's own graphs and weights: copies of them, or hard links.
 docs/layouts.md shows them, with what each server's documentation asks for.
 """
 

@@ -6,7 +6,14 @@ from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.layouts.served_model import ServedModel
 
 
-def readme(manifest: Manifest, models: Sequence[ServedModel], start: str, tokenizer: str | None) -> str:
+def readme(
+    manifest: Manifest,
+    models: Sequence[ServedModel],
+    start: str,
+    tokenizer: str | None,
+    *,
+    is_linked: bool = False,
+) -> str:
     """Return a page of Markdown.
 
     Args:
@@ -14,6 +21,7 @@ def readme(manifest: Manifest, models: Sequence[ServedModel], start: str, tokeni
         models: what the server offers.
         start: the command that starts the server.
         tokenizer: the file beside the page that turns texts into ids; None where the bundle has none.
+        is_linked: whether files may be hard links to the bundle's.
     """
     sizes = manifest.architecture
     pooling = Pooling.Name(manifest.pooling.pooling).removeprefix("POOLING_").lower()
@@ -21,6 +29,8 @@ def readme(manifest: Manifest, models: Sequence[ServedModel], start: str, tokeni
     excluded = " without those of a prompt" if manifest.pooling.exclude_prompt else ""
     dense = "".join(_describe_dense(layer) for layer in manifest.pooling.dense)
     scaled = ", then scaled to length 1" if manifest.pooling.normalize else ""
+    kept = manifest.pooling.truncate_dim
+    scaled += f"; the first {kept} components of it are kept" if kept else ""
     described = "\n".join(_describe(model) for model in models)
     return f"""\
 # {manifest.model_name}
@@ -38,8 +48,7 @@ More than {sizes.max_position_embeddings} tokens fail inside the server.
 The vector of a text is `last_hidden_state` after {pooling} pooling over its tokens{excluded}{dense}{scaled}.
 {_describe_prompts(manifest)}
 
-`bundle.json` is the manifest of the bundle that this was made from. Files may be hard links to the bundle's:
-replace them, never change them in place.
+`bundle.json` is the manifest of the bundle that this was made from.{_describe_links(is_linked=is_linked)}
 """
 
 
@@ -68,6 +77,12 @@ def _describe_prompts(manifest: Manifest) -> str:
     default = manifest.prompts[manifest.default_prompt_name] if manifest.default_prompt_name else ""
     usual = f"{default!r} unless another is wanted" if default else "none unless one is wanted"
     return f"The prompt that goes before a text, {usual}, is one of `prompts` in `bundle.json`."
+
+
+def _describe_links(*, is_linked: bool) -> str:
+    if not is_linked:
+        return ""
+    return " Files may be hard links to the\nbundle's: replace them, never change them in place."
 
 
 def _describe_tokenizer(tokenizer: str | None, max_tokens: int) -> str:

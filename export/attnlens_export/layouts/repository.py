@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class LayoutSummary:
         models: the names of its models.
         start: the command that starts the server.
         num_linked: how many files are hard links to the bundle's.
-        num_copied: how many are copies, because they could not be linked.
+        num_copied: how many are copies.
         num_written: how many are new.
     """
 
@@ -72,7 +73,9 @@ class LayoutSummary:
     num_written: int
 
 
-def write_layout(bundle: Path, layout: str, output: Path, *, force: bool = False) -> LayoutSummary:
+def write_layout(
+    bundle: Path, layout: str, output: Path, *, force: bool = False, link: bool = False
+) -> LayoutSummary:
     """Write a bundle as a model repository.
 
     Args:
@@ -80,10 +83,12 @@ def write_layout(bundle: Path, layout: str, output: Path, *, force: bool = False
         layout: a key of `LAYOUTS`.
         output: the directory to make.
         force: whether a model repository that is in the way is replaced.
+        link: whether files are hard links to the bundle's, where that is possible, instead of copies.
+            Python's onnx then refuses graphs of the bundle whose weights have several links.
 
     Raises:
         BundleError: there is no bundle, or it was altered.
-        SourceError: it failed parity, or its graphs can't be laid out.
+        SourceError: it failed parity, its pooling is unknown, or its graphs can't be laid out.
         OutputError: `output` can't be written, or may not be replaced.
     """
     check_output(bundle, output, force=force)
@@ -91,11 +96,17 @@ def write_layout(bundle: Path, layout: str, output: Path, *, force: bool = False
     verify_files(bundle, manifest)
     if not manifest.parity.passed:
         raise SourceError(f"{bundle} failed parity: no server should offer it; see {bundle}/parity/report.md")
+    if not manifest.pooling.pooling:
+        raise SourceError(
+            f"{bundle / MANIFEST_NAME} states no pooling that this version knows: install the version of "
+            "attnlens that wrote it"
+        )
     kind = LAYOUTS[layout]
     models = served_models(bundle, manifest)
-    tree = kind.tree(models) | _about(bundle, manifest, models, kind.start.format(repository="$PWD"))
+    start = kind.start.format(repository="$PWD")
+    tree = kind.tree(models) | _about(bundle, manifest, models, start, is_linked=link)
     with staged(output, force=force, kind=REPOSITORY) as staging:
-        made = Counter(_place(content, staging / path) for path, content in tree.items())
+        made = Counter(_place(content, staging / path, link=link) for path, content in tree.items())
     return LayoutSummary(
         output,
         kind.title,
@@ -119,17 +130,19 @@ def check_output(bundle: Path, output: Path, *, force: bool) -> None:
     check_target(output, force=force, kind=REPOSITORY)
 
 
-def _about(bundle: Path, manifest: Manifest, models: Sequence[ServedModel], start: str) -> Tree:
+def _about(
+    bundle: Path, manifest: Manifest, models: Sequence[ServedModel], start: str, *, is_linked: bool
+) -> Tree:
     """Return the files for those who write clients. Both servers look at directories and config.json only."""
     has_tokenizer = any(file.path == TOKENIZER_NAME for file in manifest.files)
-    page = readme(manifest, models, start, TOKENIZER_NAME if has_tokenizer else None)
+    page = readme(manifest, models, start, TOKENIZER_NAME if has_tokenizer else None, is_linked=is_linked)
     about: Tree = {"README.md": page.encode(), BUNDLE_NAME: bundle / MANIFEST_NAME}
     for layer in manifest.pooling.dense:
         about[dense_file(layer)] = bundle / layer.path / "model.safetensors"
     return about | ({TOKENIZER_NAME: bundle / TOKENIZER_NAME} if has_tokenizer else {})
 
 
-def _place(content: Content, path: Path) -> str:
+def _place(content: Content, path: Path, *, link: bool) -> str:
     """Make one file and tell how: "linked", "copied" or "written"."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, bytes):
@@ -137,10 +150,10 @@ def _place(content: Content, path: Path) -> str:
         return "written"
     # What a link leads to: a hard link to a link would lead nowhere elsewhere.
     source = os.path.realpath(content)
-    try:
-        os.link(source, path)
-    except OSError:
-        # Another file system, one without hard links, or a file of another user.
-        shutil.copyfile(source, path)
-        return "copied"
-    return "linked"
+    if link:
+        # Not possible: another file system, one without hard links, or a file of another user.
+        with suppress(OSError):
+            os.link(source, path)
+            return "linked"
+    shutil.copyfile(source, path)
+    return "copied"

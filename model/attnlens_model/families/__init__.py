@@ -6,8 +6,9 @@ Adding a family means adding a module here; nothing else changes.
 import importlib
 import pkgutil
 
-from attnlens_model.errors import ConfigError, nearest
+from attnlens_model.errors import ConfigError, suggestion
 from attnlens_model.family import Family
+from attnlens_model.other_models import refusal
 
 
 def _discover() -> dict[str, Family]:
@@ -18,43 +19,32 @@ def _discover() -> dict[str, Family]:
 
 FAMILIES = _discover()
 
-# Near relatives of a family that are not of it: the nearest name would be bad advice.
-_NOT_IMPLEMENTED = {
-    "deberta": "version 1 keeps query, key and value interleaved in one tensor, which this version does not "
-    "read; versions 2 and 3 (model_type 'deberta-v2') are supported",
-    "umt5": "each of its layers has a bias by distance of its own, which this version does not read; the "
-    "nearest that is supported is mT5 (model_type 'mt5'), where all layers share that of the first",
-}
-
 
 def family_named(name: str) -> Family:
     """Return the family with our name `name`.
 
     Raises:
-        ConfigError: there is none; the message names those that exist and the nearest.
+        ConfigError: there is none; the message names those that exist.
     """
     if name not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
         raise ConfigError(
-            f"family={name!r} is not supported: choose one of {supported} "
-            f"(nearest: {nearest(name, FAMILIES)!r})"
+            f"family={name!r} is not supported{suggestion(name, FAMILIES)}: choose one of {supported}"
         )
     return FAMILIES[name]
 
 
-def family_of_model_type(model_type: str) -> Family:
+def family_of_model_type(model_type: str, architectures: object = None) -> Family:
     """Return the family that a Hugging Face `model_type` belongs to.
 
+    Args:
+        model_type: as `config.json` says.
+        architectures: what it says under that key.
+
     Raises:
-        ConfigError: none claims it; the message names those that are supported and the nearest.
+        ConfigError: none claims it; the message says what it is, if known, and which are supported.
     """
     by_model_type = {known: family for family in FAMILIES.values() for known in family.model_types}
-    if model_type in _NOT_IMPLEMENTED:
-        raise ConfigError(f"model_type={model_type!r} is not supported: {_NOT_IMPLEMENTED[model_type]}")
     if model_type not in by_model_type:
-        supported = ", ".join(sorted(by_model_type))
-        raise ConfigError(
-            f"model_type={model_type!r} is not supported: this version reads {supported} "
-            f"(nearest: {nearest(model_type, by_model_type)!r})"
-        )
+        raise ConfigError(refusal(model_type, architectures, sorted(by_model_type)))
     return by_model_type[model_type]

@@ -1,0 +1,175 @@
+"""Published models that this version does not read: what each is, so that a refusal says it.
+
+The keys of the tables are `model_type` values of a Hugging Face `config.json`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlens_model.errors import CheckpointError, suggestion
+
+_DECODER = (
+    "a decoder, a language model that reads from left to right; embedders built on decoders, such as "
+    "Qwen3-Embedding or E5-Mistral, are not supported yet"
+)
+_ENCODER_DECODER = "an encoder and a decoder together, of which this version reads those of T5 and mT5 alone"
+_SPEECH = "a model of speech or sound, not of text"
+_VISION = "a model of images, not of text"
+_IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
+_STATIC = "a table of one vector for each token, without layers: use model2vec or sentence-transformers"
+
+_KINDS: Mapping[str, Sequence[str]] = {
+    _DECODER: (
+        *("bloom", "codegen", "cohere", "cohere2", "ctrl", "deepseek_v2", "deepseek_v3", "falcon", "gemma"),
+        *("gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama", "llama4", "llama4_text"),
+        *("mamba", "mamba2", "ministral", "mistral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
+        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe"),
+        *("qwen3", "qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
+    ),
+    _ENCODER_DECODER: (
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led"),
+        *("longt5", "m2m_100", "marian", "mbart", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart"),
+        *("prophetnet", "switch_transformers", "t5gemma", "t5gemma2"),
+    ),
+    _SPEECH: (
+        *("audio-spectrogram-transformer", "clap", "data2vec-audio", "encodec", "hubert", "moonshine"),
+        *("musicgen", "parakeet_ctc", "seamless_m4t", "sew", "sew-d", "speech_to_text", "speecht5"),
+        *("unispeech", "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "wavlm", "whisper"),
+    ),
+    _VISION: (
+        *("beit", "convnext", "convnextv2", "data2vec-vision", "deit", "detr", "dinov2", "dinov3_vit"),
+        *("dpt", "mobilenet_v2", "mobilevit", "resnet", "sam", "sam2", "segformer", "swin", "swinv2"),
+        *("videomae", "vit", "vit_mae", "yolos"),
+    ),
+    _IMAGE_AND_TEXT: (
+        *("align", "altclip", "blip", "blip-2", "chinese_clip", "clip", "clip_text_model", "clipseg"),
+        *("colpali", "colqwen2", "flava", "idefics3", "layoutlmv2", "layoutlmv3", "llava"),
+        *("lxmert", "modernvbert", "owlvit", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "siglip"),
+        *("siglip2", "vilt", "visual_bert", "xclip"),
+    ),
+    _STATIC: ("model2vec",),
+}
+
+# Encoders of text that this version can't compute, and what they have that it lacks.
+_NOT_YET = {
+    "bert-generation": "",
+    "big_bird": "attention to blocks of tokens",
+    "canine": "characters in place of tokens",
+    "convbert": "convolutions beside the heads",
+    "data2vec-text": "",
+    "deberta": "version 1 keeps query, key and value interleaved in one tensor; versions 2 and 3 (model_type "
+    "'deberta-v2') are supported",
+    "ernie": "task types beside token types",
+    "ernie_m": "",
+    "esm": "made for proteins",
+    "flaubert": "",
+    "fnet": "Fourier transforms in place of attention",
+    "funnel": "layers that shorten the sequence",
+    "ibert": "arithmetic in integers",
+    "jina_embeddings_v3": "rotation, and adapters for each task",
+    "layoutlm": "places on a page beside tokens",
+    "lilt": "",
+    "longformer": "attention in a sliding window",
+    "luke": "entities beside tokens",
+    "markuplm": "",
+    "megatron-bert": "BERT with its norms first",
+    "mobilebert": "bottlenecks around each layer",
+    "mra": "approximated attention",
+    "neobert": "an architecture published with code of its own",
+    "nezha": "relative positions in each layer",
+    "nystromformer": "approximated attention",
+    "reformer": "attention within hash buckets",
+    "rembert": "",
+    "roberta-prelayernorm": "RoBERTa with its norms first",
+    "roc_bert": "",
+    "roformer": "rotation of neighbouring components",
+    "splinter": "",
+    "squeezebert": "convolutions in place of projections",
+    "tapas": "rows and columns of tables",
+    "umt5": "each of its layers has a bias by distance of its own; mT5 (model_type 'mt5'), where all layers "
+    "share that of the first, is supported",
+    "xlm": "languages beside tokens",
+    "xlm-roberta-xl": "RoBERTa with its norms first",
+    "xlnet": "permuted language modelling",
+    "xmod": "adapters for each language",
+    "yoso": "approximated attention",
+}
+# What the name of a class tells where the table has no entry.
+_SUFFIXES = {
+    "ForCausalLM": _DECODER,
+    "ForConditionalGeneration": _ENCODER_DECODER,
+    "ForImageClassification": _VISION,
+    "ForCTC": _SPEECH,
+}
+
+
+def refusal(model_type: str, architectures: object, supported: Sequence[str]) -> str:
+    """Return why a `model_type` that this version does not read is refused.
+
+    Args:
+        model_type: as `config.json` says.
+        architectures: what it says under that key, usually a list of one class.
+        supported: the values that are read.
+    """
+    names = ", ".join(supported)
+    what = next((kind for kind, members in _KINDS.items() if model_type in members), None)
+    if what is None and model_type in _NOT_YET:
+        why = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
+        what = f"an encoder that is not supported yet{why}"
+    if what is None and not (close := suggestion(model_type, supported)):
+        classes = [str(each) for each in architectures] if isinstance(architectures, list) else []
+        endings = (
+            kind for suffix, kind in _SUFFIXES.items() if any(each.endswith(suffix) for each in classes)
+        )
+        what = next(endings, None)
+    if what is None:
+        return f"model_type={model_type!r} is not known{close}: attnlens reads the encoders {names}"
+    return f"model_type={model_type!r} is {what}. attnlens reads the encoders {names}"
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that holds something else than a whole encoder, and say what it is.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    adapter = directory / "adapter_config.json"
+    if adapter.is_file():
+        base = read_object(adapter).get("base_model_name_or_path") or "its base model"
+        raise CheckpointError(
+            f"{directory} holds an adapter (PEFT) for {base}, not a whole model: merge the two with peft's "
+            "merge_and_unload(), save the result with save_pretrained(), and export that directory"
+        )
+    if (directory / "config.json").is_file():
+        return
+    listed = read_json(directory / "modules.json")
+    modules = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    for module in modules:
+        kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
+        if kind == "StaticEmbedding":
+            raise CheckpointError(f"{directory} holds {_STATIC}")
+        if kind == "CLIPModel":
+            raise CheckpointError(f"{directory} holds {_IMAGE_AND_TEXT}")
+        if kind == "Transformer" and path:
+            raise CheckpointError(
+                f"{directory} has its encoder in {path}, where it is not looked for: move those files "
+                "beside modules.json, and set the path of the Transformer in it to ''"
+            )
+    raise CheckpointError(f"{directory} holds no config.json: give the directory of one model")
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    """Return the content of a JSON file; None where it can't be read: others will say so."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none."""
+    content = read_json(path)
+    return content if isinstance(content, dict) else {}

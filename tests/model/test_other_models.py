@@ -1,0 +1,150 @@
+"""Models that are refused: the message says what they are and what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto import configuration_auto, modeling_auto
+
+from attnlens_model import CheckpointError, ConfigError, EncoderConfig, ModelError, load_checkpoint
+from attnlens_model.families import FAMILIES
+from attnlens_model.other_models import _DECODER, _KINDS, _NOT_YET, refusal
+from odd_models import OddModel
+
+SUPPORTED = sorted(name for family in FAMILIES.values() for name in family.model_types)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [
+        ("gpt2", "is a decoder, a language model"),
+        ("llama", "is a decoder"),
+        ("mistral", "is a decoder"),
+        ("qwen2", "is a decoder"),
+        ("qwen3", "is a decoder, .* such as Qwen3-Embedding or E5-Mistral, are not supported yet"),
+        ("gemma3_text", "is a decoder"),
+        ("bart", "is an encoder and a decoder together"),
+        ("whisper", "is a model of speech"),
+        ("wav2vec2", "is a model of speech"),
+        ("vit", "is a model of images"),
+        ("clip", "is a model of images and text"),
+        ("model2vec", "is a table of one vector for each token"),
+        ("deberta", r"is an encoder that is not supported yet .*versions 2 and 3 .* are supported"),
+        *(
+            (name, "is an encoder that is not supported yet")
+            for name in ("big_bird", "longformer", "roformer", "nystromformer", "ernie", "megatron-bert")
+        ),
+        ("xlm-roberta-xl", r"not supported yet \(RoBERTa with its norms first\)"),
+        ("neobert", "is an encoder that is not supported yet"),
+        ("umt5", "is an encoder that is not supported yet"),
+    ],
+)
+def test_a_refusal_says_what_the_model_is(model_type: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as caught:
+        EncoderConfig.from_dict({"model_type": model_type})
+    assert "did you mean" not in str(caught.value)
+    assert str(caught.value).endswith(f"attnlens reads the encoders {', '.join(SUPPORTED)}")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "what"),
+    [
+        ("NewestForCausalLM", "is a decoder"),
+        ("NewestForConditionalGeneration", "is an encoder and a decoder together"),
+        ("NewestModel", "is not known: attnlens reads"),
+    ],
+)
+def test_of_an_unknown_type_the_class_tells(architecture: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"model_type='newest' {what}"):
+        EncoderConfig.from_dict({"model_type": "newest", "architectures": [architecture]})
+
+
+@pytest.mark.parametrize("architectures", [None, [], "BertModel", [5], {"a": 1}])
+def test_whatever_stands_for_the_class_is_no_failure(architectures: object) -> None:
+    assert refusal("newest", architectures, SUPPORTED).startswith("model_type='newest' is not known: ")
+
+
+def test_the_tables_name_types_that_exist_and_are_not_supported() -> None:
+    named = [name for names in _KINDS.values() for name in names] + list(_NOT_YET)
+    assert len(named) == len(set(named))
+    assert not set(named) & set(SUPPORTED)
+    # Published with code of their own, or for another library.
+    elsewhere = {"ernie_m", "model2vec", "neobert", "nezha"}
+    known: Any = configuration_auto
+    assert set(named) - elsewhere <= set(known.CONFIG_MAPPING_NAMES)
+
+
+def test_what_is_called_a_decoder_is_one_to_transformers() -> None:
+    known = {
+        *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+    assert set(_KINDS[_DECODER]) <= known
+
+
+def write(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def modules(*kinds: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("adapter_config.json", {"base_model_name_or_path": "org/base"}, r"an adapter \(PEFT\) for org/base"),
+        ("adapter_config.json", {}, r"an adapter \(PEFT\) for its base model, .* merge_and_unload\(\)"),
+        ("modules.json", modules(("StaticEmbedding", "")), "a table of one vector for each token"),
+        ("modules.json", modules(("CLIPModel", "0_CLIPModel")), "a model of images and text"),
+        ("modules.json", modules(("Transformer", "0_Transformer")), "has its encoder in 0_Transformer"),
+        ("modules.json", modules(("Transformer", "")), "holds no config.json"),
+        ("modules.json", ["Transformer"], "holds no config.json"),
+        ("README.md", "", "holds no config.json: give the directory of one model"),
+    ],
+)
+def test_a_directory_without_a_whole_model_is_named(
+    name: str, content: object, message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / name, content)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(tmp_path)
+
+
+def test_an_adapter_beside_its_base_model_is_not_left_out_silently(tmp_path: Path) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
+    assert not load_checkpoint(tmp_path).has_own_code
+    write(tmp_path / "adapter_config.json", {"base_model_name_or_path": "org/base"})
+    with pytest.raises(CheckpointError, match="an adapter"):
+        load_checkpoint(tmp_path)
+
+
+def test_it_is_said_that_the_publishers_code_is_not_run(tmp_path: Path) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path)
+    published: dict[str, Any] = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    published["auto_map"] = {"AutoModel": "modeling_bert.JinaBertModel"}
+    write(tmp_path / "config.json", published)
+    assert load_checkpoint(tmp_path).has_own_code
+    note = "the publisher's own code, which config.json names under auto_map, is not run"
+    write(tmp_path / "config.json", published | {"position_embedding_type": "alibi"})
+    with pytest.raises(ConfigError, match="position_embedding_type='alibi' is not supported") as caught:
+        load_checkpoint(tmp_path)
+    assert caught.value.__notes__ == [note]
+    write(tmp_path / "config.json", published)
+    torch.save({"other.weight": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights of the bert family") as other:
+        load_checkpoint(tmp_path)
+    assert other.value.__notes__ == [note]
+
+
+@pytest.mark.parametrize("key", ["architectures", "num_hidden_layers", "hidden_act"])
+def test_a_hugging_face_file_without_its_type_is_known_for_one(key: str) -> None:
+    content = {"vocab_size": 101, "hidden_size": 48, key: 2}
+    with pytest.raises(
+        ConfigError, match=f"^{key} is a key of a Hugging Face config.json.*model_type too: add"
+    ):
+        EncoderConfig.from_dict(content)
