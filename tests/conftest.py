@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from references import Reference, open_reference
@@ -41,7 +42,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_configure() -> None:
-    """Don't hand ignored signals on to commands under test: nohup and a shell's background ignore some."""
+    """Let no test depend on a time, and hand no ignored signals on to commands under test.
+
+    Hypothesis has a deadline for each example; nohup and a shell's background ignore some signals.
+    """
+    hypothesis.settings.register_profile("attnlens", deadline=None)
+    hypothesis.settings.load_profile("attnlens")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
