@@ -21,10 +21,8 @@ _EXTRAS = {
     "huggingface_hub": "export",
     "matplotlib": "plot",
     "onnx": "export",
-    "onnx_ir": "export",
     "onnxscript": "export",
     "safetensors": "export",
-    "sentencepiece": "export",
     "torch": "export",
 }
 _EXTRAS_BY_COMMAND = {

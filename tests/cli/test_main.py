@@ -132,7 +132,6 @@ def test_the_base_install_says_which_extra_the_command_line_needs(run: Run, modu
         ("onnxruntime", ["serve", "x"], "server"),
         ("grpc_health", ["serve", "x"], "server"),
         ("torch", ["export", ".", "--output", "x"], "export"),
-        ("onnx_ir", ["export", ".", "--output", "x"], "export"),
     ],
 )
 def test_a_missing_module_names_its_extra(
