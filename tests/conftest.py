@@ -4,10 +4,12 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from references import Reference, open_reference
@@ -18,8 +20,35 @@ from served import ServerProcess
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+# A test module with one of these needs PyTorch, to make a model or to export one.
+NEEDS_TORCH = re.compile(
+    r"^\s*(from|import) (torch|(sentence_)?transformers|odd_models|small_bundles|attnlens_(export|model))\b"
+    r"|\b(small_bundle|minilm_dir)\b",
+    re.MULTILINE,
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-torch",
+        action="store_true",
+        help="leave out the modules that need PyTorch; needs MINILM_BUNDLE",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what `--without-torch` asks for. None: as everywhere."""
+    is_module = collection_path.suffix == ".py" and config.getoption("--without-torch")
+    return True if is_module and NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
+
 def pytest_configure() -> None:
-    """Don't hand ignored signals on to commands under test: nohup and a shell's background ignore some."""
+    """Let no test depend on a time, and hand no ignored signals on to commands under test.
+
+    Hypothesis has a deadline for each example; nohup and a shell's background ignore some signals.
+    """
+    hypothesis.settings.register_profile("attnlens", deadline=None)
+    hypothesis.settings.load_profile("attnlens")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -38,14 +67,14 @@ def minilm_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def minilm_bundle(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def minilm_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MiniLM exported for real, with the whole parity check; or the bundle that MINILM_BUNDLE names."""
     if made := os.environ.get("MINILM_BUNDLE"):
         return Path(made)
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
 
     bundle = tmp_path_factory.mktemp("bundles") / "minilm"
-    export_bundle(minilm_dir, bundle, ExportOptions(name="all-MiniLM-L6-v2"))
+    export_bundle(request.getfixturevalue("minilm_dir"), bundle, ExportOptions(name="all-MiniLM-L6-v2"))
     return bundle
 
 

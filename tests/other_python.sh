@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Run the tests that need no PyTorch on another version of Python, where it is installed: other_python.sh 3.13
+# They serve the bundle that MINILM_BUNDLE names.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+version=$1
+environment=.pythons/$version
+
+python=
+for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+    if "$candidate" -c '' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "Python $version is not installed: its tests were not run"
+    exit 0
+fi
+
+if [ pyproject.toml -nt "$environment/ready" ] || [ constraints.txt -nt "$environment/ready" ]; then
+    "$python" -m venv --clear "$environment"
+    "$environment/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+    touch "$environment/ready"
+fi
+echo "$("$environment/bin/python" --version), without PyTorch"
+OMP_NUM_THREADS=1 "$environment/bin/python" -m pytest --without-torch \
+    tests/bench tests/cli tests/client tests/hostile tests/server tests/test_tensors.py

@@ -1,0 +1,49 @@
+"""A bundle that is replaced while it is served: a whole new directory under the same name."""
+
+import shutil
+from pathlib import Path
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from served import ServerProcess
+
+INPUTS = [pb.Input(text="a bundle is replaced")]
+
+
+def answers(stub: EncoderServiceStub) -> list[bytes]:
+    """The vector, the attention and the tokens of a text, without the times."""
+    embedded = stub.Embed(pb.EmbedRequest(inputs=INPUTS), timeout=60)
+    request = pb.EncodeRequest(inputs=INPUTS, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    [encoded] = stub.Encode(request, timeout=60).results
+    return [
+        embedded.embeddings.data,
+        encoded.attention.weights.data,
+        *(each.text.encode() for each in encoded.tokens),
+    ]
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["the old one is kept", "the old one is removed"])
+def test_a_server_goes_on_with_the_bundle_that_it_has_opened(
+    minilm_bundle: Path, tmp_path: Path, *, is_kept: bool
+) -> None:
+    bundle, other = tmp_path / "bundle", tmp_path / "other"
+    shutil.copytree(minilm_bundle, bundle)
+    for path in (each for each in bundle.rglob("*") if each.is_file()):
+        new = other / path.relative_to(bundle)
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(b"another bundle")
+    # With one lane there is one session of each graph, and both are open after the first answers.
+    with ServerProcess(bundle, "--lanes", "1") as server, grpc.insecure_channel(server.address) as channel:
+        stub = EncoderServiceStub(channel)
+        before = answers(stub)
+        bundle.rename(tmp_path / "old")
+        other.rename(bundle)
+        if not is_kept:
+            shutil.rmtree(tmp_path / "old")
+        for _ in range(3):
+            assert answers(stub) == before
+        assert server.stop() == 0
+        assert "Traceback" not in server.log()
