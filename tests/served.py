@@ -29,7 +29,9 @@ class ServerProcess:
         if match is None:
             self.process.kill()
             self.process.wait()
-            raise RuntimeError(f"the server did not start: {self.ready_line}{self.log()}")
+            told = f"the server did not start: {self.ready_line}{self.log()}"
+            self._close()
+            raise RuntimeError(told)
         self.address = match[1]
         return self
 
@@ -38,9 +40,7 @@ class ServerProcess:
     ) -> None:
         if self.process.poll() is None:
             self.stop()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self._stderr.close()
+        self._close()
 
     def stop(self) -> int:
         """Send SIGTERM, wait, return the exit code. Raises TimeoutExpired if it had to be killed."""
@@ -51,6 +51,11 @@ class ServerProcess:
             self.process.kill()
             self.process.wait()
             raise
+
+    def _close(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
 
     def log(self) -> str:
         """Return what it wrote to stderr."""
