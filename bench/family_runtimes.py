@@ -3,8 +3,8 @@
     python bench/family_runtimes.py NODE_MODULES [FAMILY ...]
 
 Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
-small grid in every runtime that is installed, in fp32. One that has lower precision only shows the smallest cosine
-of a token's vector.
+small grid in every runtime that is installed, in fp32. Of one that has lower precision alone, the smallest cosine of
+a token's vector is shown.
 """
 
 import sys
