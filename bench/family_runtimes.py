@@ -3,7 +3,8 @@
     python bench/family_runtimes.py NODE_MODULES [FAMILY ...]
 
 Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
-small grid in every runtime that is installed.
+small grid in every runtime that is installed, in fp32. Of one that has lower precision alone, the smallest cosine of
+a token's vector is shown.
 """
 
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from attnlens_export.runtime_parity import ALL, RuntimeOptions, RuntimeResult, find_runtimes
+from attnlens_runtimes import FP32
 from export.test_families import MODELS, Exported
 from runtimes.measured import measure
 
@@ -21,8 +23,11 @@ def cell(result: RuntimeResult) -> str:
     """The worst errors of hidden states and attention, or why there are none."""
     if result.stops:
         return next(iter(result.stops.values()))
-    errors = [error for error in result.worst_errors() if error is not None]
     verdict = "" if result.passed else " **failed**"
+    if result.precision != FP32:
+        cosines = [cosine for cosine in result.min_cosines()[:2] if cosine is not None]
+        return f"{result.precision}: {min(cosines):.6f}{verdict}"
+    errors = [error for error in result.worst_errors() if error is not None]
     return f"{max(errors[:2]):.1e} / {errors[2]:.1e}{verdict}"
 
 

@@ -1,5 +1,6 @@
 """How `attnlens check --runtime` shows what it measured."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,42 +15,63 @@ _MAX_LINES = 3
 
 
 def show_runtimes(summary: "CheckSummary") -> None:
-    """Print a row for each runtime, then what failed and what is not installed."""
-    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
-    from rich.table import Table  # noqa: PLC0415 - heavy
+    """Print a row for each runtime and precision, then what failed and what is not installed."""
+    from attnlens_runtimes import FP32  # noqa: PLC0415 - heavy
 
-    table = Table(
-        title="The same inputs in other runtimes, largest error against PyTorch",
-        title_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-        padding=(0, 0, 0, 1),
-    )
-    table.add_column("\nruntime", no_wrap=True)
-    table.add_column("\nversion", no_wrap=True)
-    headings = ("model\nhidden", "att.\nhidden", "att.\nweights", "\nshapes", "\nverdict")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in summary.runtimes:
-        table.add_row(result.name, result.version, *_cells(result))
-    click.echo()
-    Console().print(table)
+    exact = [result for result in summary.runtimes if result.precision == FP32]
+    reduced = [result for result in summary.runtimes if result.precision != FP32]
+    if exact:
+        _show_table(
+            "In other runtimes, in fp32: largest error against PyTorch",
+            ("runtime", "version"),
+            [(result.name, result.version, *_cells(result)) for result in exact],
+        )
+    if reduced:
+        _show_table(
+            "In lower precision: 1 - smallest cosine with PyTorch",
+            ("runtime", "version", "in"),
+            [(result.name, result.version, result.precision, *_reduced_cells(result)) for result in reduced],
+        )
     for result in summary.runtimes:
         failures = result.failures()
         for line in failures[:_MAX_LINES]:
             click.echo(line)
         if len(failures) > _MAX_LINES:
-            click.echo(f"{result.name}: {len(failures) - _MAX_LINES} more failures, see --json")
+            click.echo(f"{result.label}: {len(failures) - _MAX_LINES} more failures, see --json")
     for missing in summary.missing:
         click.echo(missing.reason)
 
 
+def _show_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.table import Table  # noqa: PLC0415 - heavy
+
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
+    for name in names:
+        table.add_column(f"\n{name}", no_wrap=True)
+    for heading in ("model\nhidden", "att.\nhidden", "att.\nweights", "\nshapes", "\nverdict"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    click.echo()
+    Console().print(table)
+
+
 def _cells(result: "RuntimeResult") -> list[str]:
     errors = ["-" if error is None else f"{error:.1e}" for error in result.worst_errors()]
+    return [*errors, *_outcome(result)]
+
+
+def _reduced_cells(result: "RuntimeResult") -> list[str]:
+    cosines = ["-" if cosine is None else f"{1 - cosine:.1e}" for cosine in result.min_cosines()]
+    return [*cosines, *_outcome(result)]
+
+
+def _outcome(result: "RuntimeResult") -> list[str]:
     done = f"{result.num_cases}/{len(result.parity.cases)}"
     verdict = "[green]passed[/]" if result.passed else "[red]FAILED[/]"
-    return [*errors, done, verdict]
+    return [done, verdict]
 
 
 def runtimes_as_json(summary: "CheckSummary") -> dict[str, Any]:
@@ -65,6 +87,6 @@ def raise_runtime_failures(summary: "CheckSummary") -> None:
     """Raise ClickException that names the runtimes that failed."""
     failed = [result for result in summary.runtimes if not result.passed]
     if failed:
-        names = ", ".join(result.name for result in failed)
-        [first, *_] = [*failed[0].failures(), f"{failed[0].name}: nothing was measured"]
+        names = ", ".join(result.label for result in failed)
+        [first, *_] = [*failed[0].failures(), f"{failed[0].label}: nothing was measured"]
         raise click.ClickException(f"failed in {names}: {first}")

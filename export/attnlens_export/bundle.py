@@ -212,7 +212,8 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
         except onnx.checker.ValidationError as error:
             raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
         structure = read_structure(directory / path)
-        check_graph(structure, path, config, kind, data_type=data_type_of(path))
+        where = (directory / path).parent
+        check_graph(structure, path, config, kind, data_type=data_type_of(path), directory=where)
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:

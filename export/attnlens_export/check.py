@@ -61,7 +61,7 @@ class CheckSummary:
     Attributes:
         manifest: its manifest; every file has the hash that stands there.
         parity: the new measurements, which may have failed.
-        runtimes: those in other runtimes, which may have failed.
+        runtimes: those in other runtimes, each in its default precision and in fp32, which may have failed.
         missing: the runtimes that were to be measured if installed, and are not.
     """
 
@@ -142,8 +142,9 @@ def check_bundle(
         return CheckSummary(manifest, parity)
     elsewhere = RuntimeParity(encoder, config, directory, cases, name)
     results = [
-        elsewhere.measure(runtime, runtimes.timeout_s, _progress_of(runtime.name, progress))
+        result
         for runtime in installed
+        for result in elsewhere.measure(runtime, runtimes.timeout_s, _progress_of(runtime.name, progress))
     ]
     return CheckSummary(manifest, parity, tuple(results), tuple(missing))
 

@@ -3,17 +3,23 @@
 B batch, T tokens, D width, H heads, L layers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 import onnx
+import torch
 from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.errors import LintError
 from attnlens_export.graph import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, OPSET, input_names, output_names
+from attnlens_export.half import MAX_HALF
 from attnlens_export.simplify import IR_VERSION
-from attnlens_model import EncoderConfig
+from attnlens_export.structure import read_weight
+from attnlens_model import Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -43,6 +49,7 @@ _MORE_TYPES: dict[DataType.ValueType, set[int]] = {
     DataType.DATA_TYPE_FLOAT16: {TensorProto.FLOAT16},
     DataType.DATA_TYPE_INT8: {TensorProto.INT8, TensorProto.UINT8},
 }
+_FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
 _REASONS = {
@@ -63,8 +70,9 @@ def check_graph(
     kind: GraphKind.ValueType,
     *,
     data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+    directory: Path = Path(),
 ) -> None:
-    """Check operators, versions and the shapes of inputs and outputs.
+    """Check operators, versions, constants and the shapes of inputs and outputs.
 
     Args:
         model: the graph; its weights need not be loaded.
@@ -72,6 +80,7 @@ def check_graph(
         config: the encoder that it was made from.
         kind: which outputs it must have.
         data_type: what weights may be in beside fp32; inputs and outputs never are.
+        directory: where the files of weights are that are not in `model`.
 
     Raises:
         LintError: with every finding.
@@ -80,6 +89,7 @@ def check_graph(
         *_version_findings(model),
         *_operator_findings(model, config, data_type),
         *_initializer_findings(model, data_type),
+        *_constant_findings(model, config, directory),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
         *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
@@ -137,6 +147,30 @@ def _initializer_findings(model: onnx.ModelProto, data_type: DataType.ValueType)
         for tensor in model.graph.initializer
         if tensor.data_type not in allowed
     ]
+
+
+def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory: Path) -> Iterator[str]:
+    """Find constants that are infinite in fp16; some runtimes compute in fp16 or bf16 unless told otherwise.
+
+    The encoder's parameters are its own affair, and so are the numbers that int8 makes of a parameter or of a
+    value, which are called after it.
+    """
+    known = (*_parameter_names(config), *(f"{name}_" for node in model.graph.node for name in node.output))
+    for tensor in model.graph.initializer:
+        if tensor.data_type not in _FLOAT_TYPES or tensor.name.startswith(known):
+            continue
+        largest = float(np.abs(read_weight(directory, tensor)).max(initial=0.0))
+        if not largest <= MAX_HALF:
+            yield (
+                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_HALF:g}: "
+                "export the checkpoint again"
+            )
+
+
+@cache
+def _parameter_names(config: EncoderConfig) -> tuple[str, ...]:
+    with torch.device("meta"):
+        return tuple(Encoder(config).state_dict())
 
 
 def _reshape_findings(model: onnx.ModelProto) -> list[str]:

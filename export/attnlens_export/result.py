@@ -104,12 +104,12 @@ class Invariants:
     masked_weight: float
     empty_row_weight: float
 
-    def failures(self) -> Iterator[str]:
+    def failures(self, row_sum_tolerance: float = TOLERANCE) -> Iterator[str]:
         """Yield a line for each invariant that does not hold."""
         where = f"{self.graph} at {self.case}"
         if not self.finite:
             yield f"{where}: an output has a NaN or an infinity"
-        if not self.row_sum_error <= TOLERANCE:
+        if not self.row_sum_error <= row_sum_tolerance:
             yield f"{where}: an attention row sums to 1 only within {self.row_sum_error:.2e}"
         if self.masked_weight != 0:
             yield f"{where}: a masked token has the attention weight {self.masked_weight:.2e} instead of 0"

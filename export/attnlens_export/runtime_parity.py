@@ -2,13 +2,18 @@
 
 Each runs both graphs in processes of their own. What it can't do (it refuses a graph, crashes, does not
 answer) ends the measurement of that graph and stands in the result beside what was measured until then.
+
+A runtime runs with its defaults first, since that is how people open a graph. If it computes in bf16 or
+fp16 then, the gate is that of lower precision, and it runs a second time in fp32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from attnlens_export.graph import HIDDEN_OUTPUT
 from attnlens_export.grid import Case, Inputs, make_inputs
@@ -25,6 +30,7 @@ from attnlens_export.report import report_content
 from attnlens_export.result import Invariants, Measurement, ParityResult, summarize
 from attnlens_model import Encoder, EncoderConfig
 from attnlens_runtimes import (
+    FP32,
     RUNTIMES,
     GraphProcess,
     Installed,
@@ -35,6 +41,10 @@ from attnlens_runtimes import (
 
 ALL = "all"
 DEFAULT_TIMEOUT_S = 300.0
+# In bf16 or fp16: of a token's vector with PyTorch's in fp32.
+MIN_COSINE = 0.999
+# In bf16 or fp16: how far a row of attention weights may be from summing to 1.
+ROW_SUM_TOLERANCE = 0.02
 
 # The outputs of a bundle in the order of the table: graph and output kind.
 COLUMNS = (
@@ -59,24 +69,31 @@ class Missing:
 
 @dataclass(frozen=True)
 class RuntimeResult:
-    """What was measured in one runtime.
+    """What was measured in one runtime, in one precision.
 
     Attributes:
         name: what `--runtime` calls it.
         version: of its package.
+        precision: what it computed in, as it says: fp32, bf16 or fp16; fp32 where no graph opened.
         parity: the measurements, for a graph that was stopped those until then.
         stops: by graph, where it stopped and the runtime's reason.
     """
 
     name: str
     version: str
+    precision: str
     parity: ParityResult
     stops: dict[str, str]
 
     @property
+    def label(self) -> str:
+        """The name, with the precision where that is not fp32."""
+        return self.name if self.precision == FP32 else f"{self.name} in {self.precision}"
+
+    @property
     def passed(self) -> bool:
         """Whether both graphs ran on every case, and each gate held."""
-        return self.parity.passed and not self.stops
+        return bool(self.parity.measurements) and not self.failures()
 
     @property
     def num_cases(self) -> int:
@@ -86,17 +103,39 @@ class RuntimeResult:
     def failures(self) -> list[str]:
         """Return a line for each graph that was stopped and each gate that did not hold."""
         lines = [f"{graph}: {reason}" for graph, reason in self.stops.items()]
-        return [f"{self.name}: {line}" for line in (*lines, *self.parity.failures())]
+        lines += self.parity.failures() if self.precision == FP32 else self._reduced_failures()
+        return [f"{self.label}: {line}" for line in lines]
+
+    def _reduced_failures(self) -> Iterator[str]:
+        """Yield a line for each gate of lower precision that did not hold, the smallest cosines first."""
+        hidden = [each for each in self.parity.measurements if each.output == HIDDEN_OUTPUT]
+        for each in sorted(hidden, key=lambda each: float(np.nan_to_num(each.min_cosine, nan=-1.0))):
+            if not each.min_cosine >= MIN_COSINE:
+                yield (
+                    f"{each.graph} at {each.case}: the cosine of a token's vector with PyTorch's is "
+                    f"{each.min_cosine:.6f}, at least {MIN_COSINE} is allowed"
+                )
+        for invariants in self.parity.invariants:
+            yield from invariants.failures(ROW_SUM_TOLERANCE)
 
     def worst_errors(self) -> list[float | None]:
         """Return the largest |runtime - PyTorch fp32| of each of `COLUMNS`; None if nothing was measured."""
         groups = self.parity.by_output()
         return [summarize(groups[key]).max_abs_error if key in groups else None for key in COLUMNS]
 
+    def min_cosines(self) -> list[float | None]:
+        """Return the smallest cosine of a row with PyTorch's, of each of `COLUMNS`."""
+        groups = self.parity.by_output()
+        return [summarize(groups[key]).min_cosine if key in groups else None for key in COLUMNS]
+
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON values."""
-        head = {"name": self.name, "version": self.version, "passed": self.passed, "stops": self.stops}
-        return report_content(self.parity) | head
+        content = report_content(self.parity)
+        if self.precision != FP32:
+            del content["tolerance"], content["reference_error_ratio"]
+            content["min_cosine_allowed"] = MIN_COSINE
+        head = {"name": self.name, "version": self.version, "precision": self.precision, "stops": self.stops}
+        return content | head | {"passed": self.passed, "failures": self.failures()}
 
 
 @dataclass(frozen=True)
@@ -138,6 +177,7 @@ class _ProcessGraph:
 
     def __init__(self, path: str, process: GraphProcess, config: EncoderConfig) -> None:
         self.path = path
+        self.precision = process.precision
         self._process = process
         self._config = config
 
@@ -177,14 +217,21 @@ class RuntimeParity:
         self._cases = cases
         self._reference_name = reference_name
 
-    def measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> RuntimeResult:
-        """Run every case through both graphs in one runtime.
+    def measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> list[RuntimeResult]:
+        """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
 
         Args:
             runtime: as `find_runtimes` returned it.
             timeout_s: for each answer.
             progress: called before each case with its number, the number of cases, and its name.
         """
+        results = [self._measure(runtime, timeout_s, progress)]
+        if results[0].precision != FP32 and runtime.fp32_command:
+            in_fp32 = replace(runtime, command=runtime.fp32_command)
+            results.append(self._measure(in_fp32, timeout_s, progress))
+        return results
+
+    def _measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> RuntimeResult:
         measurements: list[Measurement] = []
         invariants: list[Invariants] = []
         stops: dict[str, str] = {}
@@ -206,7 +253,8 @@ class RuntimeParity:
             self._reference_name,
             self._config.max_tokens,
         )
-        return RuntimeResult(runtime.name, runtime.version, parity, stops)
+        reduced = [graph.precision for graph in graphs if graph.precision != FP32]
+        return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
 
     def _open(
         self, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]

@@ -6,9 +6,10 @@ runtime: that happens in the process that `GraphProcess` starts, whose crash or 
 
 from attnlens_runtimes.process import GraphProcess, RuntimeFailureError
 from attnlens_runtimes.registry import RUNTIMES, UnknownRuntimeError, runtime_named
-from attnlens_runtimes.runtime import Installed, NotInstalledError, Runtime
+from attnlens_runtimes.runtime import FP32, Installed, NotInstalledError, Runtime
 
 __all__ = [
+    "FP32",
     "RUNTIMES",
     "GraphProcess",
     "Installed",

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_runtimes.runtime import Feed, Installed
+from attnlens_runtimes.runtime import FP32, Feed, Installed
 
 _MAX_REASON_LENGTH = 300
 
@@ -29,6 +29,10 @@ class GraphProcess:
     """One graph, open in the process of one runtime for the time of a `with` block.
 
     Opening may raise RuntimeFailureError, like `run`. After that the process is of no more use.
+
+    Attributes:
+        directory: where tensors are exchanged, once it is open.
+        precision: what the runtime computes in, once it is open: fp32, bf16 or fp16.
     """
 
     def __init__(self, runtime: Installed, graph: Path, timeout_s: float) -> None:
@@ -42,7 +46,7 @@ class GraphProcess:
             self.directory = Path(exchange)
             self._process = self._start()
             stack.callback(self._kill)
-            self._receive()
+            self.precision = str(self._receive().get("precision", FP32))
             self._resources = stack.pop_all()
         return self
 

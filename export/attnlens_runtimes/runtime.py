@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,19 @@ Feed = dict[str, npt.NDArray[np.int64]]
 Run = Callable[[Feed], Sequence[npt.NDArray[Any]]]
 """Runs an open graph and returns every output in the graph's order."""
 
+FP32 = "fp32"
+
+
+class Opened(NamedTuple):
+    """A graph that a runtime has opened."""
+
+    run: Run
+    precision: str = FP32
+    """What it computes in, as the runtime says: fp32, bf16 or fp16."""
+
+
+# Of the worker: don't take the runtime's default precision.
+FP32_OPTION = "--fp32"
 _PACKAGE = "package.json"
 NODE_RUNNER = Path(__file__).parent / "node" / "worker.mjs"
 
@@ -38,11 +51,13 @@ class Installed:
         name: what `--runtime` calls it.
         version: of its package.
         command: starts its process, given the graph and the directory for tensors as two more arguments.
+        fp32_command: the same, made to compute in fp32; empty where nothing needs to be said for that.
     """
 
     name: str
     version: str
     command: tuple[str, ...]
+    fp32_command: tuple[str, ...] = ()
 
 
 class Runtime(Protocol):
@@ -67,14 +82,17 @@ class PythonRuntime:
     Attributes:
         name: what `--runtime` calls it.
         distributions: the packages of PyPI that bring it, the recommended one first, whose versions count.
-        open_graph: opens an ONNX file; runs in the runtime's own process and imports the runtime there.
+        open_graph: opens an ONNX file with the defaults; runs in the runtime's own process and imports the
+            runtime there.
         also: further packages that it needs.
+        open_in_fp32: the same, to compute in fp32, where the defaults may be another precision.
     """
 
     name: str
     distributions: tuple[str, ...]
-    open_graph: Callable[[Path], Run]
+    open_graph: Callable[[Path], Opened]
     also: tuple[str, ...] = ()
+    open_in_fp32: Callable[[Path], Opened] | None = None
 
     def find(self, node_modules: Path | None) -> Installed:  # noqa: ARG002 - the protocol's
         """Return the version of the package that is installed."""
@@ -84,7 +102,8 @@ class PythonRuntime:
             raise NotInstalledError(f"{self.name} is not installed: pip install {packages}")
         # -P: a file in the current directory must not pass for one of the runtime's modules.
         command = (sys.executable, "-P", "-m", "attnlens_runtimes.worker", self.name)
-        return Installed(self.name, versions[0], command)
+        in_fp32 = (*command, FP32_OPTION) if self.open_in_fp32 else ()
+        return Installed(self.name, versions[0], command, in_fp32)
 
 
 @dataclass(frozen=True)

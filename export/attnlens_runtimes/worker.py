@@ -1,8 +1,11 @@
-"""The process that runs one graph in one Python runtime: `python -m attnlens_runtimes.worker NAME GRAPH DIR`.
+"""The process of a graph in a Python runtime: `python -m attnlens_runtimes.worker NAME [--fp32] GRAPH DIR`.
 
-It answers on standard output, one line of JSON each: `{}` once the graph is open, then for each line of
-input, the shapes of the inputs as `{"input_ids": [B, T], ...}`, those of the outputs in the graph's order as
+It answers on standard output, one line of JSON each. Once the graph is open, that is what it computes in, as
+`{"precision": "bf16"}`; `{}` means fp32. Then for each line of input, the shapes of the inputs as
+`{"input_ids": [B, T], ...}`, it is those of the outputs in the graph's order as
 `{"outputs": [[B, T, D], ...]}`. Instead of either it may say `{"error": REASON}` and end.
+
+With --fp32 the graph is opened to compute in that, else with the runtime's defaults.
 
 The tensors themselves are in DIR, row-major and little-endian: inputs as int64 in `input_ids.bin` and so on,
 outputs as float32 in `0.bin`, `1.bin` and so on. `node/worker.mjs` does the same.
@@ -18,19 +21,22 @@ from typing import TextIO
 import numpy as np
 
 from attnlens_runtimes.registry import RUNTIMES
-from attnlens_runtimes.runtime import Feed, PythonRuntime
+from attnlens_runtimes.runtime import FP32_OPTION, Feed, PythonRuntime
 
 
 def main() -> None:
     """Serve the graph until standard input ends."""
-    name, graph, directory = sys.argv[1:]
+    name, *options, graph, directory = sys.argv[1:]
     replies = _own_stdout()
     try:
         runtime = RUNTIMES[name]
         if not isinstance(runtime, PythonRuntime):
             raise TypeError(f"{name} is no runtime of Python")  # noqa: TRY301 - reported like any other
-        run = runtime.open_graph(Path(graph))
-        _reply(replies, {})
+        open_graph = runtime.open_in_fp32 if FP32_OPTION in options else runtime.open_graph
+        if open_graph is None:
+            raise TypeError(f"{name} has no {FP32_OPTION}")  # noqa: TRY301 - reported like any other
+        run, precision = open_graph(Path(graph))
+        _reply(replies, {"precision": precision})
         for line in sys.stdin:
             outputs = run(_read_feed(json.loads(line), Path(directory)))
             for index, output in enumerate(outputs):

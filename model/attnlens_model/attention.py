@@ -18,6 +18,15 @@ from torch import Tensor, nn
 
 from attnlens_model.rotary import Rotation, rotate
 
+MASKED_SCORE = -(2.0**15)
+"""What is added to the score of a masked key, in every dtype; float16 and bfloat16 hold it exactly.
+
+The exponential of a number below -104 is exactly 0 in fp32: a masked score may be up to 32,664 above the best
+live one. In float16 it may be as low as -32,736 before the sum is infinite. Lower numbers are no use to
+runtimes that compute in half precision: in bfloat16 OpenVINO returns wrong numbers at -1e20 and below, and
+less accurate ones at -1e9.
+"""
+
 
 class AttentionMask(NamedTuple):
     """A keep-mask in the two forms that attention needs, so that all layers share one computation.
@@ -28,14 +37,13 @@ class AttentionMask(NamedTuple):
     keep: Tensor
     """1 where a query may attend to a key, else 0."""
     bias: Tensor
-    """0 where a query may attend to a key, else a number so low that its exponential is exactly 0."""
+    """0 where a query may attend to a key, else `MASKED_SCORE`."""
 
 
 def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
     """Turn a keep-mask (bool, int or float; True or 1 = may attend) into both forms, in floating `dtype`."""
     keep = keep_mask.to(dtype)
-    # Half the lowest number: a negative score added to it stays finite in every dtype, float16 included.
-    return AttentionMask(keep, (1.0 - keep) * (torch.finfo(dtype).min / 2))
+    return AttentionMask(keep, (1.0 - keep) * MASKED_SCORE)
 
 
 def causal_keep_mask(positions: Tensor) -> Tensor:
@@ -87,7 +95,7 @@ def attention_weights(
     if keep_mask is None:
         return scores.softmax(dim=-1)
     mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)
-    # The softmax of a fully masked row is uniform: the product makes it zero and changes no other row.
+    # The softmax of a fully masked row is not zero: the product makes it so and changes no other row.
     return (scores + mask.bias).softmax(dim=-1) * mask.keep
 
 

@@ -43,6 +43,18 @@ def sentence_transformers_calls(sample: "Sample") -> Calls:
     return {"embed": ("embed", arguments), "embed with attentions": ("embed", arguments | other_file)}
 
 
+def openvino_calls(sample: "Sample") -> Calls:
+    default = {"bundle": str(sample.bundle), "texts": sample.texts}
+    exact = default | {"precision": "f32"}
+    other_file = {"file_name": "onnx/model_attentions.onnx"}
+    return {
+        "embed": ("embed", exact),
+        "embed with attentions": ("embed", exact | other_file),
+        "embed by default": ("embed", default),
+        "embed with attentions by default": ("embed", default | other_file),
+    }
+
+
 def optimum_calls(sample: "Sample") -> Calls:
     arguments = pooled_by_hand(sample)
     other_file = {"file_name": "model_attentions.onnx"}
@@ -78,6 +90,8 @@ def python(module: str) -> list[str]:
 
 TOOLS = {
     "sentence-transformers": Tool(python("with_sentence_transformers"), sentence_transformers_calls),
+    # What sentence-transformers needs for OpenVINO.
+    "optimum-intel": Tool(python("with_sentence_transformers_openvino"), openvino_calls),
     "optimum-onnx": Tool(python("with_optimum"), optimum_calls),
     "fastembed": Tool(python("with_fastembed"), fastembed_calls),
     "@huggingface/transformers": Tool(

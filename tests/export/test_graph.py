@@ -15,7 +15,7 @@ from attnlens_export import GraphError
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.lint import check_graph
 from attnlens_export.weights import write_embedded
-from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model import Encoder, EncoderConfig, MultiHeadSelfAttention, new_encoder
 
 VARIANTS: dict[str, dict[str, object]] = {
     "causal": {"is_causal": True, "hidden_size": 44},
@@ -64,6 +64,29 @@ def test_a_graph_computes_what_the_encoder_computes_at_shapes_that_were_not_trac
         assert len(attentions) == config.num_layers
         for found, wanted in zip(attentions, expected.attentions, strict=True):
             np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=1e-5)
+
+
+def test_scores_in_the_thousands_leave_exact_zeros_at_padding(
+    tiny_config: EncoderConfig, tmp_path: Path
+) -> None:
+    """Scores that are not scaled, as in T5, and far larger than any trained ones."""
+    config = dataclasses.replace(tiny_config, attention_scale=1.0, num_layers=1)
+    encoder = new_encoder(config, seed=1)
+    [attention] = [each for each in encoder.modules() if isinstance(each, MultiHeadSelfAttention)]
+    feed = random_feed(config, 4, 30)
+    feed["attention_mask"][3] = 0
+    with torch.no_grad():
+        attention.query.weight.mul_(500)
+        embedded = encoder.embeddings(feed["input_ids"], feed["attention_mask"], feed["token_type_ids"])
+        query, key, _ = attention.project(embedded)
+        scores = query @ key.transpose(-2, -1)
+    assert 4000 < scores.max() - scores.min() < 32_000
+    _, weights = run(tmp_path, trace(encoder, config), feed)
+    masked = feed["attention_mask"].numpy() == 0
+    assert np.isfinite(weights).all()
+    assert (weights.transpose(0, 3, 1, 2)[masked] == 0).all()
+    assert (weights[3] == 0).all()
+    np.testing.assert_allclose(weights[:3].sum(axis=-1), 1, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("max_length", [1, 2, 5])

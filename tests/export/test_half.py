@@ -27,6 +27,7 @@ from attnlens_export.layouts import write_layout
 from attnlens_export.reference import run_fp32
 from attnlens_export.weights import write_embedded
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model.attention import MASKED_SCORE
 from odd_models import OddModel
 from small_files import sign
 
@@ -125,7 +126,7 @@ def test_weights_take_half_the_space_and_the_masks_number_is_whole(half_bundle: 
         for each in model.graph.initializer
         if each.data_type == TensorProto.FLOAT
     )
-    assert smallest == np.finfo(np.float32).min / 2
+    assert smallest == MASKED_SCORE
 
 
 def test_the_manifest_and_the_report_tell_the_figures(half_bundle: Path) -> None:

@@ -3,15 +3,18 @@
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import LintError
 from attnlens_export.graph import TracedGraph, embeddings_graph
 from attnlens_export.lint import check_graph
 from attnlens_model import EncoderConfig
+from attnlens_model.attention import MASKED_SCORE
 
 ATTENTIONS = GraphKind.GRAPH_KIND_ATTENTIONS
 
@@ -77,6 +80,21 @@ def half_weight(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].data_type = onnx.TensorProto.FLOAT16
 
 
+def masked_with(value: float, dtype: type[np.floating] = np.float32) -> Callable[[onnx.ModelProto], None]:
+    """Put another number in the place of what is added to masked scores, and as a table."""
+
+    def change(model: onnx.ModelProto) -> None:
+        masks = [each for each in model.graph.initializer if each.name.startswith("constant_")]
+        [mask] = [each for each in masks if (numpy_helper.to_array(each) == MASKED_SCORE).all()]
+        mask.CopyFrom(numpy_helper.from_array(np.full((1, 300), value, dtype), mask.name))
+
+    return change
+
+
+def constant_node(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Constant", [], ["x"], name="bad", value_float=-1e30))
+
+
 BAD_GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "dropout": (
         add_node("Dropout"),
@@ -101,6 +119,14 @@ BAD_GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "computed target": (computed_target, "the target of the Reshape is not a constant"),
     "outputs": (missing_output, "outputs ['last_hidden_state', 'attentions.0'] instead of"),
     "half precision": (half_weight, "is FLOAT16"),
+    "mask of fp32": (
+        masked_with(-1.7014117e38),
+        "holds 1.7014117e+38 in magnitude, fp16 at most 65504",
+    ),
+    "just beyond fp16": (masked_with(65505), "holds 65505 in magnitude, fp16 at most 65504"),
+    "infinity": (masked_with(-np.inf), "holds inf in magnitude"),
+    "NaN": (masked_with(np.nan), "holds nan in magnitude"),
+    "constant node": (constant_node, "operator Constant is not allowed"),
 }
 
 
@@ -136,3 +162,25 @@ def test_a_graph_of_the_other_kind_is_caught(tiny_trace: TracedGraph, tiny_confi
     check_graph(embeddings, "model.onnx", tiny_config, GraphKind.GRAPH_KIND_EMBEDDINGS)
     with pytest.raises(LintError):
         check_graph(embeddings, "model.onnx", tiny_config, ATTENTIONS)
+
+
+def test_the_largest_number_of_fp16_is_allowed(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+    masked_with(-65504)(graph)
+    check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)
+
+
+@pytest.mark.parametrize("data_type", [DataType.DATA_TYPE_FLOAT16, DataType.DATA_TYPE_INT8])
+def test_constants_of_graphs_in_lower_precision_are_checked_too(
+    data_type: DataType.ValueType, graph: onnx.ModelProto, tiny_config: EncoderConfig
+) -> None:
+    check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, data_type=data_type)
+    half = data_type == DataType.DATA_TYPE_FLOAT16
+    masked_with(-np.inf if half else -1e5, np.float16 if half else np.float32)(graph)
+    with pytest.raises(LintError, match="in magnitude, beyond the 65504 of fp16"):
+        check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, data_type=data_type)
+
+
+def test_a_parameter_may_be_of_any_size(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:
+    [norm] = [each for each in graph.graph.initializer if each.name == "layers.0.output_norm.weight"]
+    norm.CopyFrom(numpy_helper.from_array(1e5 * numpy_helper.to_array(norm), norm.name))
+    check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlens_model import AttentionMask, MultiHeadSelfAttention, attention_weights
-from attnlens_model.attention import causal_keep_mask, prepare_mask
+from attnlens_model.attention import MASKED_SCORE, causal_keep_mask, prepare_mask
 
 Array = npt.NDArray[np.float64]
 
@@ -115,6 +115,29 @@ def test_a_fully_masked_row_is_zero_in_every_dtype_and_at_every_size(dtype: torc
     weights = attention_weights(query, key, keep, 0.5)
     assert weights.dtype == dtype
     assert weights[0, 0].tolist() == [[0.5, 0.5, 0], [0, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_added_to_a_masked_score_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
+    assert torch.tensor(MASKED_SCORE, dtype=dtype).item() == MASKED_SCORE
+    # The lowest score of float16 that the sum with it leaves finite.
+    assert (torch.tensor(-32736.0, dtype=dtype) + MASKED_SCORE).isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked_score", [0.0, 1e3, 1e4, 32_000.0])
+def test_scores_that_are_not_scaled_do_not_climb_over_the_mask(
+    masked_score: float, dtype: torch.dtype
+) -> None:
+    """As in T5: the masked keys have by far the best scores, and weigh nothing."""
+    query = torch.ones(1, 1, 3, 1, dtype=dtype)
+    key = torch.tensor([0.0, masked_score, -1.0, masked_score], dtype=dtype)[None, None, :, None]
+    keep = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    weights = attention_weights(query, key, keep, 1.0)[0, 0]
+    live = torch.tensor([0.0, -1.0], dtype=dtype).softmax(-1)
+    assert torch.equal(weights[0, [0, 2]], live)
+    assert weights[:, [1, 3]].tolist() == [[0, 0], [1, 0], [0, 0]]
+    assert weights[2].tolist() == [0, 0, 0, 0]
 
 
 def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:

@@ -14,14 +14,21 @@ from attnlens_model import read_config
 from attnlens_runtimes import Installed
 
 # What the extra `dev` brings. The packages of npm have tests of their own.
-PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "opencv", "openvino", "tract"]
+PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "onnxruntime-bert", "opencv", "openvino", "tract"]
 TOLERANCE = 1e-5
 
 
 def measure(
     bundle: Path, runtime: Installed, cases: list[Case] | None = None, altered: Path | None = None
 ) -> RuntimeResult:
-    """Measure the graphs of `altered`, or the bundle's own, against the weights of the bundle."""
+    """Measure the graphs of `altered`, or the bundle's own, in fp32 against the weights of the bundle."""
+    return measure_all(bundle, runtime, cases, altered)[-1]
+
+
+def measure_all(
+    bundle: Path, runtime: Installed, cases: list[Case] | None = None, altered: Path | None = None
+) -> list[RuntimeResult]:
+    """Measure them in the runtime's default precision, and in fp32 if that is another."""
     config = read_config(bundle / "config.json")
     encoder = rebuild_encoder(bundle / EMBEDDINGS_PATH, config)
     cases = cases or small_grid(config.max_tokens)

@@ -1,6 +1,6 @@
-"""A runtime's process that does what a test tells it: `python stand_in.py BEHAVIOUR GRAPH DIRECTORY`.
+"""A runtime's process that does what a test tells it: `stand_in.py BEHAVIOUR PRECISION GRAPH DIRECTORY`.
 
-It runs the graph in ONNX Runtime, and misbehaves on inputs of `LENGTH` tokens.
+It runs the graph in ONNX Runtime, claims to compute in PRECISION, misbehaves on inputs of `LENGTH` tokens.
 """
 
 import json
@@ -15,24 +15,26 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from attnlens_runtimes import Installed
+from attnlens_runtimes import FP32, Installed
 
 LENGTH = 33
 
 
-def stand_in(behaviour: str) -> Installed:
-    """Return the runtime whose process behaves like that."""
-    return Installed("stand-in", "1.0", (sys.executable, __file__, behaviour))
+def stand_in(behaviour: str, precision: str = FP32) -> Installed:
+    """Return the runtime whose process behaves like that; if not in fp32, it can do that too and is right."""
+    command = (sys.executable, __file__, behaviour, precision)
+    in_fp32 = () if precision == FP32 else (sys.executable, __file__, "works", FP32)
+    return Installed("stand-in", "1.0", command, in_fp32)
 
 
 def main() -> None:
     """Answer as a runtime's process does, until the behaviour is called for."""
-    behaviour, graph, directory = sys.argv[1:]
+    behaviour, precision, graph, directory = sys.argv[1:]
     if behaviour == "refuses the graph":
         answer({"error": "NotImplementedError: operator Erf"})
         return
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    answer({})
+    answer({"precision": precision} if precision != FP32 else {})
     for line in sys.stdin:
         shapes = json.loads(line)
         feed = {name: np.fromfile(f"{directory}/{name}.bin", "<i8").reshape(shapes[name]) for name in shapes}
@@ -62,10 +64,20 @@ def misbehave(behaviour: str, outputs: list[Any], mask: np.ndarray[Any, Any], di
     elif behaviour == "refuses an input":
         answer({"error": "RuntimeError: 33 is no good"})
         sys.exit()
-    elif behaviour == "drops an output":
+    else:
+        falsify(behaviour, outputs, mask)
+
+
+def falsify(behaviour: str, outputs: list[Any], mask: np.ndarray[Any, Any]) -> None:
+    """Return something else."""
+    if behaviour == "drops an output":
         outputs.pop()
     elif behaviour == "is a little off":
         outputs[0][np.nonzero(mask)] += 1e-3
+    elif behaviour == "is far off":
+        outputs[0][-1, 0] *= np.linspace(0.9, 1.1, outputs[0].shape[-1])
+    elif behaviour == "attends to padding":
+        outputs[-1][np.broadcast_to(mask[:, None, None] == 0, outputs[-1].shape)] = 1e-4
     elif behaviour == "gives NaN for padding":
         outputs[0][np.nonzero(mask == 0)] = np.nan
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from attnlens_cli.check import check
 from attnlens_export import runtime_parity
 from attnlens_export.grid import small_grid
-from attnlens_runtimes import RUNTIMES, GraphProcess, Installed
+from attnlens_runtimes import FP32, RUNTIMES, GraphProcess, Installed
 from attnlens_runtimes.runtime import Feed
 from runtimes.stand_in import stand_in
 
@@ -21,8 +21,8 @@ class StandIn:
 
     name = "stand-in"
 
-    def __init__(self, behaviour: str) -> None:
-        self._found = stand_in(behaviour)
+    def __init__(self, behaviour: str, precision: str) -> None:
+        self._found = stand_in(behaviour, precision)
 
     def find(self, node_modules: Path | None) -> Installed:
         """It is always there."""
@@ -35,9 +35,9 @@ def quick_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnlens_export.check.default_grid", lambda config, _: small_grid(config.max_tokens))
 
 
-def register(monkeypatch: pytest.MonkeyPatch, behaviour: str) -> None:
+def register(monkeypatch: pytest.MonkeyPatch, behaviour: str, precision: str = FP32) -> None:
     """Leave three runtimes: one that misbehaves, one that works, and one that may be missing."""
-    runtimes: dict[str, Any] = {"stand-in": StandIn(behaviour)}
+    runtimes: dict[str, Any] = {"stand-in": StandIn(behaviour, precision)}
     runtimes |= {name: RUNTIMES[name] for name in ("onnx.reference", "onnxruntime-web")}
     monkeypatch.setattr("attnlens_runtimes.registry.RUNTIMES", runtimes)
     monkeypatch.setattr(runtime_parity, "RUNTIMES", runtimes)
@@ -95,6 +95,43 @@ def test_json_has_every_measurement_and_every_reason(
     assert any("(error 1.00e-03" in line for line in off["failures"])
     assert exact["passed"]
     assert [each["name"] for each in content["missing_runtimes"]] == ["onnxruntime-web"]
+
+
+def test_a_default_of_lower_precision_has_a_table_of_its_own(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "is a little off", "bf16")
+    result = run_check(tiny_bundle, "--runtime", "stand-in", "--runtime", "onnx.reference")
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout  # it fits 80 columns
+    exact, reduced = result.stdout.split("In lower precision: 1 - smallest cosine with PyTorch")
+    assert row(exact, "stand-in")[5:] == row(exact, "onnx.reference")[5:] == ["5/5", "passed"]
+    assert row(reduced, "stand-in")[1:3] == ["1.0", "bf16"]
+    cosines = [float(cell) for cell in row(reduced, "stand-in")[3:6]]
+    assert 1e-8 < cosines[0] == cosines[1] < 1e-3
+    assert abs(cosines[2]) < 1e-8  # the attention weights are right
+    assert row(reduced, "stand-in")[6:] == ["5/5", "passed"]
+
+    content = json.loads(run_check(tiny_bundle, "--runtime", "stand-in", "--json").stdout)
+    assert [(each["precision"], each["passed"]) for each in content["runtimes"]] == [
+        ("bf16", True),
+        ("fp32", True),
+    ]
+    assert content["runtimes"][0]["min_cosine_allowed"] == 0.999
+    assert content["runtimes"][1]["tolerance"] == 1e-5
+
+
+def test_a_default_of_lower_precision_that_fails_exits_1(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch, "is far off", "bf16")
+    result = run_check(tiny_bundle, "--runtime", "stand-in")
+    assert result.exit_code == 1
+    assert "failed in stand-in in bf16: stand-in in bf16: onnx/model" in result.stderr
+    assert [line.split()[-1] for line in result.stdout.splitlines() if line.startswith(" stand-in")] == [
+        "passed",
+        "FAILED",
+    ]
 
 
 def test_a_time_limit_is_kept(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_maps_that_are_too_large_are_left_out(tiny_bundle: Path) -> None:
 
 
 def test_the_runtimes_are_discovered() -> None:
-    others = {"iree", "mnn", "onnxruntime-node", "onnxruntime-web", "tvm"}
+    others = {"iree", "mnn", "onnxruntime-fp16", "onnxruntime-node", "onnxruntime-web", "tvm"}
     assert set(RUNTIMES) == {*PYTHON_RUNTIMES, *others}
     with pytest.raises(UnknownRuntimeError, match=r"no runtime 'openvno'.*nearest: 'openvino'"):
         find_runtimes(RuntimeOptions(("openvno",)))

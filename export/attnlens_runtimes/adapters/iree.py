@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlens_runtimes.one_file import write_one_file
-from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Compile the graph and load the module."""
     import iree.compiler.tools as compiler  # noqa: PLC0415 - only in its own process
     import iree.runtime as iree  # noqa: PLC0415
@@ -31,7 +31,7 @@ def open_graph(path: Path) -> Run:
         outputs = function(*feed.values())
         return [output.to_host() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
-    return run
+    return Opened(run)
 
 
 RUNTIME = PythonRuntime("iree", ("iree-base-runtime",), open_graph, also=("iree-base-compiler", "onnx"))

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from attnlens_runtimes.one_file import write_one_file
-from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Convert the graph and load it."""
     # `_tools` is the converter itself. Its wrapper, MNN.tools, must not be imported: that runs pip, and
     # reports each conversion to a server of its vendor.
@@ -29,7 +29,7 @@ def open_graph(path: Path) -> Run:
         ]
         return [output.read() for output in module.forward(inputs)]
 
-    return run
+    return Opened(run)
 
 
 RUNTIME = PythonRuntime("mnn", ("MNN",), open_graph, also=("onnx",))

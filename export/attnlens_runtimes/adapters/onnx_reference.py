@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlens_runtimes.one_file import load_graph
-from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Read the graph and its weights."""
     from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - only in its own process
 
@@ -16,7 +16,7 @@ def open_graph(path: Path) -> Run:
     def run(feed: Feed) -> list[Any]:
         return [*evaluator.run(None, feed)]
 
-    return run
+    return Opened(run)
 
 
 RUNTIME = PythonRuntime("onnx.reference", ("onnx",), open_graph)

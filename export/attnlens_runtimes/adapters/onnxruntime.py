@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from attnlens_runtimes.runtime import PythonRuntime, Run
+from attnlens_runtimes.runtime import Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Open a session."""
     import onnxruntime  # noqa: PLC0415 - only in its own process
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda feed: session.run(None, feed)
+    return Opened(lambda feed: session.run(None, feed))
 
 
 RUNTIME = PythonRuntime("onnxruntime", ("onnxruntime", "onnxruntime-gpu"), open_graph)

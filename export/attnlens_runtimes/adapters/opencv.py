@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 _DISTRIBUTIONS = (
     "opencv-python-headless",
@@ -16,7 +16,7 @@ _DISTRIBUTIONS = (
 )
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Read the graph."""
     import cv2  # noqa: PLC0415 - only in its own process
 
@@ -29,7 +29,7 @@ def open_graph(path: Path) -> Run:
         # An output that is not asked for by name is optimized away.
         return net.forward(outputs)
 
-    return run
+    return Opened(run)
 
 
 RUNTIME = PythonRuntime("opencv", _DISTRIBUTIONS, open_graph)

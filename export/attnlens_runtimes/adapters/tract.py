@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from attnlens_runtimes.runtime import PythonRuntime, Run
+from attnlens_runtimes.runtime import Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Load the graph with symbolic axes and optimize it."""
     import tract  # noqa: PLC0415 - only in its own process
 
     runnable = tract.onnx().load(str(path)).into_model().into_runnable()
-    return lambda feed: [tensor.to_numpy() for tensor in runnable.run([*feed.values()])]
+    return Opened(lambda feed: [tensor.to_numpy() for tensor in runnable.run([*feed.values()])])
 
 
 RUNTIME = PythonRuntime("tract", ("tract",), open_graph)

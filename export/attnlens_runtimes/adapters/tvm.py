@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlens_runtimes.one_file import load_graph
-from attnlens_runtimes.runtime import Feed, PythonRuntime, Run
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 
-def open_graph(path: Path) -> Run:
+def open_graph(path: Path) -> Opened:
     """Compile the graph."""
     import tvm  # noqa: PLC0415 - only in its own process
     from tvm import relax  # noqa: PLC0415
@@ -20,7 +20,7 @@ def open_graph(path: Path) -> Run:
         outputs = machine["main"](*map(tvm.runtime.tensor, feed.values()))
         return [tensor.numpy() for tensor in ([outputs] if hasattr(outputs, "numpy") else outputs)]
 
-    return run
+    return Opened(run)
 
 
 RUNTIME = PythonRuntime("tvm", ("apache-tvm",), open_graph, also=("onnx",))
