@@ -3,8 +3,7 @@
     python bench/family_runtimes.py NODE_MODULES [FAMILY ...]
 
 Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
-small grid in every runtime that is installed, in fp32. Of one that has lower precision alone, the smallest cosine of
-a token's vector is shown.
+small grid in every runtime that is installed, in fp32. One without fp32 shows its smallest cosine.
 """
 
 import sys
