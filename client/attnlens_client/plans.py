@@ -159,9 +159,9 @@ def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
     Raises:
         InvalidRequestError: the model has fewer dimensions, or no such prompt.
     """
-    if request.dimensions > model.embedding_size:
+    if request.dimensions > model.max_dimensions:
         raise InvalidRequestError(
-            f"dimensions is {request.dimensions}: {model.name} has {model.embedding_size}",
+            f"dimensions is {request.dimensions}: {model.name} has {model.max_dimensions}",
             grpc.StatusCode.INVALID_ARGUMENT,
         )
     if request.HasField("prompt_name") and request.prompt_name not in model.prompts:

@@ -177,7 +177,7 @@ class ModelInfo:
 
     Attributes:
         hidden_size: the width of a token vector.
-        embedding_size: the width of what `embed` returns.
+        embedding_size: the width of what `embed` returns unless told.
         pooling: how `embed` makes one vector of those of the tokens, as in `EmbedOptions`.
         dense: the layers that pooled vectors go through.
         normalize: whether embeddings are scaled to length 1 at the end.
@@ -212,3 +212,8 @@ class ModelInfo:
     precision: str
     parity: Parity
     versions: Mapping[str, str]
+
+    @property
+    def max_dimensions(self) -> int:
+        """How many components `embed` can return; the publisher may keep fewer."""
+        return self.dense[-1].out_features if self.dense else self.hidden_size

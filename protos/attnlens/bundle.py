@@ -150,7 +150,11 @@ def find_graph(
 
 
 def embedding_size(manifest: Manifest) -> int:
-    """Return the width of an embedding, where a request does not ask for less."""
+    """Return the width of an embedding, where a request does not say how many components to keep."""
+    return manifest.pooling.truncate_dim or max_dimensions(manifest)
+
+
+def max_dimensions(manifest: Manifest) -> int:
+    """Return how many components an embedding may have: a token vector's, or the last dense layer's."""
     dense = manifest.pooling.dense
-    width = dense[-1].out_features if dense else manifest.architecture.hidden_size
-    return min(manifest.pooling.truncate_dim or width, width)
+    return dense[-1].out_features if dense else manifest.architecture.hidden_size

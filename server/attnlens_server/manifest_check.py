@@ -5,7 +5,7 @@ D hidden size, L layers, H heads.
 
 from pathlib import Path
 
-from attnlens.bundle import MANIFEST_NAME, BundleError, embedding_size, find_graph
+from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, max_dimensions
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.errors import StartupError
@@ -64,7 +64,7 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
     ranges += [
         ("architecture.pad_token_id", sizes.pad_token_id, 0, sizes.vocab_size - 1),
         ("max_tokens", manifest.max_tokens, 1, sizes.max_position_embeddings),
-        ("pooling.truncate_dim", manifest.pooling.truncate_dim, 0, embedding_size(manifest)),
+        ("pooling.truncate_dim", manifest.pooling.truncate_dim, 0, max_dimensions(manifest)),
     ]
     for name, value, low, high in ranges:
         if not low <= value <= high:

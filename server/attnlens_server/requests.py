@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from attnlens.bundle import embedding_size
+from attnlens.bundle import embedding_size, max_dimensions
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
     EmbedRequest,
@@ -124,7 +124,7 @@ class RequestChecker:
             ModelNotFoundError, InvalidFieldsError.
         """
         self.check_model(request.model)
-        width = embedding_size(self._manifest)
+        width = max_dimensions(self._manifest)
         violations: list[FieldViolation] = []
         prompt = self._prompt(request, violations)
         violations += self._check_inputs(request.inputs, prompt_bytes=len(prompt.encode()))
@@ -143,7 +143,7 @@ class RequestChecker:
         return EmbedPlan(
             pooling=request.pooling or defaults.pooling,
             normalize_first=normalize and is_published,
-            dimensions=request.dimensions or width,
+            dimensions=request.dimensions or embedding_size(self._manifest),
             normalize=normalize and not is_published,
             data_type=request.data_type or DataType.DATA_TYPE_FLOAT32,
             prompt=prompt,

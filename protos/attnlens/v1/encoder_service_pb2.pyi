@@ -907,7 +907,9 @@ class Model(_message.Message):
     max_tokens: _builtins.int
     """The longest input in tokens, special tokens included."""
     embedding_size: _builtins.int
-    """The width of an embedding: that of a token vector, or of what the last dense layer returns."""
+    """The width of an embedding where a request does not say `dimensions`: `pooling.truncate_dim` if set, else that of a
+    token vector, or of what the last dense layer returns.
+    """
     default_prompt_name: _builtins.str
     """The name of the prompt that Embed uses where a request says nothing. Empty: none."""
     precision: _tensor_pb2.DataType.ValueType
