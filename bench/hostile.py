@@ -281,7 +281,7 @@ def broken(bundle: Path) -> Iterator[RunningServer]:
 def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
     """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
 
-    Memory comes and goes by some MiB: it grew by what the last fifth had above the second one, both as medians.
+    Memory comes and goes by some MiB: growth is the median of the last fifth less that of the second fifth.
     """
     ends: Counter[str] = Counter()
     rss_mib = []
