@@ -9,6 +9,7 @@ import gzip
 import math
 import re
 import shutil
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -278,25 +279,22 @@ def broken(bundle: Path) -> Iterator[RunningServer]:
 
 
 def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
-    """Make calls after some to begin with; return how much the memory grew, in MiB, and how calls ended."""
+    """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
+
+    Memory comes and goes by some MiB: growth is the median of the last fifth less that of the second fifth.
+    """
     ends: Counter[str] = Counter()
-
-    def make(count: int) -> None:
-        with RawClient(server.address) as client:
-            for first in range(0, count, 50):
-                numbers = range(first, min(first + 50, count))
-                calls = [
-                    client.call(method(name), message)
-                    for name, message in (kinds[n % len(kinds)] for n in numbers)
-                ]
-                client.wait_for_ends(calls)
-                ends.update(reply.reason or f"status {reply.status}" for reply in calls)
-
-    make(2000)
-    before_mib = server.rss_mib
-    ends.clear()
-    make(num_calls)
-    return server.rss_mib - before_mib, ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    rss_mib = []
+    with RawClient(server.address) as client:
+        for first in range(0, num_calls, 50):
+            asked = (kinds[number % len(kinds)] for number in range(first, first + 50))
+            calls = [client.call(method(name), message) for name, message in asked]
+            client.wait_for_ends(calls)
+            ends.update(reply.reason or f"status {reply.status}" for reply in calls)
+            rss_mib.append(server.rss_mib)
+    fifth = len(rss_mib) // 5
+    grown_mib = statistics.median(rss_mib[-fifth:]) - statistics.median(rss_mib[fifth : 2 * fifth])
+    return grown_mib, ", ".join(f"{count} {end}" for end, count in ends.most_common())
 
 
 # --- readers --------------------------------------------------------------------------------------
