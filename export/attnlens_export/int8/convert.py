@@ -41,6 +41,7 @@ class _Conversion:
             result: (recipe, index)
             for recipe in recipes.values()
             for index, result in enumerate(recipe.group.results)
+            if recipe.weights[index] is not None
         }
         self._quantized: set[str] = set()
         self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
@@ -70,7 +71,8 @@ class _Conversion:
         """Divide the norm before a group instead of its result, where nothing else reads that."""
         source, divisors = recipe.group.source, recipe.divisors
         norm = self._producers.get(source)
-        if divisors is None or norm is None or self._uses[source] != len(recipe.group.results):
+        num_products = sum(weight is not None for weight in recipe.weights)
+        if divisors is None or norm is None or self._uses[source] != num_products:
             return False
         inputs = list(self._scales_of(norm, len(divisors)))
         for index in inputs:
@@ -115,6 +117,7 @@ class _Conversion:
 
     def _multiply(self, recipe: Recipe, index: int, node: onnx.NodeProto) -> None:
         source, result, weight = recipe.group.source, node.output[0], recipe.weights[index]
+        assert weight is not None  # those of `_products` are rounded
         # A weight that several layers share is rounded for each.
         name = node.input[1] if self._uses[node.input[1]] == 1 else f"{node.input[1]}_{result}"
         values = self._add_weight(f"{name}_int8", weight.values)
