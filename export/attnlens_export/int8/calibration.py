@@ -25,8 +25,8 @@ Progress = Callable[[int, int], None]
 class Activations:
     """The inputs of a group, live tokens only.
 
-    In a mean every kind of text counts the same, so does every text of a kind, and every token of a text: what
-    is rare among tokens, such as those of very short texts, isn't rare among texts.
+    In a mean every kind of text counts the same, so does every text of a kind, and so does every token of a
+    text: else the few tokens of very short texts would count next to nothing.
 
     Attributes:
         lowest: the least value of each column, (K,).

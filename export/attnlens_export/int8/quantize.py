@@ -3,6 +3,7 @@
 texts -> search -> onnx/model_int8.onnx and the texts to verify with -> measured as it was written
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from attnlens_export.int8.products import find_groups
 from attnlens_export.int8.recipes import Method, Recipe
 from attnlens_export.int8.result import Gate, Int8Result
 from attnlens_export.int8.search import Candidate, Search, Source
-from attnlens_export.int8.sessions import median_seconds, open_session
+from attnlens_export.int8.sessions import measure_seconds, open_session
 from attnlens_export.int8.texts import make_batches, read_kinds, read_written, split_texts, write_texts
 from attnlens_export.manifest import EMBEDDINGS_PATH, INT8_PATH
 from attnlens_export.pooling import read_pooling
@@ -54,7 +55,7 @@ class Int8Options:
 
     Attributes:
         gate: what its embeddings must keep.
-        texts: a file with one text per line, a kind of its own besides those of this package; None: only those.
+        texts: a file with one text per line, a kind besides those of this package; None: only those.
         max_bytes: the largest sum of its weights.
     """
 
@@ -182,8 +183,8 @@ def _fastest(candidates: list[Candidate], gate: Gate) -> Candidate:
         for name, kind in best.agreement.kinds.items()
     )
     raise AccuracyError(
-        f"no graph in int8 keeps {allowed} of every kind of text, with a tenth of that in reserve: the best of "
-        f"{len(candidates)} measured, with {len(best.recipes)} of its groups of products in int8, has for "
+        f"no graph in int8 keeps {allowed} of every kind of text, with a tenth of that in reserve: the best "
+        f"of {len(candidates)} measured, with {len(best.recipes)} of its groups of products in int8, has for "
         f"{figures}; {advice}"
     )
 
@@ -209,7 +210,10 @@ def _speeds(directory: Path, config: EncoderConfig) -> list[QuantizedSpeed]:
         ids = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, length))
         feed = {name: np.zeros_like(ids) for name in input_names(config)}
         feed |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        seconds = median_seconds(sessions, feed, TIMED_REPETITIONS)
+        seconds = {
+            path: statistics.median(each)
+            for path, each in measure_seconds(sessions, feed, TIMED_REPETITIONS).items()
+        }
         speeds.append(
             QuantizedSpeed(
                 batch_size=batch_size,

@@ -25,7 +25,7 @@ class Gate:
     min_cosine: float = 0.995
 
     def use(self, agreement: Agreement) -> float:
-        """Return the share of what is allowed that the worst kind uses up: above 1, the gate does not hold."""
+        """Return the share of what is allowed that the worst kind uses up: above 1, it fails."""
         shares = [
             (1 - value) / max(1 - least, 1e-12)
             for kind in agreement.kinds.values()
@@ -68,8 +68,8 @@ class Int8Result:
             ):
                 if not value >= least:
                     yield (
-                        f"onnx/model_int8.onnx: the {figure} cosine of {kind.num_texts} embeddings with those "
-                        f"in fp32, {name}, is {value:.6f}, at least {least:g} is allowed"
+                        f"onnx/model_int8.onnx: the {figure} cosine of {kind.num_texts} embeddings with "
+                        f"those in fp32, {name}, is {value:.6f}, at least {least:g} is allowed"
                     )
         if not self.alone_error <= MAX_ALONE_ERROR:
             yield (

@@ -96,7 +96,8 @@ def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
     sizes = sizes or {"texts": len(texts)}
     if sum(sizes.values()) != len(texts):
         raise BundleError(
-            f"{path} has {len(texts)} texts, the manifest names {sum(sizes.values())}: export the bundle again"
+            f"{path} has {len(texts)} texts, the manifest names {sum(sizes.values())}: export the bundle "
+            "again"
         )
     lines = iter(texts)
     return {kind: list(islice(lines, size)) for kind, size in sizes.items()}
