@@ -198,10 +198,9 @@ def test_a_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
     places = write_embedded(directory / "counted.onnx", graph.proto, graph.weights)
 
     def means(*kinds: list[Batch]) -> list[np.ndarray]:
-        found = collect(graph, [first, second], kinds, directory / "x", places, lambda *_: None)
+        found = collect(graph, [first, second], kinds, directory, places, lambda *_: None)
         return [found[group.source].covariance for group in (first, second)]
 
-    (directory / "x").mkdir()
     long, short = list(minilm.kinds["prose"].batches[:1]), list(minilm.kinds["very_short"].batches[:1])
     for both, each, other in zip(means(long, short), means(long), means(short), strict=True):
         assert np.allclose(both, (each + other) / 2, rtol=1e-3, atol=1e-5)

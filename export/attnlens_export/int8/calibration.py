@@ -14,7 +14,7 @@ from attnlens_export.int8.sessions import open_session
 from attnlens_export.int8.texts import Batch
 from attnlens_export.weights import Place, write_referring
 
-MAX_SAMPLE_ROWS = 1536
+MAX_SAMPLE_ROWS = 1024
 # Of all groups whose inputs are collected in one pass over the texts.
 MAX_COVARIANCE_BYTES = 2**29
 

@@ -28,7 +28,7 @@ from attnlens_export.int8.rounding import (
     smoothing_divisors,
 )
 
-ALPHAS = (0.4, 0.6, 0.8, 1.0)
+ALPHAS = (0.6, 0.8, 1.0)
 # Of an input that is narrower than 16 times 24 columns; of others one in 24.
 MIN_EXACT_COLUMNS = 16
 EXACT_COLUMNS_SHARE = 24
