@@ -302,7 +302,7 @@ def _build(
         half = measure_half(model.encoder, config, directory, cases, progress=case_progress)
         parity = replace(parity, half=half)
     if options.precision == "int8":
-        int8 = measure_int8(directory, config, options.gate)
+        int8 = measure_int8(directory, config, options.gate, quantization.kinds)
         int8.write_to(quantization)
         parity = replace(parity, int8=int8)
     if not parity.passed and not options.keep_failed:
