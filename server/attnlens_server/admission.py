@@ -117,6 +117,10 @@ class Reservation:
         self._admission.give_back_memory(size_bytes)
         self._size_bytes -= size_bytes
 
+    def shrink_to(self, size_bytes: int) -> None:
+        """Give back what is beyond a size."""
+        self.shrink(max(0, self._size_bytes - size_bytes))
+
     def release(self) -> None:
         """Give back all."""
         self.shrink(self._size_bytes)

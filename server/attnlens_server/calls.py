@@ -14,12 +14,12 @@ import asyncio
 import logging
 import secrets
 import time
+import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -28,6 +28,7 @@ from google.protobuf.message import DecodeError, Message
 from attnlens.wire import LENGTH_DELIMITED, read_fields
 from attnlens_server import errors
 from attnlens_server.admission import Admission, Reservation
+from attnlens_server.sizes import SENDING_COPIES
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +36,11 @@ Request = TypeVar("Request", bound=Message)
 Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
+CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
 SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
-REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message
+MAX_OTHER_FIELDS = 1024  # of a larger one beside its texts
+REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message; small messages in it are counted as texts
 
 _creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
 
@@ -124,16 +127,17 @@ class Call:
             raise asyncio.CancelledError from error
         except TimeoutError as error:
             raise errors.SlowReaderError(
-                f"the client read nothing for {self._stall_timeout_s:g} s: read messages as they come"
+                f"the client left a message unread for {self._stall_timeout_s:g} s: read them as they come"
             ) from error
 
-    def replied(self) -> None:
-        """From now on the client has the stall timeout to read its only message."""
+    def replied(self, reply: bytes) -> None:
+        """From now on nothing but the reply is kept, and the client has the stall timeout to read it."""
+        self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
         self._life.end_after(self._stall_timeout_s)
 
-    async def abort(self, status: errors.CallStatus, *, is_read: bool) -> None:
+    async def abort(self, status: errors.CallStatus, *, client_reads: bool) -> None:
         """End the call with a status, or without one where the client does not read. Does not return."""
-        self._life.end_after(self._stall_timeout_s if is_read else STATUS_GRACE_S)
+        self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
         with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
             await self._context.abort(status.code, status.message, status.trailers)
         self._life.end()
@@ -144,15 +148,28 @@ class Calls:
     """All calls that are not over, that is, whose clients do not have everything yet."""
 
     def __init__(
-        self, admission: Admission, stall_timeout_s: float, check_serving: Callable[[], None]
+        self,
+        admission: Admission,
+        check_serving: Callable[[], None],
+        *,
+        max_calls: int,
+        stall_timeout_s: float,
     ) -> None:
         """Count from nothing. `check_serving` raises where calls are not welcome now."""
         self._admission = admission
+        self._max_calls = max_calls
         self._check_serving = check_serving
         self._stall_timeout_s = stall_timeout_s
         self._count = 0
         self._none = asyncio.Event()
         self._none.set()
+
+    def _check_count(self) -> None:
+        if self._count > self._max_calls:
+            raise errors.OverloadedError(
+                f"{self._max_calls} other calls run or wait for their clients, no more may: try again later",
+                retry_after_s=CALL_RETRY_S,
+            )
 
     def _begin(self, context: Context, request_bytes: int) -> Call:
         """Count a call until it is over."""
@@ -168,7 +185,7 @@ class Calls:
             if self._count == 0:
                 self._none.set()
 
-        # That of the context would tie context and call into a cycle, which keeps calls that are dropped.
+        # The context's own add_done_callback would make a cycle of context and call: dropped ones would stay.
         task.add_done_callback(over)
         return Call(context, life, request_bytes, self._stall_timeout_s)
 
@@ -187,20 +204,27 @@ class Calls:
 
         async def handle(data: bytes, context: Context) -> bytes | None:
             call = self._begin(context, len(data))
+            request: Request | None
             try:
                 self._check_serving()
+                self._check_count()
                 call.memory.grow(REQUEST_COPIES * call.request_bytes)
-                reply = await method(parser.parse(data), call)
+                request = parser.parse(data)
+                data = b""
+                reply = await method(request, call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
-                # Not the exception itself, which would tie its traceback and the call into a cycle.
-                status, is_read = _status(error, name), not isinstance(error, errors.SlowReaderError)
+                # Not the exception itself: its traceback holds the frames of the call, and what it brought.
+                status = _status(error, name)
+                client_reads = not isinstance(error, errors.SlowReaderError)
+                traceback.clear_frames(error.__traceback__)
             else:
                 if reply is not None:
-                    call.replied()
+                    call.replied(reply)
                 return reply
-            await call.abort(status, is_read=is_read)
+            data, request = b"", None  # gRPC keeps what ends the call, and with it this frame
+            await call.abort(status, client_reads=client_reads)
             raise AssertionError  # abort does not return
 
         return handle
@@ -227,30 +251,44 @@ class Parser(Generic[Request]):
             MalformedRequestError: they are not a message of that type.
             InvalidFieldsError: there are too many texts to begin with.
         """
-        if self.path and len(data) > SMALL_BYTES and self._has_too_many_texts(data):
-            limit = self.max_texts
-            description = f"has more than {limit} texts, a request may have {limit}: send several requests"
-            raise errors.InvalidFieldsError([errors.FieldViolation(".".join(self.path), description)])
         try:
+            if self.path and len(data) > SMALL_BYTES:
+                self._check_counts(data)
             return self.message_class.FromString(data)
-        except DecodeError as error:
+        except (DecodeError, ValueError, IndexError) as error:
             full_name: str = self.message_class.DESCRIPTOR.full_name
             raise errors.MalformedRequestError(len(data), full_name) from error
 
-    def _has_too_many_texts(self, data: bytes) -> bool:
-        values = iter([memoryview(data)])
+    def _check_counts(self, data: bytes) -> None:
+        """Look at the fields on the way to the texts, at no more of them than a request needs.
+
+        Raises:
+            InvalidFieldsError: there are too many texts, or too many fields beside them.
+            ValueError, IndexError: there is something that no message of ours has.
+        """
+        max_fields = self.max_texts + MAX_OTHER_FIELDS
+        num_fields = 0
+        messages = [memoryview(data)]
         for number in self.path.values():
-            values = _values(values, number)
-        return next(islice(values, self.max_texts, None), None) is not None
+            values = []
+            for message in messages:
+                for field in read_fields(message, 0, len(message)):
+                    num_fields += 1
+                    if (field.number, field.wire_type) == (number, LENGTH_DELIMITED):
+                        values.append(message[field.content : field.end])
+                    if num_fields > max_fields:
+                        self._refuse(len(values), f"is among more than {max_fields} fields")
+            messages = values
+        self._refuse(len(messages))
 
-
-def _values(messages: Iterator[memoryview], number: int) -> Iterator[memoryview]:
-    """Yield what field `number` of each message holds. What is no message has none: a parser tells why."""
-    for message in messages:
-        with suppress(ValueError, IndexError):
-            for field in read_fields(message, 0, len(message)):
-                if (field.number, field.wire_type) == (number, LENGTH_DELIMITED):
-                    yield message[field.content : field.end]
+    def _refuse(self, num_texts: int, otherwise: str = "") -> None:
+        """Refuse too many texts, or what is said otherwise."""
+        what = otherwise
+        if num_texts > self.max_texts:
+            what = f"has more than {self.max_texts} texts, a request may have {self.max_texts}"
+        if what:
+            violation = errors.FieldViolation(".".join(self.path), f"{what}: send several requests")
+            raise errors.InvalidFieldsError([violation])
 
 
 def _status(error: BaseException, method: str) -> errors.CallStatus:

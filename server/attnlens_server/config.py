@@ -44,7 +44,8 @@ class ServerConfig:
         max_reply_bytes: memory of all calls: what they brought, replies that are being made, and those that
             are not read yet, which are in memory twice; where five times `max_message_bytes` is more, that
             counts.
-        max_calls: calls at a time, those that wait for their request's bytes or for a slow reader included.
+        max_calls: calls at a time, those that wait for a slow reader included; of those that still wait for
+            the bytes of their request, twice as many.
         accept_compression: accept compressed requests. A small one may become a large one in memory before
             its size is checked.
         max_tokens: tokens of one text, at most the model's position embeddings; None: the bundle's.

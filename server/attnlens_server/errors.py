@@ -169,7 +169,7 @@ class ModelNotFoundError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """As many texts wait as may."""
+    """As many texts wait, as much memory is taken, or as many calls run as may."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"

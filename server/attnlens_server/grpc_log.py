@@ -1,4 +1,4 @@
-"""What gRPC logs of its own: not what any client can bring about at will."""
+"""Keeps out of gRPC's log what any client can cause at will."""
 
 import logging
 
@@ -11,9 +11,9 @@ _CLIENTS_DOING = (grpc.aio.InternalError, DecodeError)
 
 def leave_out_what_clients_do() -> None:
     """Keep tracebacks of calls that end because of their clients out of the log."""
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_ours)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_clients_doing)
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_no_clients_doing(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, _CLIENTS_DOING)

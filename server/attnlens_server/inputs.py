@@ -78,7 +78,7 @@ class InputEncoder:
     ) -> list[EncodedInput]:
         texts = [options.prompt + inputs[index].text for index in portion if inputs[index].HasField("text")]
         from_text: Iterator[EncodedInput] = iter(())
-        if texts and self._text_encoder is not None:  # where it is, the checker has refused texts
+        if texts and self._text_encoder is not None:  # without a tokenizer the checker has refused texts
             encoded_texts = self._text_encoder.encode(texts, with_offsets=visit is not None)
             from_text = (replace(each, num_excluded=num_excluded) for each in encoded_texts)
         result = []

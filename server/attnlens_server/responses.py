@@ -84,6 +84,7 @@ def encode_response(
         fill_text(text, encoded, result, plan)
         if plan.layers:
             fill_attention(text.attention, result, plan, plan.layers)
+        del result
     return response.SerializeToString()
 
 

@@ -72,7 +72,12 @@ class Server:
             TextEncoder(path, self._max_tokens) if path else None,
             max_tokens=self._max_tokens,
         )
-        self._calls = Calls(self._service.admission, config.stall_timeout_s, self._service.check_serving)
+        self._calls = Calls(
+            self._service.admission,
+            self._service.check_serving,
+            max_calls=config.max_calls,
+            stall_timeout_s=config.stall_timeout_s,
+        )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -110,7 +115,9 @@ class Server:
         leave_out_what_clients_do()
         remember_creators(asyncio.get_running_loop())
         grpc_server = grpc.aio.server(
-            options=_channel_options(self._config), maximum_concurrent_rpcs=self._config.max_calls
+            options=_channel_options(self._config),
+            # Calls whose requests have not come in full count here alone; others are refused with a reason.
+            maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
         add_service(grpc_server, self._service, self._calls, self._config.inputs_limit)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)

@@ -22,8 +22,8 @@ from attnlens_server.inputs import EncodeOptions, InputEncoder, portions
 from attnlens_server.model_info import ModelDescriber
 from attnlens_server.requests import EmbedPlan, EncodePlan, RequestChecker
 from attnlens_server.sizes import (
+    MAKING_COPIES,
     MESSAGE_COPIES,
-    REPLY_COPIES,
     TEXT_MEMORY_BYTES,
     TOKEN_MEMORY_BYTES,
     ReplySizes,
@@ -97,7 +97,7 @@ class EncoderService:
         num_texts, worker = len(request.inputs), self._engine.embeddings
         with self.admission.texts(worker, num_texts):
             reply_bytes = self._sizes.check_embed(num_texts, plan)
-            call.memory.grow(REPLY_COPIES * reply_bytes + num_texts * TEXT_MEMORY_BYTES)
+            call.memory.grow(MAKING_COPIES * reply_bytes + num_texts * TEXT_MEMORY_BYTES)
             options = EncodeOptions(truncate=request.truncate, prompt=plan.prompt)
             inputs, tokenize_s = await self._ids(request.inputs, options, call)
             results = await _run(worker, _embed_items(inputs, plan, call))
@@ -127,7 +127,7 @@ class EncoderService:
             options = EncodeOptions(truncate=request.encode.truncate, prefix="encode.")
             inputs, tokenize_s = await self._ids(texts, options, call)
             pieces = cut_into_pieces(
-                inputs, plan, self._sizes, room_bytes=call.memory.room_bytes, deadline=call.deadline()
+                inputs, plan, self._sizes, room_bytes=call.memory.room_bytes // 2, deadline=call.deadline()
             )
             window_bytes = self._config.max_message_bytes
             async with aclosing(
@@ -150,7 +150,7 @@ class EncoderService:
                 num_tokens = sum(len(each.tokens) for each in tokenized)
                 size += num_bytes
                 self._sizes.check("the response", size, "send fewer or shorter texts")
-                call.memory.grow(REPLY_COPIES * num_bytes + num_tokens * TOKEN_MEMORY_BYTES)
+                call.memory.grow(MAKING_COPIES * num_bytes + num_tokens * TOKEN_MEMORY_BYTES)
             return await self.workers.run(response.SerializeToString)
 
     async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
@@ -209,7 +209,8 @@ class EncoderService:
                     array_bytes = self._sizes.hidden_state_bytes(encoded.num_tokens, plan)
                     array_bytes += len(plan.layers) * self._sizes.attention_bytes(encoded.num_tokens, plan)
                     size += text.ByteSize() + tensor_bytes
-                    memory_bytes += max(array_bytes, REPLY_COPIES * tensor_bytes) + TEXT_MEMORY_BYTES
+                    # The last text's arrays are there while its tensors are copied into the message.
+                    memory_bytes += array_bytes + (MAKING_COPIES - 1) * tensor_bytes + TEXT_MEMORY_BYTES
                     memory_bytes += encoded.num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
                 self._sizes.check_encode(size)
                 call.memory.grow(memory_bytes)
@@ -271,6 +272,7 @@ async def _run(worker: SessionWorker, items: Sequence[Item]) -> list[ItemResult]
     finally:
         for item in items:
             item.future.cancel()  # no effect on what runs or is done
+        del items  # a failure holds on to this frame
 
 
 def _embed_items(inputs: Iterable[EncodedInput], plan: EmbedPlan, call: Call) -> list[Item]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnlens_server.admission import Admission, Reservation
 from attnlens_server.engine import Item, ItemResult, SessionWorker
 from attnlens_server.requests import EncodePlan
-from attnlens_server.sizes import REPLY_COPIES, ReplySizes
+from attnlens_server.sizes import MAKING_COPIES, ReplySizes
 from attnlens_server.text import EncodedInput
 
 WINDOW = 32  # pieces of one call that wait, run or are sent at a time
@@ -51,7 +51,7 @@ def cut_into_pieces(
     pieces = []
     for index, encoded in enumerate(inputs):
         num_tokens = encoded.num_tokens
-        part_bytes = REPLY_COPIES * sizes.check_parts(f"encode.inputs[{index}]", num_tokens, plan)
+        part_bytes = MAKING_COPIES * sizes.check_parts(f"encode.inputs[{index}]", num_tokens, plan)
         layer_bytes = sizes.attention_bytes(num_tokens, plan)
         head_bytes = sizes.hidden_state_bytes(num_tokens, plan)
         num_layers = max(1, (room_bytes - part_bytes - head_bytes) // max(1, layer_bytes))
@@ -128,11 +128,10 @@ class _Window:
         is_extra = any(not started.is_extra for started in self.under_way)
         if is_extra and not self._has_room(piece):
             return False
-        self._worker.queue.put([piece.item])
         result = asyncio.wrap_future(piece.item.future)
-        if is_extra:
-            result.add_done_callback(lambda _: self._admission.give_back_texts(self._worker, 1))
+        result.add_done_callback(self._give_back_place if is_extra else _retrieve)
         self.under_way.append(_Started(piece, result, is_extra))
+        self._worker.queue.put([piece.item])
         return True
 
     def finish_first(self) -> None:
@@ -140,6 +139,10 @@ class _Window:
         started = self.under_way.popleft()
         if started.is_extra:
             self._memory.shrink(started.piece.memory_bytes)
+
+    def _give_back_place(self, result: "asyncio.Future[ItemResult]") -> None:
+        self._admission.give_back_texts(self._worker, 1)
+        _retrieve(result)
 
     def _has_room(self, piece: Piece) -> bool:
         """Take a place and the memory for one more piece if there are."""
@@ -152,3 +155,9 @@ class _Window:
             self._admission.give_back_texts(self._worker, 1)
             return False
         return True
+
+
+def _retrieve(result: "asyncio.Future[ItemResult]") -> None:
+    """Look at a failure, of which a stream tells the first alone: asyncio logs each that nobody looks at."""
+    if not result.cancelled():
+        result.exception()

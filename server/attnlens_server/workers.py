@@ -30,6 +30,8 @@ class Workers:
                 await asyncio.wait([done])
                 done.exception()  # or asyncio would complain that nobody asked
             raise
+        finally:
+            del future  # a failure holds on to this frame
 
     def close(self) -> None:
         """Drop what waits, and wait for what runs."""

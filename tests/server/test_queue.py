@@ -192,3 +192,18 @@ def test_a_queue_that_fails_gives_each_item_an_error_of_its_own() -> None:
     assert queue.num_tokens == 0
     with pytest.raises(ShuttingDownError):
         queue.put([make_item(4)])
+
+
+def test_an_item_that_is_cancelled_while_it_is_looked_at_is_counted_once() -> None:
+    class CancelledLater(Item):
+        """Alive at the first look, and dead from then on."""
+
+        def is_dead(self, now: float) -> bool:
+            del now
+            looked, self.deadline = self.deadline is not None, 0.0
+            return looked
+
+    queue, item = make_queue(), CancelledLater(np.ones(5, dtype=np.int64), ("last_hidden_state",))
+    queue.put([item])
+    assert queue.take().items == [item]
+    assert queue.num_tokens == 0

@@ -1,6 +1,7 @@
 """EncodeStream: how texts are cut into pieces, and what pieces hold while they are under way."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -165,3 +166,22 @@ def test_what_can_never_fit_is_no_matter_of_time() -> None:
         Reservation(admission).grow(50)
     other.release()
     Reservation(admission).grow(50)
+
+
+async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    worker, admission = InstantWorker(), Admission(max_texts=100, max_bytes=1000)
+    worker.queue.holds = True
+    async with aclosing(run(worker, pieces_of(4), admission)) as results:
+        first = asyncio.ensure_future(anext(results))
+        while len(worker.queue.items) < 4:
+            await asyncio.sleep(0)
+        for item in worker.queue.items:
+            item.future.set_exception(OverloadedError("none"))
+        with pytest.raises(OverloadedError):
+            await first
+    del first, item, results
+    worker.queue.items.clear()
+    gc.collect()
+    await until_noted()
+    assert not caplog.records
+    assert admission._num_texts.total() == 0

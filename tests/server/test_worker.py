@@ -1,6 +1,7 @@
 """A worker whose sessions do as a test says: what happens to its items when something goes wrong."""
 
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -80,6 +81,46 @@ def test_a_lane_that_dies_fails_what_waits_and_says_so() -> None:
     assert died.wait(timeout=30)
     assert isinstance(running.future.exception(timeout=30), PanicError)
     assert isinstance(waiting.future.exception(timeout=30), InternalError)
+    worker.close()
+
+
+def test_a_lane_that_dies_in_a_batch_leaves_none_of_its_texts_without_an_end() -> None:
+    class PanicError(BaseException):
+        """What no handler of exceptions catches."""
+
+    def die(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        raise RuntimeError if len(input_ids) > 1 else PanicError
+
+    worker = make_worker(die)
+    items = [make_item(1) for _ in range(4)]
+    worker.queue.put(items)
+    worker.start()
+    assert [type(item.future.exception(timeout=30)) for item in items] == [PanicError] * 4
+    worker.close()
+
+
+def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
+    """Or what a failed call has brought would stay until a full garbage collection."""
+    caplog.set_level(logging.CRITICAL)  # a record of the warning would hold the error of the batch
+
+    def fail(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        raise RuntimeError(str(input_ids.shape))
+
+    worker = make_worker(fail)
+    worker.start()
+    items = [make_item(1), make_item(1)]
+    brought = [weakref.ref(item.input_ids) for item in items]
+    worker.queue.put(items)
+    for item in items:
+        item.future.exception(timeout=30)
+    while not worker.queue.num_idle:  # until the lane waits again
+        time.sleep(0.001)
+    gc.disable()
+    try:
+        del item, items
+        assert [found() for found in brought] == [None, None]
+    finally:
+        gc.enable()
     worker.close()
 
 

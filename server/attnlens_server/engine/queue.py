@@ -123,10 +123,12 @@ class ItemQueue:
 
     def _drop_dead(self) -> None:
         now = time.monotonic()
-        dead = [item for item in self._waiting if item.is_dead(now)]
-        if dead:
-            self._waiting = [item for item in self._waiting if not item.is_dead(now)]
-            self._forget(dead)
+        live: list[Item] = []
+        dead: list[Item] = []
+        for item in self._waiting:  # once: an item may be cancelled at any time
+            (dead if item.is_dead(now) else live).append(item)
+        self._waiting = live
+        self._forget(dead)
         for item in dead:
             _fail_expired(item)
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,27 +95,35 @@ class SessionWorker:
     def _main_loop(self) -> None:
         while (batch := self.queue.take()).items:
             live = [item for item in batch.items if item.future.set_running_or_notify_cancel()]
-            if live:
-                self._run_isolating_faults(live, has_whole_machine=batch.has_whole_machine)
+            try:
+                if live:
+                    self._run_isolating_faults(live, has_whole_machine=batch.has_whole_machine)
+            except BaseException as error:
+                fail_items(live, error)
+                raise
             del batch, live  # or an idle lane would keep the results of its last batch
 
     def _run_isolating_faults(self, items: list[Item], *, has_whole_machine: bool) -> None:
         """Run a batch; where it fails, run its texts one by one, so that one can't spoil the others."""
+        if not self._try_batch(items, has_whole_machine=has_whole_machine):
+            for item in items:
+                self._try_batch([item], has_whole_machine=has_whole_machine)
+
+    def _try_batch(self, items: list[Item], *, has_whole_machine: bool) -> bool:
+        """Run a batch, and tell its items what came of it; False where they have to be run one by one."""
         session = None
         try:
             session = self.sessions.get(has_whole_machine=has_whole_machine)
             self._run_batch(items, session, has_whole_machine=has_whole_machine)
-        except BaseException as error:
-            is_fault_of_batch = isinstance(error, Exception)
-            if len(items) == 1 or session is None or not is_fault_of_batch:
-                for item in items:
-                    item.future.set_exception(error)
-                if is_fault_of_batch:
-                    return
-                raise
-            logger.warning("a batch of %d texts failed, running them one by one: %s", len(items), error)
-            for item in items:
-                self._run_isolating_faults([item], has_whole_machine=has_whole_machine)
+        except Exception as error:  # noqa: BLE001 - what a batch may do does not end the lane
+            if session is not None and len(items) > 1:
+                logger.warning("a batch of %d texts failed, running them one by one: %s", len(items), error)
+                return False
+            # Items hold the error, and so its frames: these must not hold the items.
+            traceback.clear_frames(error.__traceback__)
+            fail_items(items, error)
+            del items
+        return True
 
     def _run_batch(self, batch: list[Item], session: Session, *, has_whole_machine: bool) -> None:
         input_ids, attention_mask = pad_batch(batch, self._pad_token_id, self._buckets)
@@ -136,6 +145,13 @@ class SessionWorker:
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
+
+
+def fail_items(items: Sequence[Item], error: BaseException) -> None:
+    """Tell those that have no result yet."""
+    for item in items:
+        if not item.future.done():
+            item.future.set_exception(error)
 
 
 def pad_batch(
