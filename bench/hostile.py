@@ -281,7 +281,7 @@ def broken(bundle: Path) -> Iterator[RunningServer]:
 def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
     """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
 
-    Memory comes and goes by some MiB: growth is the median of the last fifth less that of the second fifth.
+    Memory comes and goes by some MiB: growth is twice what the medians of the two halves differ by.
     """
     ends: Counter[str] = Counter()
     rss_mib = []
@@ -292,8 +292,8 @@ def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: i
             client.wait_for_ends(calls)
             ends.update(reply.reason or f"status {reply.status}" for reply in calls)
             rss_mib.append(server.rss_mib)
-    fifth = len(rss_mib) // 5
-    grown_mib = statistics.median(rss_mib[-fifth:]) - statistics.median(rss_mib[fifth : 2 * fifth])
+    half = len(rss_mib) // 2
+    grown_mib = 2 * (statistics.median(rss_mib[half:]) - statistics.median(rss_mib[:half]))
     return grown_mib, ", ".join(f"{count} {end}" for end, count in ends.most_common())
 
 

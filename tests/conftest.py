@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,12 +69,12 @@ def minilm_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MiniLM exported for real, with the whole parity check; or the bundle that MINILM_BUNDLE names."""
-    if made := os.environ.get("MINILM_BUNDLE"):
-        return Path(made)
+    """MiniLM exported for real, with the whole parity check, or a copy of what MINILM_BUNDLE names."""
+    bundle = tmp_path_factory.mktemp("bundles") / "minilm"
+    if made := os.environ.get("MINILM_BUNDLE"):  # a copy, since `attnlens layout` makes hard links to it
+        return Path(shutil.copytree(made, bundle))
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
 
-    bundle = tmp_path_factory.mktemp("bundles") / "minilm"
     export_bundle(request.getfixturevalue("minilm_dir"), bundle, ExportOptions(name="all-MiniLM-L6-v2"))
     return bundle
 
