@@ -108,6 +108,8 @@ class SessionWorker:
         if not self._try_batch(items, has_whole_machine=has_whole_machine):
             for item in items:
                 self._try_batch([item], has_whole_machine=has_whole_machine)
+            del item
+        del items  # an error holds the frames below, and these hold this one
 
     def _try_batch(self, items: list[Item], *, has_whole_machine: bool) -> bool:
         """Run a batch, and tell its items what came of it; False where they have to be run one by one."""
