@@ -59,33 +59,41 @@ def embed_response(
 
 
 def encode_response(
-    response: EncodeResponse,
+    model: str,
+    parts: list[EncodeResponse],
     inputs: Sequence[EncodedInput],
     results: list[ItemResult],
     plan: EncodePlan,
     tokenize_s: float,
 ) -> bytes:
-    """Add everything that was asked for to a response that has the tokens, text by text.
+    """Add everything that was asked for to texts that have their tokens, and join them.
+
+    Messages are joined by joining their bytes. So each text is serialized by itself: all of them at once
+    would keep every other thread waiting.
 
     Args:
-        response: has the model's name, and a text with its tokens for each input.
+        model: the name of the model.
+        parts: a response of one text for each input.
         inputs: what was run.
-        results: what came of it; taken out one by one, so that nothing is in memory twice.
+        results: what came of it. Both lists are emptied on the way, so that nothing is in memory twice.
         plan: what was asked for.
         tokenize_s: seconds.
 
     Raises:
         InvalidFieldsError: a value is beyond the range of the chosen element type.
     """
-    response.timings.CopyFrom(timings(tokenize_s, results))
+    head = EncodeResponse(model=model, timings=timings(tokenize_s, results))
+    serialized = [head.SerializeToString()]
+    parts.reverse()
     results.reverse()
-    for text, encoded in zip(response.results, inputs, strict=True):
-        result = results.pop()
+    for encoded in inputs:
+        part, result = parts.pop(), results.pop()
+        [text] = part.results
         fill_text(text, encoded, result, plan)
         if plan.layers:
             fill_attention(text.attention, result, plan, plan.layers)
-        del result
-    return response.SerializeToString()
+        serialized.append(part.SerializeToString())
+    return b"".join(serialized)
 
 
 def stream_head(

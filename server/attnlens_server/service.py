@@ -24,6 +24,7 @@ from attnlens_server.requests import EmbedPlan, EncodePlan, RequestChecker
 from attnlens_server.sizes import (
     MAKING_COPIES,
     MESSAGE_COPIES,
+    SENDING_COPIES,
     TEXT_MEMORY_BYTES,
     TOKEN_MEMORY_BYTES,
     ReplySizes,
@@ -110,12 +111,11 @@ class EncoderService:
         worker = self._engine.worker(attention=bool(plan.layers))
         with self.admission.texts(worker, len(request.inputs)):
             started = time.monotonic()
-            response = pb.EncodeResponse(model=self._name)
-            inputs = await self._described_inputs(request, response, plan, call)
+            inputs, parts = await self._described_inputs(request, plan, call)
             tokenize_s = time.monotonic() - started
             results = await _run(worker, _encode_items(inputs, plan, call))
             return await self.workers.run(
-                responses.encode_response, response, inputs, results, plan, tokenize_s
+                responses.encode_response, self._name, parts, inputs, results, plan, tokenize_s
             )
 
     async def EncodeStream(self, request: pb.EncodeStreamRequest, call: Call) -> None:
@@ -141,17 +141,15 @@ class EncoderService:
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> bytes:
         await self._checked(call, self._checker.check_tokenize, request)
         with self.admission.texts(self._engine.embeddings, len(request.texts)):
-            response = pb.TokenizeResponse(model=self._name)
-            size = 0
+            parts = [pb.TokenizeResponse(model=self._name).SerializeToString()]
+            size = len(parts[0])
             for portion in portions([len(text) for text in request.texts]):
-                await self.workers.run(self._tokenize, [request.texts[index] for index in portion], response)
-                tokenized = response.results[portion.start :]
-                num_bytes = sum(each.ByteSize() for each in tokenized)
-                num_tokens = sum(len(each.tokens) for each in tokenized)
-                size += num_bytes
+                part = await self.workers.run(self._tokenize, [request.texts[index] for index in portion])
+                size += len(part)
                 self._sizes.check("the response", size, "send fewer or shorter texts")
-                call.memory.grow(MAKING_COPIES * num_bytes + num_tokens * TOKEN_MEMORY_BYTES)
-            return await self.workers.run(response.SerializeToString)
+                call.memory.grow(SENDING_COPIES * len(part))  # now as a part, then in the whole
+                parts.append(part)
+            return await self.workers.run(b"".join, parts)
 
     async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
         del request, call
@@ -183,44 +181,50 @@ class EncoderService:
         return inputs, time.monotonic() - started
 
     async def _described_inputs(
-        self, request: pb.EncodeRequest, response: pb.EncodeResponse, plan: EncodePlan, call: Call
-    ) -> list[EncodedInput]:
-        """Return the token ids of all texts, their tokens being described in `response`.
+        self, request: pb.EncodeRequest, plan: EncodePlan, call: Call
+    ) -> tuple[list[EncodedInput], list[pb.EncodeResponse]]:
+        """Return the token ids of all texts, and for each a response of one text that has the tokens.
 
         Raises:
             ResponseTooLargeError: as soon as it is known that the response would be.
         """
-        options = EncodeOptions(truncate=request.truncate)
+        parts: list[pb.EncodeResponse] = []
 
         def describe(encoded: EncodedInput) -> None:
-            fill_tokens(response.results.add().tokens, encoded, self._text_encoder)
+            part = pb.EncodeResponse()
+            fill_tokens(part.results.add().tokens, encoded, self._text_encoder)
+            parts.append(part)
 
+        options = EncodeOptions(truncate=request.truncate)
         inputs: list[EncodedInput] = []
         size = 0
         async with aclosing(
             self._input_encoder.encode(request.inputs, options, describe)
         ) as encoded_portions:
             async for portion in encoded_portions:
-                described = response.results[len(inputs) :]
+                described = parts[len(inputs) :]
                 inputs += portion
                 memory_bytes = 0
-                for text, encoded in zip(described, portion, strict=True):
+                for part, encoded in zip(described, portion, strict=True):
                     tensor_bytes = self._sizes.tensor_bytes(encoded.num_tokens, plan)
                     array_bytes = self._sizes.hidden_state_bytes(encoded.num_tokens, plan)
                     array_bytes += len(plan.layers) * self._sizes.attention_bytes(encoded.num_tokens, plan)
-                    size += text.ByteSize() + tensor_bytes
+                    size += part.ByteSize() + tensor_bytes
                     # The last text's arrays are there while its tensors are copied into the message.
                     memory_bytes += array_bytes + (MAKING_COPIES - 1) * tensor_bytes + TEXT_MEMORY_BYTES
                     memory_bytes += encoded.num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
                 self._sizes.check_encode(size)
                 call.memory.grow(memory_bytes)
-        return inputs
+        return inputs, parts
 
-    def _tokenize(self, texts: Sequence[str], response: pb.TokenizeResponse) -> None:
+    def _tokenize(self, texts: Sequence[str]) -> bytes:
+        """Return a response for some of the texts. Messages are joined by joining their bytes."""
         assert self._text_encoder is not None  # noqa: S101 - the checker refuses texts without a tokenizer
+        response = pb.TokenizeResponse()
         for encoded in self._text_encoder.encode_whole(texts):
             result = response.results.add(exceeds_max_tokens=encoded.num_tokens > self._max_tokens)
             fill_tokens(result.tokens, encoded, self._text_encoder)
+        return response.SerializeToString()
 
     # --- streaming --------------------------------------------------------------------------------
 

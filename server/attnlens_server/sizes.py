@@ -10,9 +10,7 @@ from attnlens_server.requests import EmbedPlan, EncodePlan
 TEXT_OVERHEAD_BYTES = 128  # of a message: field tags, lengths, usage, numbers of layers and heads
 TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
 TOKEN_MEMORY_BYTES = 192  # of a token in a message that is being made; measured: 130 to 150
-MAKING_COPIES = (
-    3  # of a reply that is being made: the message, the buffer that it is written to, and its bytes
-)
+MAKING_COPIES = 3  # of a reply that is being made: the message, what it is written to, and its bytes
 SENDING_COPIES = 2  # of one that is not read yet: its bytes, and gRPC's copy of them
 MESSAGE_COPIES = 5  # of the largest message, in float16: arrays in fp32, twice its size, and MAKING_COPIES
 FEWER = "ask for fewer heads, the mean over heads or DATA_TYPE_FLOAT16"
