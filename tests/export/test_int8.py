@@ -187,6 +187,7 @@ def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
 
     query, down = "layers.5.attention.query.weight.T", "layers.0.feed_forward.down.weight.T"
     assert loss(query, Method.SMOOTHED) < 0.5 * loss(query, Method.PLAIN)
+    assert loss(query, Method.EVENED) < loss(query, Method.SMOOTHED)
     assert loss(query, Method.EXACT_VALUES) < 0.5 * loss(query, Method.SMOOTHED)
     assert loss(down, Method.EXACT_COLUMNS) < 0.5 * loss(down, Method.SMOOTHED)
 

@@ -45,16 +45,17 @@ class _Conversion:
             if weight is not None
         }
         self._quantized: set[str] = set()
+        self._folded: set[str] = set()  # sources whose norm divides them
         self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
 
     def convert(self) -> TracedGraph:
-        folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
+        self._folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
         for node in self._graph.proto.graph.node:
             result = node.output[0]
             if result in self._products:
                 recipe, index, weight = self._products[result]
                 if recipe.group.source not in self._quantized:
-                    self._quantize(recipe, is_folded=recipe.group.source in folded)
+                    self._quantize(recipe)
                 self._multiply(recipe, index, weight, node)
             else:
                 self._nodes.append(self._with_replaced(node))
@@ -100,10 +101,10 @@ class _Conversion:
             changed.input[index] = name
         return changed
 
-    def _quantize(self, recipe: Recipe, *, is_folded: bool) -> None:
+    def _quantize(self, recipe: Recipe) -> None:
         source = recipe.group.source
         value = source
-        if recipe.divisors is not None and not is_folded:
+        if recipe.divisors is not None and source not in self._folded:
             value = f"{source}_smoothed"
             factors = self._add_weight(f"{source}_factors", 1 / recipe.divisors)
             self._add("Mul", [source, factors], value)
@@ -126,7 +127,10 @@ class _Conversion:
         if recipe.columns is None:
             self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], result)
             return
-        exact = self._add_weight(f"{name}_exact", recipe.column_weights[index])
+        rows = recipe.column_weights[index]
+        if recipe.divisors is not None and source in self._folded:
+            rows = rows * recipe.divisors[recipe.columns][:, None]
+        exact = self._add_weight(f"{name}_exact", rows)
         self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], f"{result}_int8")
         self._add("MatMul", [f"{source}_exact", exact], f"{result}_exact")
         self._add("Add", [f"{result}_int8", f"{result}_exact"], result)
