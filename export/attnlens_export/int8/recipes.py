@@ -5,8 +5,8 @@ then can't depend on what it is batched with.
 
 - plain: nothing more.
 - smoothed: the input is divided by a factor per column first, or the norm before it is.
-- evened: smoothed so far that all columns have the same largest value. That makes the least error of all where
-  texts stay within the values of the calibration, and cuts off most where they don't.
+- evened: smoothed so far that all columns have the same largest value. That makes the least error where
+  texts stay within the values of the calibration, and cuts off most where they do not.
 - exact columns: a few columns of the input are multiplied in fp32, the others in int8, smoothed where that
   helps. That suits what no factor helps, such as the inner values of a feed-forward block.
 - exact values: queries and keys smoothed, values in fp32. Most of what an attention layer's input loses by
