@@ -25,11 +25,14 @@ def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
         padding=(0, 0, 0, 1),
     )
     table.add_column("cosine", no_wrap=True)
-    for heading in ("mean", "smallest"):
+    for heading in ("texts", "mean", "smallest"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_row("embeddings", f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
-    table.add_row("  gate", f"{gate.min_mean_cosine:g}", f"{gate.min_cosine:g}")
-    table.add_row("token vectors", f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
+    for name, kind in found.kinds.items():
+        table.add_row(name, str(kind.num_texts), f"{kind.mean_cosine:.6f}", f"{kind.min_cosine:.6f}")
+    table.add_row("  gate, for each", "", f"{gate.min_mean_cosine:g}", f"{gate.min_cosine:g}")
+    num_texts = str(parity.int8.num_texts)
+    table.add_row("all embeddings", num_texts, f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
+    table.add_row("all token vectors", "", f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
     click.echo(f"model_int8.onnx against model.onnx, {parity.int8.num_texts} texts that it was not made with")
     Console().print(table)
     click.echo(

@@ -91,7 +91,7 @@ class ExportOptions:
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
         precision: `fp16` or `int8` adds a graph of the embeddings in it.
         gate: what the embeddings of a graph in int8 must keep.
-        calibration: texts for int8, one per line; None: those of this package.
+        calibration: texts for int8, one per line, besides those of this package; None: only those.
     """
 
     name: str | None = None
@@ -258,7 +258,7 @@ def _build(
         half = measure_half(model.encoder, config, directory, cases, progress=case_progress)
         parity = replace(parity, half=half)
     if options.precision == "int8":
-        int8 = measure_int8(directory, config, options.gate)
+        int8 = measure_int8(directory, config, options.gate, quantization.kinds)
         int8.write_to(quantization)
         parity = replace(parity, int8=int8)
     if not parity.passed and not options.keep_failed:

@@ -133,7 +133,9 @@ def check_bundle(
         parity = replace(parity, half=half)
     if (directory / INT8_PATH).is_file():
         progress("Int8 against fp32", 0, 1)
-        parity = replace(parity, int8=measure_int8(directory, config, _gate(manifest)))
+        claimed = find_graph(manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DataType.DATA_TYPE_INT8).quantization
+        gate = Gate(claimed.min_mean_cosine, claimed.min_cosine)
+        parity = replace(parity, int8=measure_int8(directory, config, gate, claimed.kinds))
     if runtimes is None:
         return CheckSummary(manifest, parity)
     elsewhere = RuntimeParity(encoder, config, directory, cases, name)
@@ -192,12 +194,6 @@ def _without_quantization(graph: Graph) -> Graph:
     copied.CopyFrom(graph)
     copied.ClearField("quantization")
     return copied
-
-
-def _gate(manifest: Manifest) -> Gate:
-    """Return the gate that the graph in int8 has passed."""
-    claimed = find_graph(manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DataType.DATA_TYPE_INT8).quantization
-    return Gate(claimed.min_mean_cosine, claimed.min_cosine)
 
 
 def _as_dict(message: Manifest) -> dict[str, Any]:

@@ -66,7 +66,12 @@ def _half_as_json(half: HalfResult) -> dict[str, Any]:
 
 def _int8_as_json(int8: Int8Result) -> dict[str, Any]:
     values = dataclasses.asdict(int8)
-    values["agreement"] = {key: _finite(value) for key, value in values["agreement"].items()}
+    agreement = {key: _finite(value) for key, value in values["agreement"].items()}
+    agreement["kinds"] = {
+        kind: {key: _finite(value) for key, value in figures.items()}
+        for kind, figures in agreement["kinds"].items()
+    }
+    values["agreement"] = agreement
     return values | {"alone_error": _finite(int8.alone_error)}
 
 
@@ -127,12 +132,17 @@ def _half_section(half: HalfResult) -> tuple[str, str]:
 def int8_table(int8: Int8Result) -> str:
     """Return a table in Markdown of the cosines, and a line on the rest."""
     found, gate = int8.agreement, int8.gate
+    kinds = "".join(
+        f"| {name} | {kind.num_texts} | {kind.mean_cosine:.6f} | {kind.min_cosine:.6f} |\n"
+        for name, kind in found.kinds.items()
+    )
     return (
         f"{int8.num_texts} texts that it was not calibrated with, against the graph in fp32.\n\n"
-        "| cosine | mean | smallest |\n|---|---|---|\n"
-        f"| embeddings | {found.mean_cosine:.6f} | {found.min_cosine:.6f} |\n"
-        f"| gate | {gate.min_mean_cosine:g} | {gate.min_cosine:g} |\n"
-        f"| token vectors | {found.mean_token_cosine:.6f} | {found.min_token_cosine:.6f} |\n\n"
+        "| cosine | texts | mean | smallest |\n|---|---|---|---|\n"
+        f"{kinds}"
+        f"| gate, for each | | {gate.min_mean_cosine:g} | {gate.min_cosine:g} |\n"
+        f"| all embeddings | {int8.num_texts} | {found.mean_cosine:.6f} | {found.min_cosine:.6f} |\n"
+        f"| all token vectors | | {found.mean_token_cosine:.6f} | {found.min_token_cosine:.6f} |\n\n"
         f"- the nearest other text is the same for {found.neighbour_agreement:.1%}\n"
         f"- a text alone and in a batch differ by {int8.alone_error:.1e}"
     )

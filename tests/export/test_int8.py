@@ -5,6 +5,7 @@ import itertools
 import re
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
-from attnlens.bundle import describe_file, read_manifest, write_manifest
+from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
 from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_cli.check import check
@@ -25,16 +26,31 @@ from attnlens_export.check import check_bundle
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
 from attnlens_export.grid import Inputs, small_grid
 from attnlens_export.int8 import search
-from attnlens_export.int8.agreement import Agreement, Embedder, alone_error, compare
+from attnlens_export.int8.agreement import (
+    Agreement,
+    Embedder,
+    KindAgreement,
+    alone_error,
+    compare,
+    run_all,
+)
 from attnlens_export.int8.calibration import Activations, collect
 from attnlens_export.int8.convert import to_int8
 from attnlens_export.int8.products import Group, find_groups
-from attnlens_export.int8.recipes import NUM_EXACT_COLUMNS, Method, Recipe, make_recipe
-from attnlens_export.int8.result import Gate
+from attnlens_export.int8.recipes import MIN_EXACT_COLUMNS, Method, Recipe, make_recipe
+from attnlens_export.int8.result import Gate, Int8Result
 from attnlens_export.int8.rounding import InputRange, round_inputs, round_weight
 from attnlens_export.int8.search import choose, divide, lost
 from attnlens_export.int8.sessions import open_session
-from attnlens_export.int8.texts import Batch, make_batches, read_texts, split_texts
+from attnlens_export.int8.texts import (
+    KINDS,
+    Batch,
+    make_batches,
+    read_kinds,
+    read_written,
+    split_texts,
+    write_texts,
+)
 from attnlens_export.manifest import bundle_files
 from attnlens_export.pooling import read_pooling
 from attnlens_export.weights import write_embedded
@@ -82,11 +98,10 @@ class Written:
         return open_session(path, optimized_path=optimized), onnx.load(optimized)
 
 
-def write_graph(graph: TracedGraph, batches: list[Batch], directory: Path) -> Written:
+def write_graph(graph: TracedGraph, kinds: Sequence[Sequence[Batch]], directory: Path) -> Written:
     path = directory / "model.onnx"
     places = write_embedded(path, graph.proto, graph.weights)
-    inputs = [batch.inputs for batch in batches]
-    found = collect(graph, find_groups(graph), inputs, directory, places, lambda *_: None)
+    found = collect(graph, find_groups(graph), kinds, directory, places, lambda *_: None)
     return Written(graph, path, found)
 
 
@@ -106,55 +121,90 @@ def integer_products(model: onnx.ModelProto) -> int:
     return Counter(node.op_type for node in model.graph.node)["MatMulIntegerToFloat"]
 
 
+@dataclass(frozen=True)
+class MiniLM:
+    """MiniLM's graph, embedders of the texts to verify with, and of others that are real."""
+
+    written: Written
+    kinds: dict[str, Embedder]
+    others: dict[str, Embedder]
+
+
 @pytest.fixture(scope="module")
-def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Written, list[Embedder]]:
-    """MiniLM's graph, and embedders of the texts to calibrate with and of STS-B."""
+def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM:
     checkpoint = load_checkpoint(minilm_dir)
     pooling = read_pooling(minilm_dir, 384)
-    calibration, _ = split_texts(read_texts(None))
+
+    def embedders(kinds: dict[str, list[str]]) -> dict[str, Embedder]:
+        tokenizer = minilm_dir / "tokenizer.json"
+        return {
+            kind: Embedder(minilm_dir, pooling, make_batches(texts, tokenizer, checkpoint.config, 256))
+            for kind, texts in kinds.items()
+        }
+
+    halves = {kind: split_texts(texts) for kind, texts in read_kinds(None).items()}
+    calibration = embedders({kind: half[0] for kind, half in halves.items()})
     with STSB.open(encoding="utf-8", newline="") as file:
-        others = [row[0] for row in itertools.islice(csv.reader(file), 0, 1500, 7)]
-    embedders = [
-        Embedder(
-            minilm_dir, pooling, make_batches(texts, minilm_dir / "tokenizer.json", checkpoint.config, 256)
-        )
-        for texts in (calibration, others)
-    ]
+        sentences = [row[0] for row in itertools.islice(csv.reader(file), 0, 1500, 7)]
+    words = sorted({word for sentence in sentences for word in re.findall(r"\w+", sentence)})[::5]
+    others = embedders({"sentences": sentences, "words": words, "empty": [""]})
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
     directory = tmp_path_factory.mktemp("minilm_int8")
-    return write_graph(graph, list(embedders[0].batches), directory), embedders
+    written = write_graph(graph, [each.batches for each in calibration.values()], directory)
+    return MiniLM(written, embedders({kind: half[1] for kind, half in halves.items()}), others)
 
 
-def test_minilm_keeps_its_embeddings_on_texts_of_another_kind(minilm: tuple[Written, list[Embedder]]) -> None:
-    """Every product in int8, those behind an activation with exact columns, on half of the texts."""
-    written, (_, others) = minilm
+def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> None:
+    """All but what loses most, the values and what follows them, in int8."""
+    methods = {"query": Method.EXACT_VALUES, "up": Method.EXACT_COLUMNS, "down": Method.EXACT_COLUMNS}
     recipes = [
-        written.recipe(group, Method.EXACT_COLUMNS if "down" in group.kind else Method.SMOOTHED)
-        for group in find_groups(written.graph)
+        minilm.written.recipe(group, method)
+        for group in find_groups(minilm.written.graph)
+        for part, method in methods.items()
+        if f".{part}." in group.weights[0]
     ]
-    session, optimized = written.convert(recipes)
-    found = compare(others.run(session), others.run(open_session(written.path)))
-    assert found.mean_cosine >= 0.999
-    assert found.min_cosine >= 0.995
-    assert found.neighbour_agreement >= 0.9
-    # All 36 run on integers, and what a text is batched with makes no difference at all.
-    assert integer_products(optimized) == 36
-    assert alone_error(session, others.batches[::4]) == 0
+    session, optimized = minilm.written.convert(recipes)
+    exact = open_session(minilm.written.path)
+    for embedders in (minilm.kinds, minilm.others):
+        found = compare(run_all(embedders, session), run_all(embedders, exact))
+        for kind in found.kinds.values():
+            assert kind.mean_cosine >= 0.999
+            assert kind.min_cosine >= 0.99
+        assert found.neighbour_agreement >= 0.9
+    # They run on integers, and what a text is batched with makes no difference at all.
+    assert integer_products(optimized) == 24
+    assert alone_error(session, minilm.others["sentences"].batches[::4]) == 0
 
 
-def test_what_makes_the_difference_for_minilm(minilm: tuple[Written, list[Embedder]]) -> None:
-    written, (calibration, _) = minilm
-    few = calibration.part(1)
-    expected = few.run(open_session(written.path))
-    groups = {group.weights[0]: group for group in find_groups(written.graph)}
+def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
+    few = {"sentences": minilm.kinds["sentences"]}
+    expected = run_all(few, open_session(minilm.written.path))
+    groups = {group.weights[0]: group for group in find_groups(minilm.written.graph)}
 
     def loss(weight: str, method: Method) -> float:
-        session, _ = written.convert([written.recipe(groups[weight], method)])
-        return 1 - compare(few.run(session), expected).mean_cosine
+        session, _ = minilm.written.convert([minilm.written.recipe(groups[weight], method)])
+        return 1 - compare(run_all(few, session), expected).mean_cosine
 
     query, down = "layers.5.attention.query.weight.T", "layers.0.feed_forward.down.weight.T"
     assert loss(query, Method.SMOOTHED) < 0.5 * loss(query, Method.PLAIN)
+    assert loss(query, Method.EVENED) < loss(query, Method.SMOOTHED)
+    assert loss(query, Method.EXACT_VALUES) < 0.5 * loss(query, Method.SMOOTHED)
     assert loss(down, Method.EXACT_COLUMNS) < 0.5 * loss(down, Method.SMOOTHED)
+
+
+def test_a_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
+    """And a kind of few texts as much as one of many."""
+    graph, directory = minilm.written.graph, minilm.written.path.parent
+    first, second = find_groups(graph)[:2]
+    places = write_embedded(directory / "counted.onnx", graph.proto, graph.weights)
+
+    def means(*kinds: list[Batch]) -> list[np.ndarray]:
+        found = collect(graph, [first, second], kinds, directory, places, lambda *_: None)
+        return [found[group.source].covariance for group in (first, second)]
+
+    long, short = list(minilm.kinds["prose"].batches[:1]), list(minilm.kinds["very_short"].batches[:1])
+    for both, each, other in zip(means(long, short), means(long), means(short), strict=True):
+        assert np.allclose(both, (each + other) / 2, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -163,7 +213,7 @@ def test_a_family_converts(family: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(tmp_path / "source")
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
     batches = random_batches(checkpoint.config.vocab_size, types=checkpoint.config.type_vocab_size > 1)
-    written = write_graph(graph, batches, tmp_path)
+    written = write_graph(graph, [batches], tmp_path)
     groups = [group for group in find_groups(graph) if group.source in written.activations]
     methods = itertools.cycle([Method.SMOOTHED, Method.EXACT_COLUMNS, Method.PLAIN])
     recipes = [written.recipe(group, method) for group, method in zip(groups, methods, strict=False)]
@@ -266,9 +316,27 @@ def test_a_deep_model_is_divided_into_few_units() -> None:
 
 def test_the_gate_uses_the_worse_of_mean_and_smallest() -> None:
     gate = Gate(0.999, 0.995)
-    assert gate.use(Agreement(0.9995, 0.99, 1, 1, 1)) == pytest.approx(2)
-    assert gate.use(Agreement(0.998, 0.998, 1, 1, 1)) == pytest.approx(2)
-    assert gate.use(Agreement(np.nan, 0.998, 1, 1, 1)) > 1e9
+    assert gate.use(agreement(prose=(0.9995, 0.99))) == pytest.approx(2)
+    assert gate.use(agreement(prose=(0.998, 0.998))) == pytest.approx(2)
+    assert gate.use(agreement(prose=(np.nan, 0.998))) > 1e9
+
+
+def test_the_gate_holds_for_every_kind_by_itself() -> None:
+    found = agreement(prose=(0.9999, 0.9999), words=(0.9985, 0.998))
+    assert Gate(0.999, 0.995).use(found) == pytest.approx(1.5)
+    (failure,) = Int8Result(Gate(0.999, 0.995), found, 200, 900, 0.0).failures()
+    assert "the mean cosine of 7 embeddings with those in fp32, words, is 0.998500" in failure
+
+
+def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
+    tightened = Gate(0.999, 0.995).tightened(0.9)
+    assert tightened.min_mean_cosine == pytest.approx(0.9991)
+    assert tightened.min_cosine == pytest.approx(0.9955)
+
+
+def agreement(**kinds: tuple[float, float]) -> Agreement:
+    """Return one of kinds of 7 texts with these means and smallest cosines, and whatever for the rest."""
+    return Agreement({name: KindAgreement(7, *each) for name, each in kinds.items()}, 1, 1, 1, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -295,10 +363,16 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert 0.5 < made.min_token_cosine <= made.mean_token_cosine < 1
     assert 0.5 < made.neighbour_agreement <= 1
     assert made.alone_error <= 1e-5
-    texts = (int8_bundle / "parity" / "int8_texts.txt").read_text(encoding="utf-8").splitlines()
-    assert made.num_texts == len(texts)
-    assert made.num_calibration_texts - made.num_texts in {0, 1}
-    assert not set(texts) & set(read_texts(None)[::2])
+    texts = (int8_bundle / "parity" / "int8_texts.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert made.num_texts == len(texts) == sum(kind.num_texts for kind in made.kinds)
+    assert [kind.name for kind in made.kinds] == list(KINDS)
+    for kind in made.kinds:
+        assert 0.99 <= kind.mean_cosine_found < 1
+        assert 0.9 <= kind.min_cosine_found <= kind.mean_cosine_found
+    calibration = [text for kind in read_kinds(None).values() for text in kind[::2]]
+    assert made.num_calibration_texts == len(calibration)
+    # The empty text is the only one that every encoder will see.
+    assert set(texts) & set(calibration) == {""}
     assert made.num_tokens > 5 * len(texts)
     assert len(made.products) == 6
     methods = {product.method for product in made.products}
@@ -306,7 +380,7 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert QuantizationMethod.QUANTIZATION_METHOD_UNSPECIFIED not in methods
     for product in made.products:
         has_columns = product.method == QuantizationMethod.QUANTIZATION_METHOD_EXACT_COLUMNS
-        assert product.num_exact_columns == (NUM_EXACT_COLUMNS if has_columns else 0)
+        assert product.num_exact_columns == (MIN_EXACT_COLUMNS if has_columns else 0)
     assert "## In int8" in (int8_bundle / "parity" / "report.md").read_text(encoding="utf-8")
     assert not [path for path in bundle_files(int8_bundle) if path.name.startswith(".")]
 
@@ -319,7 +393,29 @@ def test_check_measures_it_again(int8_bundle: Path) -> None:
     result = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
     assert result.exit_code == 0, result.output
     assert "model_int8.onnx against model.onnx" in result.stdout
-    assert re.search(r"gate +0\.99 +0\.9\b", result.stdout)
+    assert re.search(r"gate, for each +0\.99 +0\.9\b", result.stdout)
+    for kind in quantization(int8_bundle).kinds:
+        figures = rf"{kind.mean_cosine_found:.6f} +{kind.min_cosine_found:.6f}"
+        assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", result.stdout)
+
+
+def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
+    """One of attnlens 0.1.0."""
+    manifest = read_manifest(copied)
+    del manifest.graphs[-1].quantization.kinds[:]
+    write_manifest(copied, manifest)
+    parity = check_bundle(copied, grid=small_grid(2)).parity
+    assert parity.passed
+    assert parity.int8 is not None
+    assert list(parity.int8.agreement.kinds) == ["texts"]
+
+
+def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None:
+    path = copied / "parity" / "int8_texts.txt"
+    path.write_text(path.read_text(encoding="utf-8") + "one more\n", encoding="utf-8")
+    sign(copied)
+    with pytest.raises(BundleError, match=r"int8_texts\.txt has \d+ texts, the manifest names \d+"):
+        check_bundle(copied, grid=small_grid(2))
 
 
 def sign(directory: Path) -> None:
@@ -362,7 +458,29 @@ def test_too_few_texts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("one text\n\nanother\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"texts\.txt has 2 texts, at least 20"):
-        read_texts(path)
+        read_kinds(path)
+
+
+def test_given_texts_are_a_kind_besides_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n\n".join(f" text {number} " for number in range(20)), encoding="utf-8")
+    kinds = read_kinds(path)
+    assert list(kinds) == [*KINDS, "given"]
+    assert kinds.pop("given") == [f"text {number}" for number in range(20)]
+    assert kinds == read_kinds(None)
+
+
+def test_no_text_of_this_package_is_in_both_halves_but_the_empty_one() -> None:
+    for texts in read_kinds(None).values():
+        calibration, verification = split_texts(texts)
+        assert set(calibration) & set(verification) <= {""}
+        assert min(len(calibration), len(verification)) >= 30
+
+
+def test_written_texts_are_read_by_kind(tmp_path: Path) -> None:
+    kinds = {"short": ["", "a"], "none": [], "long": ["a b c"]}
+    write_texts(tmp_path / "texts.txt", kinds)
+    assert read_written(tmp_path / "texts.txt", {kind: len(each) for kind, each in kinds.items()}) == kinds
 
 
 @pytest.mark.parametrize(

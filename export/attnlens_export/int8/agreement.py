@@ -1,7 +1,7 @@
 """How far the embeddings of two graphs agree. N texts, M tokens, T tokens of a text, D width."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,26 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class KindAgreement:
+    """The embeddings of one kind of text by one graph against another's.
+
+    Attributes:
+        num_texts: how many there are.
+        mean_cosine: of the embeddings of a text.
+        min_cosine: the smallest.
+    """
+
+    num_texts: int
+    mean_cosine: float
+    min_cosine: float
+
+
+@dataclass(frozen=True)
 class Agreement:
     """One graph's vectors against another's.
 
     Attributes:
+        kinds: by the kind of text.
         mean_cosine: of the embeddings of a text.
         min_cosine: the smallest.
         mean_token_cosine: of the vectors of a token.
@@ -46,6 +62,7 @@ class Agreement:
         neighbour_agreement: the share of texts whose nearest other text is the same.
     """
 
+    kinds: Mapping[str, KindAgreement]
     mean_cosine: float
     min_cosine: float
     mean_token_cosine: float
@@ -54,12 +71,17 @@ class Agreement:
 
 
 class Embedder:
-    """Makes embeddings of fixed texts as a bundle's pooling says, prompts left out."""
+    """Makes embeddings of fixed texts of one kind as a bundle's pooling says, prompts left out."""
 
     def __init__(self, directory: Path, pooling: PoolingDefaults, batches: Sequence[Batch]) -> None:
         self.batches = tuple(batches)
         self._pooling = pooling
         self._dense = [(layer, read_weights(directory, layer)) for layer in pooling.dense]
+
+    @property
+    def places(self) -> list[int]:
+        """The places of the texts that have tokens, in order."""
+        return sorted(place for batch in self.batches for place in batch.places)
 
     def part(self, num_batches: int) -> "Embedder":
         """Return one for fewer texts, of all lengths."""
@@ -110,21 +132,36 @@ def pool(vectors: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
     return np.asarray(vectors.mean(axis=0))
 
 
-def compare(found: Vectors, expected: Vectors) -> Agreement:
-    """Compare the vectors of the same texts; a NaN makes the figures NaN."""
-    cosines = (found.embeddings * expected.embeddings).sum(axis=1)
-    token_cosines = (found.tokens * expected.tokens).sum(axis=1)
-    same = _nearest(found.embeddings) == _nearest(expected.embeddings)
+def run_all(embedders: Mapping[str, Embedder], session: onnxruntime.InferenceSession) -> dict[str, Vectors]:
+    """Run a graph on the texts of every kind."""
+    return {kind: embedder.run(session) for kind, embedder in embedders.items()}
+
+
+def compare(found: Mapping[str, Vectors], expected: Mapping[str, Vectors]) -> Agreement:
+    """Compare the vectors of the same texts, by kind; a NaN makes the figures NaN."""
+    cosines = {
+        kind: (vectors.embeddings * expected[kind].embeddings).sum(axis=1) for kind, vectors in found.items()
+    }
+    token_cosines = np.concatenate(
+        [(vectors.tokens * expected[kind].tokens).sum(axis=1) for kind, vectors in found.items()]
+    )
+    of_all = np.concatenate(list(cosines.values()))
+    same = _nearest(found) == _nearest(expected)
     return Agreement(
-        float(cosines.mean()),
-        float(cosines.min()),
+        {
+            kind: KindAgreement(len(each), float(each.mean()), float(each.min()))
+            for kind, each in cosines.items()
+        },
+        float(of_all.mean()),
+        float(of_all.min()),
         float(token_cosines.mean()),
         float(token_cosines.min()),
         float(same.mean()),
     )
 
 
-def _nearest(embeddings: FloatArray) -> FloatArray:
+def _nearest(kinds: Mapping[str, Vectors]) -> FloatArray:
+    embeddings = np.concatenate([vectors.embeddings for vectors in kinds.values()])
     cosines = embeddings @ embeddings.T  # (N, N)
     np.fill_diagonal(cosines, -np.inf)
     return np.asarray(cosines.argmax(axis=1))

@@ -9,12 +9,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from attnlens_export.graph import TracedGraph
-from attnlens_export.grid import Inputs
 from attnlens_export.int8.products import FloatArray, Group
 from attnlens_export.int8.sessions import open_session
+from attnlens_export.int8.texts import Batch
 from attnlens_export.weights import Place, write_referring
 
-MAX_SAMPLE_ROWS = 1536
+MAX_SAMPLE_ROWS = 1024
 # Of all groups whose inputs are collected in one pass over the texts.
 MAX_COVARIANCE_BYTES = 2**29
 
@@ -25,15 +25,25 @@ Progress = Callable[[int, int], None]
 class Activations:
     """The inputs of a group, live tokens only.
 
+    In a mean every kind of text counts the same, so does every text of a kind, and so does every token of a
+    text: else the few tokens of very short texts would count next to nothing.
+
     Attributes:
-        largest: the largest magnitude of each column, (K,).
+        lowest: the least value of each column, (K,).
+        highest: the largest value of each column, (K,).
         covariance: the mean of x x', (K, K).
-        rows: evenly spread samples of x, (R, K).
+        rows: samples of x that stand for the same share of that mean each, (R, K).
     """
 
-    largest: FloatArray
+    lowest: FloatArray
+    highest: FloatArray
     covariance: FloatArray
     rows: FloatArray
+
+    @property
+    def largest(self) -> FloatArray:
+        """The largest magnitude of each column, (K,)."""
+        return np.maximum(np.abs(self.lowest), np.abs(self.highest))
 
     @property
     def mean_squares(self) -> FloatArray:
@@ -42,32 +52,35 @@ class Activations:
 
 
 class _Collector:
-    def __init__(self, num_tokens: int) -> None:
-        self._step = max(1, -(-num_tokens // MAX_SAMPLE_ROWS))
-        self._num_tokens = 0
+    def __init__(self) -> None:
+        self._sum_weights = 0.0
         self._samples: list[FloatArray] = []
-        self._largest: FloatArray = np.zeros(0, np.float32)
+        self._lowest: FloatArray = np.zeros(0, np.float32)
+        self._highest: FloatArray = np.zeros(0, np.float32)
         self._squares: FloatArray = np.zeros((0, 0), np.float32)
 
-    def add(self, rows: FloatArray) -> None:
-        if not self._num_tokens:
-            self._largest = np.zeros(rows.shape[1], np.float32)
+    def add(self, rows: FloatArray, weights: FloatArray) -> None:
+        """Take rows (M, K) with their weights (M,): the sum of all weights is 1."""
+        if not self._samples:
+            self._lowest, self._highest = rows[0].copy(), rows[0].copy()
             self._squares = np.zeros((rows.shape[1], rows.shape[1]), np.float32)
-        # The same tokens whatever the batches are.
-        self._samples.append(rows[-self._num_tokens % self._step :: self._step].copy())
-        self._num_tokens += len(rows)
-        np.maximum(self._largest, np.abs(rows).max(axis=0), out=self._largest)
-        self._squares += rows.T @ rows
+        # A row is as many samples as there are multiples of the step within its part of the whole.
+        ends = (self._sum_weights + np.cumsum(weights, dtype=np.float64)) * MAX_SAMPLE_ROWS
+        counts = np.diff(np.floor(ends), prepend=np.floor(self._sum_weights * MAX_SAMPLE_ROWS))
+        self._samples.append(np.repeat(rows, counts.astype(np.int64), axis=0))
+        self._sum_weights = float(ends[-1]) / MAX_SAMPLE_ROWS
+        np.minimum(self._lowest, rows.min(axis=0), out=self._lowest)
+        np.maximum(self._highest, rows.max(axis=0), out=self._highest)
+        self._squares += (rows * weights[:, None]).T @ rows
 
     def result(self) -> Activations:
-        self._squares /= np.float32(self._num_tokens)
-        return Activations(self._largest, self._squares, np.concatenate(self._samples))
+        return Activations(self._lowest, self._highest, self._squares, np.concatenate(self._samples))
 
 
 def collect(
     graph: TracedGraph,
     groups: Sequence[Group],
-    batches: Sequence[Inputs],
+    kinds: Sequence[Sequence[Batch]],
     directory: Path,
     places: Mapping[str, Place],
     progress: Progress,
@@ -77,7 +90,7 @@ def collect(
     Args:
         graph: in fp32.
         groups: those of the graph.
-        batches: what to run.
+        kinds: what to run, by the kind of text.
         directory: where the weights are, and where a graph is written for the while.
         places: of the weights.
         progress: called before each pass with its number and the number of passes.
@@ -90,7 +103,7 @@ def collect(
     found: dict[str, Activations] = {}
     for number, part in enumerate(parts):
         progress(number, len(parts))
-        found |= _collect_part(graph, part, batches, directory, places)
+        found |= _collect_part(graph, part, kinds, directory, places)
     return found
 
 
@@ -111,7 +124,7 @@ def _parts(groups: Sequence[Group], graph: TracedGraph) -> Iterator[list[str]]:
 def _collect_part(
     graph: TracedGraph,
     sources: list[str],
-    batches: Sequence[Inputs],
+    kinds: Sequence[Sequence[Batch]],
     directory: Path,
     places: Mapping[str, Place],
 ) -> dict[str, Activations]:
@@ -127,13 +140,15 @@ def _collect_part(
     write_referring(path, proto, graph.weights, places)
     session = open_session(path)
     path.unlink()
-    num_tokens = sum(int(each.attention_mask.sum()) for each in batches)
-    collectors = {name: _Collector(num_tokens) for name in sources}
-    for batch in batches:
-        live = batch.attention_mask == 1
-        for name, value in zip(sources, session.run(sources, batch.feed()), strict=True):
-            if value.shape[:-1] != live.shape:
-                collectors.pop(name, None)
-            elif name in collectors:
-                collectors[name].add(value[live])
+    collectors = {name: _Collector() for name in sources}
+    for kind in kinds:
+        num_texts = sum(len(batch.places) for batch in kind)
+        for batch in kind:
+            live = batch.inputs.attention_mask == 1
+            weights = (live / live.sum(axis=1, keepdims=True) / num_texts / len(kinds))[live]  # (M,)
+            for name, value in zip(sources, session.run(sources, batch.inputs.feed()), strict=True):
+                if value.shape[:-1] != live.shape:
+                    collectors.pop(name, None)
+                elif name in collectors:
+                    collectors[name].add(value[live], weights.astype(np.float32))
     return {name: each.result() for name, each in collectors.items()}

@@ -19,6 +19,7 @@ from onnx import helper
 from attnlens_export.graph import TracedGraph
 from attnlens_export.int8.products import FloatArray
 from attnlens_export.int8.recipes import Recipe
+from attnlens_export.int8.rounding import RoundedWeight
 
 Array = npt.NDArray[np.generic]
 
@@ -38,22 +39,24 @@ class _Conversion:
         self._uses.update(output.name for output in graph.proto.graph.output)
         self._producers = {name: node for node in graph.proto.graph.node for name in node.output}
         self._products = {
-            result: (recipe, index)
+            result: (recipe, index, weight)
             for recipe in recipes.values()
-            for index, result in enumerate(recipe.group.results)
+            for index, (result, weight) in enumerate(zip(recipe.group.results, recipe.weights, strict=True))
+            if weight is not None
         }
         self._quantized: set[str] = set()
+        self._folded: set[str] = set()  # sources whose norm divides them
         self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
 
     def convert(self) -> TracedGraph:
-        folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
+        self._folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
         for node in self._graph.proto.graph.node:
             result = node.output[0]
             if result in self._products:
-                recipe, index = self._products[result]
+                recipe, index, weight = self._products[result]
                 if recipe.group.source not in self._quantized:
-                    self._quantize(recipe, is_folded=recipe.group.source in folded)
-                self._multiply(recipe, index, node)
+                    self._quantize(recipe)
+                self._multiply(recipe, index, weight, node)
             else:
                 self._nodes.append(self._with_replaced(node))
         return self._result()
@@ -70,7 +73,8 @@ class _Conversion:
         """Divide the norm before a group instead of its result, where nothing else reads that."""
         source, divisors = recipe.group.source, recipe.divisors
         norm = self._producers.get(source)
-        if divisors is None or norm is None or self._uses[source] != len(recipe.group.results):
+        num_products = sum(weight is not None for weight in recipe.weights)
+        if divisors is None or norm is None or self._uses[source] != num_products:
             return False
         inputs = list(self._scales_of(norm, len(divisors)))
         for index in inputs:
@@ -97,10 +101,10 @@ class _Conversion:
             changed.input[index] = name
         return changed
 
-    def _quantize(self, recipe: Recipe, *, is_folded: bool) -> None:
+    def _quantize(self, recipe: Recipe) -> None:
         source = recipe.group.source
         value = source
-        if recipe.divisors is not None and not is_folded:
+        if recipe.divisors is not None and source not in self._folded:
             value = f"{source}_smoothed"
             factors = self._add_weight(f"{source}_factors", 1 / recipe.divisors)
             self._add("Mul", [source, factors], value)
@@ -113,8 +117,8 @@ class _Conversion:
             self._add("Gather", [source, columns], f"{source}_exact", axis=2)
         self._quantized.add(source)
 
-    def _multiply(self, recipe: Recipe, index: int, node: onnx.NodeProto) -> None:
-        source, result, weight = recipe.group.source, node.output[0], recipe.weights[index]
+    def _multiply(self, recipe: Recipe, index: int, weight: RoundedWeight, node: onnx.NodeProto) -> None:
+        source, result = recipe.group.source, node.output[0]
         # A weight that several layers share is rounded for each.
         name = node.input[1] if self._uses[node.input[1]] == 1 else f"{node.input[1]}_{result}"
         values = self._add_weight(f"{name}_int8", weight.values)
@@ -123,7 +127,10 @@ class _Conversion:
         if recipe.columns is None:
             self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], result)
             return
-        exact = self._add_weight(f"{name}_exact", recipe.column_weights[index])
+        rows = recipe.column_weights[index]
+        if recipe.divisors is not None and source in self._folded:
+            rows = rows * recipe.divisors[recipe.columns][:, None]
+        exact = self._add_weight(f"{name}_exact", rows)
         self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], f"{result}_int8")
         self._add("MatMul", [f"{source}_exact", exact], f"{result}_exact")
         self._add("Add", [f"{result}_int8", f"{result}_exact"], result)

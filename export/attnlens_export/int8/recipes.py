@@ -5,11 +5,14 @@ then can't depend on what it is batched with.
 
 - plain: nothing more.
 - smoothed: the input is divided by a factor per column first, or the norm before it is.
-- exact columns: the few columns of the input with the largest values are multiplied in fp32, the others in
-  int8. That suits what no factor helps, such as the inner values of a feed-forward block.
+- evened: smoothed so far that all columns have the same largest value. That makes the least error where
+  texts stay within the values of the calibration, and cuts off most where they do not.
+- exact columns: a few columns of the input are multiplied in fp32, the others in int8, smoothed where that
+  helps. That suits what no factor helps, such as the inner values of a feed-forward block.
+- exact values: queries and keys smoothed, values in fp32. Most of what an attention layer's input loses by
+  rounding comes through the values, since the softmax forgives queries and keys.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,8 +30,14 @@ from attnlens_export.int8.rounding import (
     smoothing_divisors,
 )
 
-ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8)
-NUM_EXACT_COLUMNS = 16
+ALPHAS = (0.4, 0.6, 0.8)
+# Of an input that is narrower than 16 times 24 columns; of others one in 24.
+MIN_EXACT_COLUMNS = 16
+EXACT_COLUMNS_SHARE = 24
+# The part of the error of a weight that GPTQ leaves, about: what remains has little to do with real inputs.
+_WEIGHT_ERROR_LEFT = 0.3
+# The error that smoothing must leave at most to be worth its time, as a share of that without it.
+_WORTH_SMOOTHING = 0.8
 
 
 class Method(StrEnum):
@@ -36,7 +45,9 @@ class Method(StrEnum):
 
     PLAIN = "plain"
     SMOOTHED = "smoothed"
+    EVENED = "evened"
     EXACT_COLUMNS = "exact_columns"
+    EXACT_VALUES = "exact_values"
     FP32 = "fp32"
 
 
@@ -48,7 +59,7 @@ class Recipe:
         group: the products.
         method: how they are computed.
         input_range: of the quantized input.
-        weights: those of the group, rounded, in its order; rows of exact columns are 0.
+        weights: those of the group, rounded, in its order; rows of exact columns are 0; None: stays in fp32.
         alpha: of the smoothing; 0: none.
         divisors: (K,), what the input is divided by; None: nothing.
         columns: which columns of the input are multiplied in fp32, in ascending order.
@@ -58,11 +69,21 @@ class Recipe:
     group: Group
     method: Method
     input_range: InputRange
-    weights: tuple[RoundedWeight, ...]
+    weights: tuple[RoundedWeight | None, ...]
     alpha: float = 0.0
     divisors: FloatArray | None = None
     columns: npt.NDArray[np.int64] | None = None
     column_weights: tuple[FloatArray, ...] = ()
+
+
+def methods_for(group: Group) -> tuple[Method, ...]:
+    """Return how a group can be computed."""
+    has_values = any(_is_values(name) for name in group.weights) and len(group.weights) > 1
+    return tuple(method for method in Method if method != Method.EXACT_VALUES or has_values)
+
+
+def _is_values(weight: str) -> bool:
+    return ".attention.value." in weight
 
 
 def make_recipe(group: Group, method: Method, graph: TracedGraph, activations: Activations) -> Recipe:
@@ -70,57 +91,111 @@ def make_recipe(group: Group, method: Method, graph: TracedGraph, activations: A
     weights = [np.asarray(graph.weights[name], np.float32) for name in group.weights]
     match method:
         case Method.PLAIN:
-            return _smoothed(group, method, weights, activations, (0.0,))
-        case Method.SMOOTHED:
-            return _smoothed(group, method, weights, activations, ALPHAS)
+            drafts = [_draft(0.0, weights, activations, 0)]
+        case Method.EVENED:
+            drafts = [_draft(1.0, weights, activations, 0)]
+        case Method.SMOOTHED | Method.EXACT_VALUES:
+            drafts = [_draft(alpha, weights, activations, 0) for alpha in ALPHAS]
         case _:
-            return _exact_columns(group, weights, activations)
+            num_columns = num_exact_columns(len(activations.largest))
+            plain, *smoothed = [_draft(alpha, weights, activations, num_columns) for alpha in (0.0, *ALPHAS)]
+            worth = [each for each in smoothed if each.error <= _WORTH_SMOOTHING * plain.error]
+            drafts = worth or [plain]
+    return _finish(group, method, weights, activations, min(drafts, key=lambda draft: draft.error))
 
 
-def _smoothed(
-    group: Group,
-    method: Method,
-    weights: list[FloatArray],
-    activations: Activations,
-    alphas: Sequence[float],
+def num_exact_columns(width: int) -> int:
+    """Return how many columns of an input of so many are exact."""
+    return min(width, max(MIN_EXACT_COLUMNS, width // EXACT_COLUMNS_SHARE))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """What is chosen before the weights are rounded.
+
+    Attributes:
+        alpha: of the smoothing; 0: none.
+        divisors: (K,); None: none.
+        columns: which are exact, in ascending order.
+        input_range: of the quantized input.
+        error: the mean squared error in the product that is expected.
+    """
+
+    alpha: float
+    divisors: FloatArray | None
+    columns: npt.NDArray[np.int64]
+    input_range: InputRange
+    error: float
+
+
+def _draft(alpha: float, weights: list[FloatArray], activations: Activations, num_columns: int) -> _Draft:
+    divisors = smoothing_divisors(activations.largest, weights, alpha) if alpha else None
+    scaled = [_times(weight, divisors) for weight in weights]
+    largest = activations.largest if divisors is None else activations.largest / divisors
+    # Without smoothing the largest values make the range; with it, what counts is what an error there does.
+    cost = largest if divisors is None else largest**2 * _importance(scaled)
+    columns = np.sort(np.argsort(-cost, kind="stable")[:num_columns])
+    scaled = [_without(weight, columns, axis=0) for weight in scaled]
+    rows = _without(activations.rows if divisors is None else activations.rows / divisors, columns, axis=1)
+    extremes = _extremes(activations, divisors, columns)
+    chosen, error = choose_range(rows, extremes, _importance(scaled))
+    squares = activations.mean_squares if divisors is None else activations.mean_squares / divisors**2
+    squares = _without(squares, columns, axis=0)
+    error += _WEIGHT_ERROR_LEFT * sum(_weight_error(each, squares) for each in scaled)
+    return _Draft(alpha, divisors, columns, chosen, error)
+
+
+def _extremes(
+    activations: Activations, divisors: FloatArray | None, columns: npt.NDArray[np.int64]
+) -> tuple[float, float]:
+    """Return the least and the largest value of a smoothed input without its exact columns."""
+    lowest, highest = (
+        _without(each if divisors is None else each / divisors, columns, axis=0)
+        for each in (activations.lowest, activations.highest)
+    )
+    return float(lowest.min()), float(highest.max())
+
+
+def _finish(
+    group: Group, method: Method, weights: list[FloatArray], activations: Activations, draft: _Draft
 ) -> Recipe:
-    """Round with that alpha of several which makes the least error in the product; 0: no smoothing."""
-    candidates = []
-    for alpha in alphas:
-        divisors = smoothing_divisors(activations.largest, weights, alpha) if alpha else None
-        scaled = [_times(weight, divisors) for weight in weights]
-        rows = activations.rows if divisors is None else activations.rows / divisors
-        chosen, error = choose_range(rows, _importance(scaled))
-        squares = activations.mean_squares if divisors is None else activations.mean_squares / divisors**2
-        error += sum(_weight_error(each, squares) for each in scaled)
-        candidates.append((error, alpha, divisors, chosen))
-    _, alpha, divisors, chosen = min(candidates, key=lambda each: each[0])
-    covariance = activations.covariance
-    if divisors is not None:
-        covariance = covariance / np.outer(divisors, divisors)
-    rounded = tuple(round_weight(_times(weight, divisors), covariance) for weight in weights)
-    return Recipe(group, method, chosen, rounded, alpha, divisors)
+    """Round the weights."""
+    divisors, columns = draft.divisors, draft.columns
+    covariance = (
+        activations.covariance
+        if divisors is None
+        else (activations.covariance / np.outer(divisors, divisors))
+    )
+    covariance = _without(_without(covariance, columns, axis=0), columns, axis=1)
+    rounded = tuple(
+        None
+        if method == Method.EXACT_VALUES and _is_values(name)
+        else round_weight(_without(_times(weight, divisors), columns, axis=0), covariance)
+        for name, weight in zip(group.weights, weights, strict=True)
+    )
+    return Recipe(
+        group,
+        method,
+        draft.input_range,
+        rounded,
+        draft.alpha,
+        divisors,
+        columns if len(columns) else None,
+        tuple(np.ascontiguousarray(weight[columns]) for weight in weights) if len(columns) else (),
+    )
 
 
 def _times(weight: FloatArray, divisors: FloatArray | None) -> FloatArray:
     return weight if divisors is None else weight * divisors[:, None]
 
 
-def _exact_columns(group: Group, weights: list[FloatArray], activations: Activations) -> Recipe:
-    columns = np.sort(np.argsort(-activations.largest, kind="stable")[:NUM_EXACT_COLUMNS])
-    is_rounded = np.ones(len(activations.largest), np.float32)
-    is_rounded[columns] = 0
-    others = [weight * is_rounded[:, None] for weight in weights]
-    chosen, _ = choose_range(activations.rows * is_rounded, _importance(others))
-    covariance = activations.covariance * np.outer(is_rounded, is_rounded)
-    return Recipe(
-        group,
-        Method.EXACT_COLUMNS,
-        chosen,
-        tuple(round_weight(weight, covariance) for weight in others),
-        columns=columns,
-        column_weights=tuple(np.ascontiguousarray(weight[columns]) for weight in weights),
-    )
+def _without(array: FloatArray, columns: npt.NDArray[np.int64], axis: int) -> FloatArray:
+    """Return an array with 0 in some places of an axis."""
+    if not len(columns):
+        return array
+    changed = array.copy()
+    changed[(slice(None),) * axis + (columns,)] = 0
+    return changed
 
 
 def _importance(weights: list[FloatArray]) -> FloatArray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Quantization
+from attnlens.v1.manifest_pb2 import Quantization, QuantizedTextKind
 from attnlens_export.int8.agreement import Agreement
 
 # A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
@@ -14,10 +14,10 @@ MAX_ALONE_ERROR = 1e-5
 
 @dataclass(frozen=True)
 class Gate:
-    """What the embeddings must have: cosines with those of the graph in fp32.
+    """What the embeddings of every kind of text must have: cosines with those of the graph in fp32.
 
     Attributes:
-        min_mean_cosine: the least mean over texts.
+        min_mean_cosine: the least mean over the texts of a kind.
         min_cosine: the least of any text.
     """
 
@@ -25,12 +25,17 @@ class Gate:
     min_cosine: float = 0.995
 
     def use(self, agreement: Agreement) -> float:
-        """Return the share of what is allowed that is used up: above 1, the gate does not hold."""
-        shares = (
-            (1 - agreement.mean_cosine) / max(1 - self.min_mean_cosine, 1e-12),
-            (1 - agreement.min_cosine) / max(1 - self.min_cosine, 1e-12),
-        )
+        """Return the share of what is allowed that the worst kind uses up: above 1, it fails."""
+        shares = [
+            (1 - value) / max(1 - least, 1e-12)
+            for kind in agreement.kinds.values()
+            for value, least in ((kind.mean_cosine, self.min_mean_cosine), (kind.min_cosine, self.min_cosine))
+        ]
         return float(np.nan_to_num(np.max(shares), nan=np.inf))
+
+    def tightened(self, share: float) -> "Gate":
+        """Return a gate that allows a share of what this one allows."""
+        return Gate(1 - share * (1 - self.min_mean_cosine), 1 - share * (1 - self.min_cosine))
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,16 @@ class Int8Result:
         return list(self._failures())
 
     def _failures(self) -> Iterator[str]:
-        found = self.agreement
-        for name, value, least in (
-            ("mean", found.mean_cosine, self.gate.min_mean_cosine),
-            ("smallest", found.min_cosine, self.gate.min_cosine),
-        ):
-            if not value >= least:
-                yield (
-                    f"onnx/model_int8.onnx: the {name} cosine of {self.num_texts} embeddings with "
-                    f"those in fp32 is {value:.6f}, at least {least:g} is allowed"
-                )
+        for name, kind in self.agreement.kinds.items():
+            for figure, value, least in (
+                ("mean", kind.mean_cosine, self.gate.min_mean_cosine),
+                ("smallest", kind.min_cosine, self.gate.min_cosine),
+            ):
+                if not value >= least:
+                    yield (
+                        f"onnx/model_int8.onnx: the {figure} cosine of {kind.num_texts} embeddings with "
+                        f"those in fp32, {name}, is {value:.6f}, at least {least:g} is allowed"
+                    )
         if not self.alone_error <= MAX_ALONE_ERROR:
             yield (
                 f"onnx/model_int8.onnx: a text alone and in a batch differ by {self.alone_error:.2e}, "
@@ -81,3 +86,13 @@ class Int8Result:
         message.mean_token_cosine, message.min_token_cosine = found.mean_token_cosine, found.min_token_cosine
         message.neighbour_agreement = found.neighbour_agreement
         message.alone_error = self.alone_error
+        del message.kinds[:]
+        message.kinds.extend(
+            QuantizedTextKind(
+                name=name,
+                num_texts=kind.num_texts,
+                mean_cosine_found=kind.mean_cosine,
+                min_cosine_found=kind.min_cosine,
+            )
+            for name, kind in found.kinds.items()
+        )

@@ -24,7 +24,7 @@ DAMPING = 0.01
 # Rows of a weight that are rounded before the rows behind them are corrected, all at once.
 BLOCK_ROWS = 128
 _SCALE_STEPS = (1.0, 0.95, 0.9, 0.85, 0.8)
-_RANGE_STEPS = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25)
+_RANGE_STEPS = (1.0, 0.9)
 _SMALLEST = 1e-5
 
 
@@ -51,17 +51,20 @@ def smoothing_divisors(largest: FloatArray, weights: list[FloatArray], alpha: fl
     return np.asarray(divisors / np.exp(np.log(divisors).mean()), np.float32)
 
 
-def choose_range(rows: FloatArray, importance: FloatArray) -> tuple[InputRange, float]:
+def choose_range(
+    rows: FloatArray, extremes: tuple[float, float], importance: FloatArray
+) -> tuple[InputRange, float]:
     """Return the range with the least error.
 
     Args:
         rows: samples of the input, (R, K).
+        extremes: the least and the largest value of any input, whether among the samples or not.
         importance: what an error in each column counts, squared: (K,).
 
     Returns:
         The range, and the mean over rows of the squared error in the product.
     """
-    low, high = min(float(rows.min(initial=0)), 0.0), max(float(rows.max(initial=0)), _SMALLEST)
+    low, high = min(extremes[0], 0.0), max(extremes[1], _SMALLEST)
     found = []
     for low_step in _RANGE_STEPS if low < -_SMALLEST else (1.0,):
         for high_step in _RANGE_STEPS:

@@ -1,19 +1,20 @@
 """Which products to compute in int8, and how: the fastest choice that keeps the embeddings.
 
-1. A product's loss is 1 - cosine of the embeddings, mean over texts, with only it in int8. Losses of
-   different products add up, near enough, as their errors have little to do with each other. They are
-   measured for units: the groups of one kind in neighbouring layers, in at most `MAX_UNITS` units, so that
-   the time grows with the size of the model and not with its square.
+1. A product's loss is 1 - cosine of the embeddings, mean over the texts of a kind, with only it in int8, for
+   the kind of text that loses most. It is measured on texts that nothing was calibrated with: what fits those
+   best often clips others. Losses of different products add up, near enough, as their errors have little to
+   do with each other. They are measured for units: the groups of one kind in neighbouring layers, in at most
+   `MAX_UNITS` units, so that the time grows with the size of the model and not with its square.
 2. A group's time is measured by itself, in each form, once for each set of sizes.
 3. Each unit begins with its fastest method. Then, until the sum of losses fits the budget, the unit changes
    its method that saves most loss for the time that it costs.
 4. What comes out is measured as a whole, and the budget made smaller or larger by how far it is from the
-   gate, a few times. The fastest choice that passes, also on texts that nothing was chosen by, is kept.
+   gate, a few times. The fastest choice that passes is kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +23,18 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 from attnlens_export.graph import TracedGraph
-from attnlens_export.int8.agreement import Agreement, Embedder, compare
+from attnlens_export.int8.agreement import Agreement, Embedder, compare, run_all
 from attnlens_export.int8.calibration import Activations, collect
 from attnlens_export.int8.convert import to_int8
 from attnlens_export.int8.products import Group, find_groups
-from attnlens_export.int8.recipes import Method, Recipe, make_recipe
+from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
 from attnlens_export.int8.result import Gate
-from attnlens_export.int8.sessions import median_seconds, open_session
+from attnlens_export.int8.sessions import measure_seconds, open_session
 from attnlens_export.weights import Place, write_embedded, write_referring
 
 MAX_UNITS = 24
-# Batches of calibration texts that the losses of units are measured on.
-MAX_LOSS_BATCHES = 4
+# Batches of each kind of text that the losses of units are measured on.
+MAX_LOSS_BATCHES = 1
 MAX_ROUNDS = 8
 # The share of the gate that the first choice is made for: the losses of products do not quite add up.
 FIRST_SHARE = 0.9
@@ -56,8 +57,8 @@ class Candidate:
     Attributes:
         recipes: by source; groups that are not in it stay in fp32.
         graph: the result.
-        use: the share of what the gate allows that is used up, on either set of texts; at most 1 passes.
-        agreement: with fp32, on the set of texts that uses more.
+        use: the share of what the gate allows that is used up by the worst kind; at most 1 passes.
+        agreement: with fp32.
         seconds: the sum of the times of its products.
     """
 
@@ -96,19 +97,23 @@ class Search:
     """The search for one encoder."""
 
     def __init__(
-        self, source: Source, calibration: Embedder, verification: Embedder, progress: Progress
+        self,
+        source: Source,
+        calibration: Mapping[str, Embedder],
+        verification: Mapping[str, Embedder],
+        progress: Progress,
     ) -> None:
-        """Collect what goes into the products of `source`."""
+        """Collect what goes into the products of `source`; the texts are given by kind."""
         self._source = source
         self._progress = progress
         session = open_session(source.path)
-        self._embedders = (calibration, verification)
-        self._expected = [each.run(session) for each in self._embedders]
-        self._few = calibration.part(MAX_LOSS_BATCHES)
-        self._few_expected = self._few.run(session)
+        self._embedders = verification
+        self._expected = run_all(verification, session)
+        self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in verification.items()}
+        self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
         groups = find_groups(source.graph)
-        self._activations = self._collect(groups)
+        self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
 
     def run(self, gate: Gate) -> list[Candidate]:
@@ -136,11 +141,13 @@ class Search:
                 budget = float(np.sqrt(enough * too_much)) if enough else 0.9 * too_much
         return list(measured.values())
 
-    def _collect(self, groups: Sequence[Group]) -> dict[str, Activations]:
+    def _collect(
+        self, groups: Sequence[Group], calibration: Mapping[str, Embedder]
+    ) -> dict[str, Activations]:
         return collect(
             self._source.graph,
             groups,
-            [batch.inputs for batch in self._embedders[0].batches],
+            [embedder.batches for embedder in calibration.values()],
             self._source.path.parent,
             self._source.places,
             lambda done, total: self._progress("Int8 calibration", done, total),
@@ -155,23 +162,30 @@ class Search:
 
     def _losses(self) -> Figures:
         losses: Figures = [{Method.FP32: 0.0} for _ in self._units]
-        steps = list(product(range(len(self._units)), (each for each in Method if each != Method.FP32)))
+        steps = [
+            (number, method)
+            for number, unit in enumerate(self._units)
+            for method in methods_for(unit[0])
+            if method != Method.FP32
+        ]
         for step, (number, method) in enumerate(steps):
             self._progress("Int8 sensitivity of each product", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[number]}
             session = self._source.open(to_int8(self._source.graph, recipes))
-            found = compare(self._few.run(session), self._few_expected)
+            found = compare(run_all(self._few, session), self._few_expected)
+            loss = np.max([1 - kind.mean_cosine for kind in found.kinds.values()])
             # What a NaN came from must not be chosen.
-            losses[number][method] = float(np.nan_to_num(max(1 - found.mean_cosine, 0.0), nan=2.0))
+            losses[number][method] = float(np.nan_to_num(max(loss, 0.0), nan=2.0))
         return losses
 
     def _seconds(self) -> Figures:
-        known: dict[tuple[tuple[int, ...], ...], dict[Method, float]] = {}
-        seconds: Figures = [dict.fromkeys(Method, 0.0) for _ in self._units]
+        known: dict[tuple[object, ...], dict[Method, float]] = {}
+        seconds: Figures = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
         for number, unit in enumerate(self._units):
             self._progress("Int8 times of each product", number, len(self._units))
             for group in unit:
-                sizes = tuple(self._source.graph.weights[name].shape for name in group.weights)
+                shapes = (self._source.graph.weights[name].shape for name in group.weights)
+                sizes = (methods_for(group), *shapes)
                 if sizes not in known:
                     known[sizes] = self._time(group)
                 for method, each in known[sizes].items():
@@ -181,7 +195,7 @@ class Search:
     def _time(self, group: Group) -> dict[Method, float]:
         alone = only(group, self._source.graph)
         sessions: dict[str, onnxruntime.InferenceSession] = {}
-        for method in Method:
+        for method in methods_for(group):
             is_exact = method == Method.FP32
             graph = alone if is_exact else to_int8(alone, {group.source: self._recipe(group, method)})
             path = self._source.path.with_name(".timed.onnx")
@@ -190,8 +204,9 @@ class Search:
             path.unlink()
         shape = (*TIMED_SHAPE, graph_width(group, self._source.graph))
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        seconds = median_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
-        return {method: seconds[method] for method in Method}
+        seconds = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
+        # The least: other programs on the machine only ever add to a time.
+        return {method: min(seconds[method]) for method in methods_for(group)}
 
     def _measure(self, plan: Plan, seconds: Figures, gate: Gate) -> Candidate:
         recipes = {
@@ -202,14 +217,9 @@ class Search:
         }
         graph = to_int8(self._source.graph, recipes)
         session = self._source.open(graph)
-        calibrated, verified = (
-            compare(embedder.run(session), expected)
-            for embedder, expected in zip(self._embedders, self._expected, strict=True)
-        )
-        uses = [gate.use(calibrated), gate.use(verified)]
-        worse = calibrated if uses[0] > uses[1] else verified
+        found = compare(run_all(self._embedders, session), self._expected)
         total = sum(each[method] for each, method in zip(seconds, plan, strict=True))
-        return Candidate(recipes, graph, float(np.max(uses)), worse, total)
+        return Candidate(recipes, graph, gate.use(found), found, total)
 
 
 def divide(groups: Sequence[Group]) -> list[list[Group]]:

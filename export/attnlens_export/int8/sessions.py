@@ -1,6 +1,5 @@
 """Graphs in ONNX Runtime on the CPU, opened and timed."""
 
-import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,14 +33,14 @@ def open_session(
     )
 
 
-def median_seconds(
+def measure_seconds(
     sessions: Mapping[str, onnxruntime.InferenceSession], feed: Feed, repetitions: int
-) -> dict[str, float]:
-    """Time sessions in turns, after a first turn that is not counted."""
+) -> dict[str, list[float]]:
+    """Time sessions in turns, after a first turn that is not counted, and return all times of each."""
     seconds: dict[str, list[float]] = {name: [] for name in sessions}
     for _ in range(repetitions + 1):
         for name, session in sessions.items():
             started = time.perf_counter()
             session.run(None, feed)
             seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(each[1:]) for name, each in seconds.items()}
+    return {name: each[1:] for name, each in seconds.items()}

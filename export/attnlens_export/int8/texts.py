@@ -1,13 +1,18 @@
-"""The texts that int8 is calibrated and verified with: every other one for each. B batch, T tokens."""
+"""The texts of several kinds that int8 is calibrated and verified with: every other one for each.
 
-from collections.abc import Iterator, Sequence
+B batch, T tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from attnlens.bundle import BundleError
 from attnlens_export.errors import SourceError
 from attnlens_export.graph import input_names
 from attnlens_export.grid import Inputs
@@ -17,6 +22,9 @@ from attnlens_model import EncoderConfig
 MAX_TEXT_TOKENS = 256
 MAX_BATCH_TOKENS = 1024
 MIN_TEXTS = 20
+# Those of this package, in data/.
+KINDS = ("sentences", "prose", "very_short", "code_and_numbers", "other_scripts")
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -32,19 +40,30 @@ class Batch:
     places: tuple[int, ...]
 
 
-def read_texts(path: Path | None) -> list[str]:
-    """Read one text per line, empty lines left out; None: the texts of this package.
+def read_kinds(path: Path | None) -> dict[str, list[str]]:
+    """Return the texts of this package by kind, and those of a file as a kind of their own.
+
+    Args:
+        path: one text per line, empty lines left out; None: no such file.
 
     Raises:
-        SourceError: there are too few, or the file is not UTF-8.
+        SourceError: the file has too few texts, or is not UTF-8.
     """
-    if path is None:
-        content = (files("attnlens_export.int8") / "data" / "texts.txt").read_text(encoding="utf-8")
-    else:
-        try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SourceError(f"{path} can't be read as text: {error}") from error
+    data = files("attnlens_export.int8") / "data"
+    kinds = {kind: _lines((data / f"{kind}.txt").read_text(encoding="utf-8")) for kind in KINDS}
+    return kinds if path is None else {**kinds, GIVEN: _read_given(path)}
+
+
+def _lines(content: str) -> list[str]:
+    """Return one text per line; an empty line is an empty text."""
+    return content.removesuffix("\n").split("\n")
+
+
+def _read_given(path: Path) -> list[str]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path} can't be read as text: {error}") from error
     texts = [line.strip() for line in content.split("\n") if line.strip()]
     if len(texts) < MIN_TEXTS:
         raise SourceError(f"{path} has {len(texts)} texts, at least {MIN_TEXTS} are needed, one per line")
@@ -54,6 +73,34 @@ def read_texts(path: Path | None) -> list[str]:
 def split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the texts to calibrate with, and the others, to verify with."""
     return list(texts[::2]), list(texts[1::2])
+
+
+def write_texts(path: Path, kinds: Mapping[str, Sequence[str]]) -> None:
+    """Write one text per line, kind after kind."""
+    lines = [text for texts in kinds.values() for text in texts]
+    path.write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
+
+
+def read_written(path: Path, sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """Read what `write_texts` wrote.
+
+    Args:
+        path: the file.
+        sizes: the number of texts of each kind in their order; none, as in bundles of attnlens 0.1.0: all are
+            of one kind.
+
+    Raises:
+        BundleError: the file has another number of texts.
+    """
+    texts = _lines(path.read_text(encoding="utf-8"))
+    sizes = sizes or {"texts": len(texts)}
+    if sum(sizes.values()) != len(texts):
+        raise BundleError(
+            f"{path} has {len(texts)} texts, the manifest names {sum(sizes.values())}: export the bundle "
+            "again"
+        )
+    lines = iter(texts)
+    return {kind: list(islice(lines, size)) for kind, size in sizes.items()}
 
 
 def make_batches(

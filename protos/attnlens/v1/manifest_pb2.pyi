@@ -141,7 +141,7 @@ class _QuantizationMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Qu
     QUANTIZATION_METHOD_SMOOTHED: _QuantizationMethod.ValueType  # 3
     """In int8, the input being divided by a factor per column that the weight was multiplied with."""
     QUANTIZATION_METHOD_EXACT_COLUMNS: _QuantizationMethod.ValueType  # 4
-    """In int8 but for the columns of the input with the largest values, which are multiplied in fp32."""
+    """In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
 
 class QuantizationMethod(_QuantizationMethod, metaclass=_QuantizationMethodEnumTypeWrapper):
     """How a product of matrices is computed."""
@@ -155,7 +155,7 @@ QUANTIZATION_METHOD_PLAIN: QuantizationMethod.ValueType  # 2
 QUANTIZATION_METHOD_SMOOTHED: QuantizationMethod.ValueType  # 3
 """In int8, the input being divided by a factor per column that the weight was multiplied with."""
 QUANTIZATION_METHOD_EXACT_COLUMNS: QuantizationMethod.ValueType  # 4
-"""In int8 but for the columns of the input with the largest values, which are multiplied in fp32."""
+"""In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
 Global___QuantizationMethod: _TypeAlias = QuantizationMethod  # noqa: Y015
 
 @_typing.final
@@ -498,7 +498,7 @@ Global___Graph: _TypeAlias = Graph  # noqa: Y015
 @_typing.final
 class Quantization(_message.Message):
     """A graph in int8 against the one in fp32. Cosines are measured on texts that it was not calibrated with: those of
-    `parity/int8_texts.txt`, one per line, cut at 256 tokens.
+    `parity/int8_texts.txt`, one per line and kind after kind, cut at 256 tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -518,13 +518,15 @@ class Quantization(_message.Message):
     SPEEDS_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     min_mean_cosine: _builtins.float
-    """The gate: the least mean over texts of the cosine of a text's embeddings, made as `Manifest.pooling` says."""
+    """The gate: the least mean over the texts of a kind of the cosine of a text's embeddings, made as
+    `Manifest.pooling` says.
+    """
     min_cosine: _builtins.float
     """The gate: the least cosine of any text."""
     num_calibration_texts: _builtins.int
     """The number of texts it was calibrated with."""
     num_texts: _builtins.int
-    """The number of texts it was measured on, none of them among the former."""
+    """The number of texts it was measured on, none of them among the former but the empty one."""
     num_tokens: _builtins.int
     """The tokens of those, special tokens included."""
     mean_cosine_found: _builtins.float
@@ -626,7 +628,7 @@ class QuantizedProduct(_message.Message):
     method: Global___QuantizationMethod.ValueType
     """How it is computed."""
     alpha: _builtins.float
-    """The exponent of the smoothing; 0 where the method is another."""
+    """The exponent of the smoothing; 0: none."""
     num_exact_columns: _builtins.int
     """The number of columns of the input that are multiplied in fp32."""
     def __init__(
