@@ -50,7 +50,8 @@ def contestants(setting: Setting) -> list[Contestant]:
 
 def our_engines(setting: Setting) -> list[Contestant]:
     def engine(precision: str, rows: tuple[tuple[str, str], ...]) -> Contestant:
-        arguments = (setting.bundle, precision, setting.our_threads)
+        bundle = setting.int8_bundle if precision == "int8" else setting.bundle
+        arguments = (bundle, precision, setting.our_threads)
         return Contestant(ENGINE, precision, "bench.ours", arguments, rows=rows, batch_sizes=(0,))
 
     return [engine("fp32", ENGINE_ROWS), engine("int8", EMBED)]

@@ -92,10 +92,11 @@ class Field:
         if not keys:
             return
         label, setting = f"{SERVER} {precision}", self.setting
+        bundle = setting.int8_bundle if precision == "int8" else setting.bundle
         print(f"Starting {label} ...", file=sys.stderr, flush=True)
         try:
             server = self.stack.enter_context(
-                attnlens_server(setting.bundle, precision, setting.our_threads, log_of(label))
+                attnlens_server(bundle, precision, setting.our_threads, log_of(label))
             )
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]

@@ -3,15 +3,18 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Manifest
+from attnlens.v1.tensor_pb2 import DataType
 from bench.lines import ROOT
 from bench.workloads import Corpus, Workload
 
+INT8_BUNDLE = ROOT / ".bench" / "minilm-int8"
 OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of what 64 clients in a closed loop get
 
 
@@ -21,6 +24,7 @@ class Setting:
 
     Attributes:
         bundle: ours, and that of the peers that open bundles.
+        int8_bundle: ours for the rows in int8: the same, or where it has no graph in int8 one that was made.
         checkpoint: for the peers that want PyTorch's weights.
         threads: of each process that computes; cores beyond them are nobody's.
         repetitions: how often everything is measured, in turns.
@@ -30,6 +34,7 @@ class Setting:
     """
 
     bundle: Path
+    int8_bundle: Path
     checkpoint: Path
     threads: int
     repetitions: int
@@ -73,13 +78,18 @@ def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: 
         sys.exit(f"--threads {threads} is more than the {len(cores)} cores that there are")
     os.sched_setaffinity(0, cores[: threads or len(cores)])
     checkpoint = find_checkpoint()
-    if not bundle.exists():
+
+    def export(directory: Path) -> None:
         from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
 
-        print(f"Exporting {bundle} ...", file=sys.stderr)
-        export_bundle(checkpoint, bundle, ExportOptions(name="all-MiniLM-L6-v2"))
+        print(f"Exporting {directory}, with int8: minutes ...", file=sys.stderr, flush=True)
+        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precision="int8"))
+
+    if not bundle.exists():
+        export(bundle)
     return Setting(
         bundle=bundle.resolve(),
+        int8_bundle=find_int8_bundle(bundle, INT8_BUNDLE, export).resolve(),
         checkpoint=checkpoint,
         threads=threads or len(cores),
         repetitions=repetitions or (2 if quick else 3),
@@ -87,6 +97,20 @@ def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: 
         sizes=QUICK if quick else FULL,
         open_loop_shares=OPEN_LOOP_SHARES[1::2] if quick else OPEN_LOOP_SHARES,
     )
+
+
+def find_int8_bundle(bundle: Path, own: Path, export: Callable[[Path], None]) -> Path:
+    """Return a bundle with a graph in int8: the given one, or else one of our own, made if it is absent."""
+    if has_int8(bundle):
+        return bundle
+    if not own.exists():
+        export(own)
+    return own
+
+
+def has_int8(bundle: Path) -> bool:
+    """Tell whether a bundle has a graph in int8."""
+    return any(graph.data_type == DataType.DATA_TYPE_INT8 for graph in read_manifest(bundle).graphs)
 
 
 def find_checkpoint() -> Path:
