@@ -100,7 +100,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
 @click.option(
     "--min-mean-cosine",
     type=click.FloatRange(0, 1),
-    help="int8: least mean cosine with fp32 of the embeddings of texts.  [default: 0.999]",
+    help="int8: least mean cosine with fp32 of the embeddings of each kind of text.  [default: 0.999]",
 )
 @click.option(
     "--min-cosine",
@@ -110,7 +110,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
 @click.option(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="int8: texts, one per line; half calibrate, half verify and go into DIR.  [default: built in]",
+    help="int8: further texts, one per line, as one more kind; half calibrate, half verify and go into DIR.",
 )
 @parity_tokens_option
 @click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")

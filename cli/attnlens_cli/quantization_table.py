@@ -33,7 +33,9 @@ def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
     num_texts = str(parity.int8.num_texts)
     table.add_row("all embeddings", num_texts, f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
     table.add_row("all token vectors", "", f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
-    click.echo(f"model_int8.onnx against model.onnx, {parity.int8.num_texts} texts that it was not made with")
+    click.echo(
+        f"model_int8.onnx against model.onnx, {parity.int8.num_texts} texts it was not calibrated with"
+    )
     Console().print(table)
     click.echo(
         f"the nearest other text is the same for {found.neighbour_agreement:.1%}; "

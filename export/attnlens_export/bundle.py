@@ -96,7 +96,7 @@ class ExportOptions:
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
         precision: `fp16` or `int8` adds a graph of the embeddings in it.
         gate: what the embeddings of a graph in int8 must keep.
-        calibration: texts for int8, one per line; None: those of this package.
+        calibration: texts for int8, one per line, besides those of this package; None: only those.
     """
 
     name: str | None = None
