@@ -43,7 +43,7 @@ def fill_tensor(tensor: Tensor, array: npt.NDArray[Any], data_type: DataType.Val
 def fill_stacked(tensor: Tensor, arrays: Sequence[npt.NDArray[Any]], data_type: DataType.ValueType) -> None:
     """Pack N arrays of one shape as one array (N, ...), without making it."""
     dtype = numpy_dtype(data_type)
-    data = b"".join(memoryview(np.ascontiguousarray(each, dtype=dtype)) for each in arrays)
+    data = b"".join(np.ascontiguousarray(each, dtype=dtype).data for each in arrays)
     _fill(tensor, (len(arrays), *arrays[0].shape), data, data_type)
 
 

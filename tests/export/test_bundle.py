@@ -140,7 +140,7 @@ def test_the_minilm_graphs_share_aligned_weights(minilm_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
-def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path) -> None:
+def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
     encoding = tokenizer.encode("A bundle is a directory.")
     feed = {
@@ -152,7 +152,9 @@ def test_plain_onnxruntime_runs_a_minilm_graph(name: str, minilm_bundle: Path) -
     hidden, *attentions = session.run(None, feed)
     assert hidden.shape == (1, len(encoding.ids), 384)
     assert len(attentions) == (6 if "attentions" in name else 0)
-    onnx.checker.check_model(minilm_bundle / "onnx" / name)
+    for each in (minilm_bundle / "onnx").iterdir():  # the checker refuses hard links, which other tests make
+        (tmp_path / each.name).write_bytes(each.read_bytes())
+    onnx.checker.check_model(tmp_path / name)
 
 
 def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bundle: Path) -> None:
