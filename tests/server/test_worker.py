@@ -18,6 +18,7 @@ from attnlens_server.engine.outputs import HostOutputs, slice_item
 from attnlens_server.engine.pack import BatchLimits
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import MAX_RETRY_S, MIN_RETRY_S, SessionWorker
+from attnlens_server.engine.worker import logger as worker_logger
 from attnlens_server.errors import InternalError
 from attnlens_server.pooling import pool
 
@@ -101,7 +102,7 @@ def test_a_lane_that_dies_in_a_batch_leaves_none_of_its_texts_without_an_end() -
 
 def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
     """Or what a failed call has brought would stay until a full garbage collection."""
-    caplog.set_level(logging.CRITICAL)  # a record of the warning would hold the error of the batch
+    caplog.set_level(logging.CRITICAL, worker_logger.name)  # a record of the warning would hold the error
 
     def fail(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
         raise RuntimeError(str(input_ids.shape))
