@@ -24,7 +24,10 @@ if [ pyproject.toml -nt "$environment/ready" ] || [ constraints.txt -nt "$enviro
     touch "$environment/ready"
 fi
 echo "$("$environment/bin/python" --version), without PyTorch"
-# Which module an export misses first is told for an environment that has the others.
-OMP_NUM_THREADS=1 "$environment/bin/python" -m pytest --without-torch \
-    --deselect "tests/cli/test_main.py::test_a_missing_module_names_its_extra" \
-    tests/bench tests/cli tests/client tests/hostile tests/server tests/test_tensors.py
+tests=(tests/bench tests/client tests/server tests/test_tensors.py)
+# The newest runs them all; for the one between, CI's time is better spent elsewhere.
+if [ "$version" != 3.12 ]; then
+    # Which module an export misses first is told for an environment that has the others.
+    tests+=(tests/cli tests/hostile --deselect "tests/cli/test_main.py::test_a_missing_module_names_its_extra")
+fi
+OMP_NUM_THREADS=1 "$environment/bin/python" -m pytest --without-torch "${tests[@]}"
