@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def tried(what: str, measure: Callable[[], T]) -> T | None:
-    """Return what `measure` returns; where it fails, say so, lest all that was measured before be lost."""
+    """Return what `measure` returns; where it fails, say so: what was measured before must not be lost."""
     print(f"{what} ...", file=sys.stderr, flush=True)
     try:
         return measure()

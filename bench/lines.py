@@ -1,7 +1,7 @@
 """Processes that answer JSON lines: what is measured runs in one, only one of them at a time.
 
 The first line of a process says what it is; then each line of its stdin is a request, each line of its
-stdout the answer. What libraries print goes to stderr, hence into a log.
+stdout the answer. What libraries print goes to stderr, which is a log.
 """
 
 import json

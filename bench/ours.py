@@ -24,7 +24,7 @@ from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed
 
 PORTION = 64  # texts tokenized at a time
-MAX_WAITING = 512  # items in the engine; results are taken as they come, lest all maps be held at once
+MAX_WAITING = 512  # items in the engine; results are taken as they come, or all maps would be in memory
 
 
 class InProcess:
