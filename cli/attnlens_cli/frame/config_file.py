@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attnlens_cli.failures import nearest
+from attnlens_cli.frame.failures import nearest
 
 
 def read(path: Path, group: click.Command, commands: Iterable[str]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 
 import click
 
-from attnlens_cli.extras import how_to_install
-from attnlens_cli.printable import printable
+from attnlens_cli.frame.extras import how_to_install
+from attnlens_cli.show.printable import printable
 
 FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
 

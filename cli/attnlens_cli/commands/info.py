@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.printable import printable, printable_json
-from attnlens_cli.server_options import Server, server_options
+from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.show.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.stopping import stopped_by_signals
+from attnlens_cli.frame.stopping import stopped_by_signals
 
 if TYPE_CHECKING:
     from attnlens_export.layouts import LayoutSummary

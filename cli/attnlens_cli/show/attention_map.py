@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from attnlens_cli.printable import counted, printable
+from attnlens_cli.show.printable import counted, printable
 from attnlens_client import EncodedText, ModelInfo
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")

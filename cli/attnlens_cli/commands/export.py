@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from attnlens_cli.check import parity_tokens_option
-from attnlens_cli.layout import LAYOUT_NAMES, describe_layout, link_option
-from attnlens_cli.left_out import describe_left_out
-from attnlens_cli.pooling_names import POOLINGS
-from attnlens_cli.quantization_table import show_quantization
-from attnlens_cli.stopping import stopped_by_signals
+from attnlens_cli.commands.check import parity_tokens_option
+from attnlens_cli.commands.layout import LAYOUT_NAMES, describe_layout, link_option
+from attnlens_cli.commands.pooling_names import POOLINGS
+from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.left_out import describe_left_out
+from attnlens_cli.show.quantization_table import show_quantization
 
 if TYPE_CHECKING:
     from attnlens_export.bundle import BundleSummary
@@ -137,7 +137,7 @@ def export(
     """
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from attnlens_cli.check import parity_table, progress_bar, raise_failures  # noqa: PLC0415 - heavy
+    from attnlens_cli.commands.check import parity_table, progress_bar, raise_failures  # noqa: PLC0415 - heavy
     from attnlens_export import (  # noqa: PLC0415 - heavy
         ExportError,
         ExportOptions,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
-from attnlens_cli.failures import BadReplyFailure
-from attnlens_cli.text_lines import is_sendable
+from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.failures import BadReplyFailure
 
 if TYPE_CHECKING:
     import grpc

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.quantization_table import show_quantization
-from attnlens_cli.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
-from attnlens_cli.stopping import stopped_by_signals
+from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.quantization_table import show_quantization
+from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 
 if TYPE_CHECKING:
     from rich.table import Table

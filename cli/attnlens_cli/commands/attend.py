@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.new_file import checked_path
-from attnlens_cli.printable import printable_json
-from attnlens_cli.server_options import Server, server_options
-from attnlens_cli.text_lines import is_sendable
+from attnlens_cli.files.new_file import checked_path
+from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
-    from attnlens_cli.attention_map import AttentionMap
+    from attnlens_cli.show.attention_map import AttentionMap
 
 
 @click.command(
@@ -63,7 +63,7 @@ def attend(
     png_path = checked_path(png, "--png", (".png",)) if png else None
     attention = _fetch(text, layer, head, server, truncate=truncate)
     if png_path:
-        from attnlens_cli.attention_png import write_png
+        from attnlens_cli.show.attention_png import write_png
 
         note = write_png(attention, png_path)
         click.echo(f"{png_path}: {attention.caption}{note}", err=True)
@@ -72,13 +72,13 @@ def attend(
     elif token is not None:
         _print_rows(attention, token, top)
     elif not png_path:
-        from attnlens_cli.attention_text import print_map
+        from attnlens_cli.show.attention_text import print_map
 
         print_map(attention, top)
 
 
 def _fetch(text: str, layer: int, head: int | None, server: Server, *, truncate: bool) -> "AttentionMap":
-    from attnlens_cli.attention_map import AttentionMap
+    from attnlens_cli.show.attention_map import AttentionMap
     from attnlens_client import Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
@@ -115,7 +115,7 @@ def _check_number(kind: str, number: int, count: int, model_name: str) -> None:
 
 
 def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None:
-    from attnlens_cli.attention_text import print_row
+    from attnlens_cli.show.attention_text import print_row
 
     rows = attention.find(wanted)
     if not rows:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from attnlens_cli.failures import BadReplyFailure
-from attnlens_cli.new_file import checked_path, replacing
-from attnlens_cli.pooling_names import POOLINGS
-from attnlens_cli.printable import counted
-from attnlens_cli.progress import Progress, shown_progress
-from attnlens_cli.server_options import Server, server_options
-from attnlens_cli.text_lines import Batches, Line, read_lines
+from attnlens_cli.commands.pooling_names import POOLINGS
+from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.files.text_lines import Batches, Line, read_lines
+from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.show.printable import counted
+from attnlens_cli.show.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
-    from attnlens_cli.vector_files import VectorWriter
+    from attnlens_cli.files.vector_files import VectorWriter
     from attnlens_client import AsyncClient, Embeddings, EmbedOptions
 
 _STDIO = "-"
@@ -139,7 +139,7 @@ def embed(
 
 
 async def _run(job: Job, server: Server) -> Counts:
-    from attnlens_cli.vector_files import JsonlWriter, NpyWriter
+    from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
     settings = server.client_settings()

@@ -8,8 +8,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attnlens_cli.attention_map import AttentionMap
-from attnlens_cli.printable import counted
+from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.printable import counted
 
 _CELL_WIDTHS = (5, 4, 3)  # of a weight such as 0.12 or .12, or the start of a token; the widest that fits
 _LEADING_ZERO_FROM = 4

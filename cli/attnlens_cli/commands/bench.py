@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from attnlens_cli.progress import shown_stages
-from attnlens_cli.text_lines import read_lines
+from attnlens_cli.files.text_lines import read_lines
+from attnlens_cli.show.progress import shown_stages
 from attnlens_server.config import Precision, Provider
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def bench(
         about = {"model": opened.manifest.model_name, "precision": config.precision, "attention": attention}
         click.echo(json.dumps(about | content | {"command": command}, ensure_ascii=False, indent=2).encode())
     else:
-        from attnlens_cli.bench_tables import show_report
+        from attnlens_cli.show.bench_tables import show_report
 
         show_report(report, workload, opened.manifest.model_name, command)
 
