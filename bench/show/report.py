@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.cases import MATMUL
+from bench.cases import MATMUL, Row
 from bench.contestants import ENGINE
-from bench.targets import Row, Rows, ratio
+from bench.show.targets import Rows, ratio
 
 Line = Mapping[str, object]
 

@@ -1,6 +1,6 @@
 """Batches one after the other on all threads, or side by side on one each; their size and their padding.
 
-    python -m bench.lanes BUNDLE [--graph model.onnx] [--window 64]
+    python -m bench.studies.lanes BUNDLE [--graph model.onnx] [--window 64]
 
 Runs the passages through ONNX Runtime, packed by the engine's own `pack` from a window of waiting texts. Rows
 are interleaved; each is the median of its repetitions, relative to the first row.

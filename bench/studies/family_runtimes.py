@@ -1,6 +1,6 @@
 """The table of families and runtimes in docs/runtimes.md.
 
-    python bench/family_runtimes.py NODE_MODULES [FAMILY ...]
+    python -m bench.studies.family_runtimes NODE_MODULES [FAMILY ...]
 
 Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
 small grid in every runtime that is installed, in fp32. One without fp32 shows its smallest cosine.
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from attnlens_export.runtime_parity import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_runtimes import FP32

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.cases import MATMUL
+from bench.cases import MATMUL, Row
 from bench.contestants import EAGER, ENGINE
 from bench.field import INFINITY, MANY, SERVER
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

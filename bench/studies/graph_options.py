@@ -1,6 +1,6 @@
 """ONNX Runtime's choices on the CPU, measured in one run: optimizers, threads, memory, IO binding.
 
-    python bench/graph_options.py BUNDLE
+    python -m bench.studies.graph_options BUNDLE
 
 Each row is the time of a graph relative to the first row of its table, median of interleaved repetitions.
 """

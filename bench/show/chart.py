@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from bench.cases import Row
 from bench.contestants import EAGER
 from bench.field import MANY
-from bench.targets import Row, Rows
+from bench.show.targets import Rows
 
 PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the line of the ceiling
 OURS, THEIRS = "#1f6f8b", "#b4bcc2"

@@ -1,6 +1,6 @@
 """The load generator: many clients of a server in one process, which measures what it costs itself.
 
-    python -m bench.load
+    python -m bench.load.generator
 
 Requests are serialized once, before; of the replies only a sample is read, and compared with the reply to the
 same text alone.
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens_server.tuning.traffic import poisson_arrivals
-from bench.calls import Call, finished_within, latencies_ms
 from bench.lines import Answer, answer_lines
-from bench.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
+from bench.load.calls import Call, finished_within, latencies_ms
+from bench.load.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 
 DRAIN_S = 30.0  # at the end of an open loop
 

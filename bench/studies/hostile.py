@@ -1,4 +1,4 @@
-"""What hostile clients cost a server: `python -m bench.hostile BUNDLE`.
+"""What hostile clients cost a server: `python -m bench.studies.hostile BUNDLE`.
 
 Each measurement starts a server of its own, attacks it, and compares what that took with a target. The same
 attacks are tests in tests/hostile; here are the numbers. For Linux, and a machine that does nothing else.
@@ -25,8 +25,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from bench.raw_http2 import RawClient, Reply, method, repeated_field
 from bench.servers import RunningServer, attnlens_server
+from bench.studies.raw_http2 import RawClient, Reply, method, repeated_field
 
 MIB = 1 << 20
 LOG = Path(tempfile.gettempdir()) / "attnlens-hostile.log"
@@ -338,7 +338,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Measured]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.studies.hostile", description=__doc__)
     parser.add_argument("bundle", type=Path, help="a bundle of MiniLM")
     parser.add_argument("--rows", default="", help=f"a regular expression: {', '.join(MEASUREMENTS)}")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """STS benchmark through a running server: Spearman between cosine and the human score.
 
-    python bench/stsb.py --address HOST:PORT
+    python -m bench.studies.stsb --address HOST:PORT
 
 The vectors are made by `attnlens embed`, as a user would make them.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-DATA = Path(__file__).parents[1] / "tests" / "data" / "stsb-en-dev.csv"
+from bench.workloads import DATA
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
 
 def spearman(address: str) -> float:
     """Embed both sides of all pairs and correlate their cosines with the scores."""
-    with DATA.open(encoding="utf-8", newline="") as file:
+    with (DATA / "stsb-en-dev.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     sentences = [row[0] for row in rows] + [row[1] for row in rows]
     scores = [float(row[2]) for row in rows]
