@@ -7,13 +7,14 @@ import math
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.files.text_lines import read_lines
 from attnlens_cli.show.progress import shown_stages
-from attnlens_server.config import Precision, Provider
+from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from attnlens_server.bundle import Bundle
@@ -66,21 +67,9 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 
 @click.command(epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--provider",
-    type=click.Choice(get_args(Provider)),
-    default="auto",
-    show_default=True,
-    help="Where to run.",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(get_args(Precision)),
-    default="fp32",
-    show_default=True,
-    help="Which of the bundle's graphs for embeddings.",
-)
-@click.option("--device-id", default=0, show_default=True, help="Which GPU.")
+@config_option("provider", "Where to run.", PROVIDERS)
+@config_option("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)
+@config_option("device_id", "Which GPU.")
 @click.option(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -128,7 +117,6 @@ def bench(
     from loky import cpu_count
 
     from attnlens_server.bundle import open_bundle
-    from attnlens_server.config import ConfigError, ServerConfig
     from attnlens_server.errors import StartupError
     from attnlens_server.tuning import BenchOptions, run_bench
 
@@ -169,7 +157,7 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
         return read_workload(bundle, (line.text for line in lines), os.fspath(texts))
 
 
-def _serve_command(bundle: Path, config: Any, report: "Report") -> str:  # noqa: ANN401
+def _serve_command(bundle: Path, config: ServerConfig, report: "Report") -> str:
     """Return the line that starts a server as was measured best."""
     best = report.best.setting
     words = ["attnlens", "serve", os.fspath(bundle)]

@@ -1,23 +1,16 @@
-"""`attnlens check DIR`, and how parity is shown."""
+"""`attnlens check DIR`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli.commands.options import parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.parity_table import parity_table, raise_failures
+from attnlens_cli.show.progress import shown_stages
 from attnlens_cli.show.quantization_table import show_quantization
 from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.bundle import Progress
-    from attnlens_export.result import ParityResult
 
 EPILOG = """\b
 Example:
@@ -25,12 +18,6 @@ Example:
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
   attnlens check bundles/minilm --runtime all
   attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
-
-parity_tokens_option = click.option(
-    "--parity-tokens",
-    type=click.IntRange(min=1),
-    help="Longest input to compare.  [default: what 1 GiB of attention maps allows]",
-)
 
 
 @click.command(epilog=EPILOG)
@@ -94,7 +81,7 @@ def check(
         raise click.UsageError("--revision needs --source")
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
     try:
-        with stopped_by_signals(), progress_bar() as progress:
+        with stopped_by_signals(), shown_stages(in_lines=True) as progress:
             summary = check_bundle(
                 directory,
                 source,
@@ -129,94 +116,3 @@ def check(
         raise click.ClickException(
             f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
         )
-
-
-def raise_failures(parity: "ParityResult") -> None:
-    """Raise ClickException with the worst failure if parity failed."""
-    from attnlens_export.bundle import describe_failure  # noqa: PLC0415 - heavy
-
-    if not parity.passed:
-        raise click.ClickException(describe_failure(parity))
-
-
-def parity_table(parity: "ParityResult", title: str) -> "Table":
-    """Show the worst errors of each output of each graph."""
-    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.markup import escape  # noqa: PLC0415 - heavy
-    from rich.table import Table  # noqa: PLC0415 - heavy
-
-    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
-
-    table = Table(
-        title=f"{escape(title)}, {len(parity.cases)} input shapes",
-        title_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-        padding=(0, 0, 0, 1),
-    )
-    table.add_column("output of graph", no_wrap=True)
-    for heading in ("vs\ntorch", "vs\nfloat64", "torch vs\nfloat64", "p99", "1 -\ncosine", "verdict"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    last_graph = ""
-    for (graph, output), group in parity.by_output().items():
-        if graph != last_graph:
-            table.add_row(graph.rpartition("/")[2])  # the table fits 80 columns
-            last_graph = graph
-        figure = summarize(group)
-        table.add_row(
-            f"  {output}",
-            *_cells(figure),
-            _verdict(passed=all(each.passed for each in group)),
-        )
-    if parity.half is not None:
-        figure = parity.half.figure()
-        table.add_row(figure.graph.rpartition("/")[2])
-        table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=not parity.half.failures()))
-    table.caption, table.caption_justify = parity.describe_lengths(), "left"
-    if parity.half is not None:
-        table.caption += f"\n{parity.half.describe()}"
-    left_out = parity.left_out()
-    if left_out:
-        table.caption += (
-            f"\nnot compared, too large: {', '.join(f'{graph} at {case}' for graph, case in left_out)}"
-        )
-    return table
-
-
-def _cells(figure: "ParityFigure") -> list[str]:
-    errors = (
-        figure.max_abs_error,
-        figure.max_abs_error_float64,
-        figure.torch_abs_error_float64,
-        figure.p99_abs_error,
-    )
-    return [*(f"{error:.1e}" for error in errors), f"{1 - figure.min_cosine:.0e}"]
-
-
-def _verdict(*, passed: bool) -> str:
-    return "[green]passed[/]" if passed else "[red]FAILED[/]"
-
-
-@contextmanager
-def progress_bar() -> Iterator["Progress"]:
-    """Yield a callback that draws a bar on a terminal's stderr, else prints a line for each kind of step."""
-    from rich.console import Console  # noqa: PLC0415 - heavy
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - heavy
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
-        shown = ""
-
-        def show(stage: str, done: int, total: int) -> None:
-            nonlocal shown
-            bar.update(task, description=stage, completed=done, total=total)
-            # "Parity 2x7 right": what is done, then the input shape that it is done on; or else a whole name.
-            kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
-            if not console.is_terminal and kind != shown:
-                shown = kind
-                is_whole = total == 1 or kind == stage
-                click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)
-
-        yield show

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from attnlens_cli.commands.pooling_names import POOLINGS
+from attnlens_cli.commands.options import POOLINGS
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import Batches, Line, read_lines
 from attnlens_cli.frame.failures import BadReplyFailure

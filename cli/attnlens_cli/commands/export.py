@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from attnlens_cli.commands.check import parity_tokens_option
-from attnlens_cli.commands.layout import LAYOUT_NAMES, describe_layout, link_option
-from attnlens_cli.commands.pooling_names import POOLINGS
+from attnlens_cli.commands.options import LAYOUT_NAMES, POOLINGS, link_option, parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.layout_summary import describe_layout
 from attnlens_cli.show.left_out import describe_left_out
+from attnlens_cli.show.parity_table import parity_table, raise_failures
+from attnlens_cli.show.progress import shown_stages
 from attnlens_cli.show.quantization_table import show_quantization
 
 if TYPE_CHECKING:
@@ -137,7 +138,6 @@ def export(
     """
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from attnlens_cli.commands.check import parity_table, progress_bar, raise_failures  # noqa: PLC0415 - heavy
     from attnlens_export import (  # noqa: PLC0415 - heavy
         ExportError,
         ExportOptions,
@@ -160,7 +160,7 @@ def export(
     choices = ExportOptions(seed=seed or 0, revision=revision, name=name, gate=Gate(**cosines), **options)
     repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
-        with stopped_by_signals(), progress_bar() as progress:
+        with stopped_by_signals(), shown_stages(in_lines=True) as progress:
             for repository in repositories.values():
                 check_output(output, repository, force=choices.force)
             chosen = cast("str", source) if config is None else _read_config(config)

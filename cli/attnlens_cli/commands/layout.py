@@ -1,23 +1,12 @@
 """`attnlens layout DIR KIND --output REPO`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli.commands.options import LAYOUT_NAMES, link_option
 from attnlens_cli.frame.stopping import stopped_by_signals
-
-if TYPE_CHECKING:
-    from attnlens_export.layouts import LayoutSummary
-
-LAYOUT_NAMES = ("triton", "ovms")
-
-link_option = click.option(
-    "--link/--copy",
-    default=False,
-    help="Hard links to the bundle's files, to save space, or copies.  [default: copies, since Python's onnx "
-    "refuses weights with several hard links]",
-)
+from attnlens_cli.show.layout_summary import describe_layout
 
 EPILOG = """\b
 Example:
@@ -52,22 +41,3 @@ def layout(directory: Path, kind: str, output: Path, force: bool, link: bool) ->
     except (BundleError, ExportError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(describe_layout(summary, link=link))
-
-
-def describe_layout(summary: "LayoutSummary", *, link: bool) -> str:
-    """Say what was made, whether as links, and how to start the server."""
-    placed = []
-    if summary.num_linked:
-        placed.append(
-            f"{summary.num_linked} files linked (Python's onnx refuses weights with hard links, those of the "
-            "bundle too)"
-        )
-    if summary.num_copied:
-        placed.append(
-            f"{summary.num_copied} files copied" + (" (hard links are not possible there)" if link else "")
-        )
-    placed.append(f"{summary.num_written} written")
-    return (
-        f"{summary.directory}: {', '.join(summary.models)} for {summary.title}, {', '.join(placed)}\n"
-        f"start it with: {summary.start}"
-    )

@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_server.config import Precision, Provider
+from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
+from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
@@ -16,92 +17,41 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 
 @click.command(epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=50051, show_default=True, help="Port to listen on; 0 picks a free one.")
-@click.option(
-    "--provider",
-    type=click.Choice(get_args(Provider)),
-    default="auto",
-    show_default=True,
-    help="Where to run. With cuda, the server refuses to start unless CUDA runs the model.",
+@config_option("host", "Address to listen on.")
+@config_option("port", "Port to listen on; 0 picks a free one.")
+@config_option(
+    "provider", "Where to run. With cuda, the server refuses to start unless CUDA runs the model.", PROVIDERS
 )
-@click.option(
-    "--precision",
-    type=click.Choice(get_args(Precision)),
-    default="fp32",
-    show_default=True,
-    help="What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",
+@config_option(
+    "precision",
+    "What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",
+    PRECISIONS,
 )
-@click.option("--device-id", default=0, show_default=True, help="Which GPU.")
-@click.option("--threads", default=0, show_default=True, help="Threads that compute; 0: one a physical core.")
-@click.option(
-    "--lanes",
-    default=0,
-    show_default=True,
-    help="Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in "
-    "memory once instead of twice.",
+@config_option("device_id", "Which GPU.")
+@config_option("threads", "Threads that compute; 0: one a physical core.")
+@config_option(
+    "lanes",
+    "Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in memory "
+    "once instead of twice.",
 )
-@click.option(
-    "--max-batch-tokens",
-    default=0,
-    show_default=True,
-    help="Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.",
-)
-@click.option(
-    "--max-attention-bytes",
-    default=256 << 20,
-    show_default=True,
-    help="Attention weights of the batches that run, in bytes.",
-)
-@click.option(
-    "--max-queue",
-    default=2048,
-    show_default=True,
-    help="Texts that wait or run at a time; beyond, requests are refused.",
-)
-@click.option("--max-inputs-per-request", default=512, show_default=True, help="Texts in one request.")
-@click.option("--max-text-bytes", default=1 << 17, show_default=True, help="Bytes of one text.")
-@click.option(
-    "--max-request-text-bytes", default=1 << 22, show_default=True, help="Bytes of all texts of a request."
-)
-@click.option("--max-message-bytes", default=32 << 20, show_default=True, help="Bytes of one reply.")
-@click.option(
-    "--max-reply-bytes",
-    default=512 << 20,
-    show_default=True,
-    help="Memory of all calls and of replies that are not read yet, in bytes.",
-)
-@click.option("--max-calls", default=4096, show_default=True, help="Calls at a time.")
-@click.option(
-    "--accept-compression",
-    is_flag=True,
-    help="Accept compressed requests, which may be far larger than they look.",
-)
-@click.option("--max-tokens", type=int, help="Tokens of one text.  [default: the bundle's]")
-@click.option(
-    "--worker-threads", default=2, show_default=True, help="Threads that tokenize and build replies."
-)
-@click.option(
-    "--stall-timeout-s",
-    default=30.0,
-    show_default=True,
-    help="How long a client may take to read a message; then its call is ended.",
-)
-@click.option(
-    "--start-timeout-s",
-    default=600.0,
-    show_default=True,
-    help="How long opening and trying a graph may take, for each number of threads.",
-)
-@click.option(
-    "--drain-timeout-s",
-    default=30.0,
-    show_default=True,
-    help="How long running requests may take after SIGTERM.",
-)
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate chain.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
-@click.option("--tls-client-ca", type=click.Path(path_type=Path), help="PEM roots: clients must identify.")
+@config_option("max_batch_tokens", "Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.")
+@config_option("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
+@config_option("max_queue", "Texts that wait or run at a time; beyond, requests are refused.")
+@config_option("max_inputs_per_request", "Texts in one request.")
+@config_option("max_text_bytes", "Bytes of one text.")
+@config_option("max_request_text_bytes", "Bytes of all texts of a request.")
+@config_option("max_message_bytes", "Bytes of one reply.")
+@config_option("max_reply_bytes", "Memory of all calls and of replies that are not read yet, in bytes.")
+@config_option("max_calls", "Calls at a time.")
+@config_option("accept_compression", "Accept compressed requests, which may be far larger than they look.")
+@config_option("max_tokens", "Tokens of one text.  [default: the bundle's]", int)
+@config_option("worker_threads", "Threads that tokenize and build replies.")
+@config_option("stall_timeout_s", "How long a client may take to read a message; then its call is ended.")
+@config_option("start_timeout_s", "How long opening and trying a graph may take, for each number of threads.")
+@config_option("drain_timeout_s", "How long running requests may take after SIGTERM.")
+@config_option("tls_cert", "PEM certificate chain.", click.Path(path_type=Path))
+@config_option("tls_key", "PEM private key.", click.Path(path_type=Path))
+@config_option("tls_client_ca", "PEM roots: clients must identify.", click.Path(path_type=Path))
 def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
     """Serve the bundle in DIR over gRPC until SIGTERM.
 
@@ -109,7 +59,6 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerCo
     """
     # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from attnlens_server.config import ConfigError, ServerConfig  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 
