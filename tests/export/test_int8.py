@@ -138,7 +138,7 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
     def embedders(kinds: dict[str, list[str]]) -> dict[str, Embedder]:
         tokenizer = minilm_dir / "tokenizer.json"
         return {
-            kind: Embedder(minilm_dir, pooling, make_batches(texts, tokenizer, checkpoint.config, 256))
+            kind: Embedder(minilm_dir, pooling, 384, make_batches(texts, tokenizer, checkpoint.config, 256))
             for kind, texts in kinds.items()
         }
 

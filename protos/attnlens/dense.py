@@ -1,7 +1,7 @@
 """The layers between the pooling and the embedding. N texts, I components in, O components out."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from attnlens.bundle import MANIFEST_NAME, BundleError
+from attnlens.pooling import FloatArray, normalize
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest
-from attnlens_server.errors import StartupError
-from attnlens_server.pooling import FloatArray, normalize
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -59,33 +59,44 @@ class DenseLayer:
 
 
 def open_dense(directory: Path, manifest: Manifest) -> tuple[DenseLayer, ...]:
-    """Load the layers of a bundle.
+    """Load the layers of a finished bundle, whose weights must have a hash in the manifest.
 
     Raises:
-        StartupError: a layer does not fit what comes before it or its weights, or is none that is known.
+        BundleError: a layer is unknown, or does not fit the layer before it or its weights.
     """
     listed = {file.path for file in manifest.files}
-    width = manifest.architecture.hidden_size
-    layers = []
     for dense in manifest.pooling.dense:
-        path = f"{dense.path}/model.safetensors"
+        path = _weights_path(dense)
         if path not in listed:
-            raise StartupError(
-                f"{directory / 'manifest.json'} has no hash for the weights of its layer {path}"
-            )
+            raise BundleError(f"{directory / MANIFEST_NAME} has no hash for the weights of its layer {path}")
+    return open_layers(directory, manifest.pooling.dense, manifest.architecture.hidden_size)
+
+
+def open_layers(directory: Path, layers: Iterable[Dense], hidden_size: int) -> tuple[DenseLayer, ...]:
+    """Load layers from files below `directory`; the first one takes pooled vectors (N, hidden_size).
+
+    Raises:
+        BundleError: a layer is unknown, or does not fit the layer before it or its weights.
+    """
+    width, opened = hidden_size, []
+    for dense in layers:
         if dense.activation not in _ACTIVATIONS:
-            raise StartupError(
-                f"{directory / 'manifest.json'}: {dense.path} has no activation that this version knows: "
+            raise BundleError(
+                f"{directory / MANIFEST_NAME}: {dense.path} has no activation that this version knows: "
                 "install the version of attnlens that wrote the bundle"
             )
         if dense.in_features != width:
-            raise StartupError(
-                f"{directory / 'manifest.json'}: {dense.path} takes {dense.in_features} components and gets "
+            raise BundleError(
+                f"{directory / MANIFEST_NAME}: {dense.path} takes {dense.in_features} components and gets "
                 f"{width}: export the bundle again"
             )
-        layers.append(_open_layer(directory / path, dense))
+        opened.append(_open_layer(directory / _weights_path(dense), dense))
         width = dense.out_features
-    return tuple(layers)
+    return tuple(opened)
+
+
+def _weights_path(dense: Dense) -> str:
+    return f"{dense.path}/model.safetensors"
 
 
 def _open_layer(path: Path, dense: Dense) -> DenseLayer:
@@ -96,12 +107,12 @@ def _open_layer(path: Path, dense: Dense) -> DenseLayer:
         weights: dict[str, npt.NDArray[np.float32]] = safetensors.numpy.load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError) as error:
         # The last three: numpy lacks the element type.
-        raise StartupError(f"{path} can't be read: {error}") from error
+        raise BundleError(f"{path} can't be read: {error}") from error
     found = {name: array.shape for name, array in weights.items()}
     if found != shapes or any(array.dtype != np.float32 for array in weights.values()):
-        raise StartupError(f"{path} holds {found} instead of {shapes} in fp32: export the bundle again")
+        raise BundleError(f"{path} holds {found} instead of {shapes} in fp32: export the bundle again")
     if not dense.out_features or not all(np.isfinite(array).all() for array in weights.values()):
-        raise StartupError(f"{path} is empty, or holds a NaN or an infinity: export the bundle again")
+        raise BundleError(f"{path} is empty, or holds a NaN or an infinity: export the bundle again")
     return DenseLayer(
         weights["linear.weight"],
         weights.get("linear.bias"),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlens.pooling import normalize, pool
 from attnlens.v1.manifest_pb2 import Pooling
-from attnlens_server.pooling import normalize, pool
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 511])

@@ -1,9 +1,13 @@
-"""From the token vectors of a text to one vector. T tokens, D hidden size.
+"""From the token vectors of a text to its embedding. N texts, T tokens, D hidden size, E components.
 
-The formulas are those of `attnlens.v1.Pooling`, and of sentence-transformers.
+    pool -> dense layers -> normalize -> cut -> normalize
+
+The formulas are those of `attnlens.v1.Pooling`, and of sentence-transformers. The server and the exporter's
+gate of int8 use the same code. `attnlens.dense` reads the layers.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +44,32 @@ def pool(last_hidden_state: FloatArray, pooling: Pooling.ValueType, num_excluded
         case Pooling.POOLING_MEAN:
             return np.asarray(counted.mean(axis=0))
     raise ValueError(f"pooling {pooling} is unknown")
+
+
+def finish(
+    pooled: FloatArray,
+    dense: Sequence[Callable[[FloatArray], FloatArray]],
+    *,
+    dimensions: int | None = None,
+    normalize_first: bool = False,
+    normalize_last: bool = False,
+) -> FloatArray:
+    """Turn pooled vectors (N, D) into embeddings (N, E).
+
+    Args:
+        pooled: what `pool` returned for each text.
+        dense: the layers that pooled vectors go through.
+        dimensions: E, how many components are kept; None: all.
+        normalize_first: scale to length 1 before components are cut off, as publishers do.
+        normalize_last: scale to length 1 at the end.
+    """
+    vectors = pooled
+    for layer in dense:
+        vectors = layer(vectors)
+    if normalize_first:
+        vectors = normalize(vectors)
+    vectors = vectors[:, :dimensions]
+    return normalize(vectors) if normalize_last else vectors
 
 
 def normalize(vectors: FloatArray) -> FloatArray:

@@ -9,9 +9,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
+from attnlens.bundle import BundleError
+from attnlens.dense import open_dense
 from attnlens.v1.manifest_pb2 import Activation, Architecture, BundleFile, Dense, Manifest, PoolingDefaults
-from attnlens_server.dense import open_dense
-from attnlens_server.errors import StartupError
 
 MODULES = {
     Activation.ACTIVATION_IDENTITY: torch.nn.Identity(),
@@ -79,29 +79,29 @@ def test_vectors_are_scaled_first_where_a_normalize_stands_before(tmp_path: Path
 )
 def test_a_layer_that_does_not_fit_is_named(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, weight=random(4, 3), bias=random(4))
-    with pytest.raises(StartupError) as caught:
+    with pytest.raises(BundleError) as caught:
         open_dense(tmp_path, manifest_of(**dense))
     assert message in str(caught.value)
 
 
 def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
     write(tmp_path, weight=random(4, 3).astype(np.float16), bias=random(4))
-    with pytest.raises(StartupError, match="in fp32"):
+    with pytest.raises(BundleError, match="in fp32"):
         open_dense(tmp_path, manifest_of())
     safetensors.torch.save_file(
         {"linear.weight": torch.ones(4, 3, dtype=torch.bfloat16)},
         tmp_path / "2_Dense" / "model.safetensors",
     )
     # numpy has the type only if another package of the process has brought it.
-    with pytest.raises(StartupError, match=r"can't be read|in fp32"):
+    with pytest.raises(BundleError, match=r"can't be read|in fp32"):
         open_dense(tmp_path, manifest_of(bias=False))
     (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"{}")
-    with pytest.raises(StartupError, match="can't be read"):
+    with pytest.raises(BundleError, match="can't be read"):
         open_dense(tmp_path, manifest_of())
 
 
 @pytest.mark.parametrize("weight", [np.full((4, 3), np.nan, np.float32), np.ones((0, 3), np.float32)])
 def test_weights_that_give_no_vectors_are_refused(weight: np.ndarray, tmp_path: Path) -> None:
     write(tmp_path, weight=weight)
-    with pytest.raises(StartupError, match="is empty, or holds a NaN or an infinity"):
+    with pytest.raises(BundleError, match="is empty, or holds a NaN or an infinity"):
         open_dense(tmp_path, manifest_of(bias=False, out_features=len(weight)))
