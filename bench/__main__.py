@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import ServerCase, interleave, prepare_all
-from bench.chart import draw_chart
 from bench.extras import measure_open_loops, measure_padding, measure_soak, measure_starts, tried
 from bench.field import Field
-from bench.report import report
 from bench.setting import Setting, default_output, make_setting
-from bench.targets import Rows, as_json, targets
+from bench.show.chart import draw_chart
+from bench.show.report import report
+from bench.show.targets import Rows, as_json, targets
 
 
 def main() -> None:

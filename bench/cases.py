@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from attnlens.v1.manifest_pb2 import Architecture
 from bench.flops import text_flops, total_flops
 from bench.lines import LineProcess, ProcessError
 from bench.servers import RunningServer
 from bench.workloads import Workload
+
+Row: TypeAlias = dict[str, Any]  # as JSON has it
 
 MATMUL = "ONNX Runtime MatMul"
 WARM_UP_TEXTS = 32
@@ -62,7 +64,7 @@ class Case:
         """Measure once."""
         raise NotImplementedError
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Return the row as JSON has it."""
         about = asdict(self.key) | {"failure": self.failure} | self.details
         if not self.samples:
@@ -178,7 +180,7 @@ class ServerCase(Case):
             return self._ask(do="count", clients=clients, requests=requests)
         return self._ask(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """Add what the load generator saw: centiles and shares as medians of the repetitions."""
         return super().row() | (merge(self._answers) if self.samples else {})
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from bench.cases import RowKey, ServerCase, merge
+from bench.cases import Row, RowKey, ServerCase, merge
 from bench.field import MANY, SERVER, Field, log_of
 from bench.lines import ProcessError
 from bench.servers import seconds_to_first_answer
 from bench.setting import Setting
-from bench.targets import Row
 
 WARM_UP_TEXTS = 4_000
 PORTION_TEXTS = 10_000  # between two looks at the memory

@@ -51,7 +51,7 @@ class Field:
         for contestant in others:
             if wanted := self._wanted(contestant.keys()):
                 self._add_contestant(contestant, wanted)
-        self.load = self._start("load generator", sys.executable, "bench.load", ())
+        self.load = self._start("load generator", sys.executable, "bench.load.generator", ())
         self._add_server("fp32", SERVED)
         self._add_server("int8", SERVED[:1])
         self._add_infinity()

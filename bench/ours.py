@@ -15,10 +15,10 @@ from typing import Any, cast, get_args
 import numpy as np
 import onnxruntime
 
+from attnlens.pooling import normalize
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, Precision, ServerConfig
 from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult, TokenPooling
-from attnlens_server.pooling import normalize
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed

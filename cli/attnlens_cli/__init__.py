@@ -1,1 +1,1 @@
-"""The `attnlens` command: one thin module for each subcommand, heavy imports inside the command."""
+"""The `attnlens` command: `main` starts it, `app` finds the subcommand, `commands` has a module for each."""

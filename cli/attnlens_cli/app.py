@@ -1,6 +1,6 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
-A subcommand NAME is the attribute NAME of the module `attnlens_cli.NAME`. Its value for an option
+A subcommand NAME is the attribute NAME of the module `attnlens_cli.commands.NAME`. Its value for an option
 comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
 `--config-file`, else the default.
 """
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import click
 
-from attnlens_cli import config_file, failures, logs
+from attnlens_cli.frame import config_file, failures, logs
 
 COMMANDS = {
     "export": "Turn a checkpoint into a verified ONNX bundle.",
@@ -45,11 +45,11 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import `attnlens_cli.CMD_NAME` and return its command."""
+        """Import `attnlens_cli.commands.CMD_NAME` and return its command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", getattr(import_module(f"attnlens_cli.{cmd_name}"), cmd_name))
+        return cast("click.Command", getattr(import_module(f"attnlens_cli.commands.{cmd_name}"), cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

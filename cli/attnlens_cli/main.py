@@ -5,7 +5,7 @@ import os
 import sys
 from importlib.util import find_spec
 
-from attnlens_cli.extras import how_to_install
+from attnlens_cli.frame.extras import how_to_install
 
 
 def main() -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnlens.bundle import BundleError, FileState, find_graph, read_manifest, state_of, verify_files
+from attnlens.dense import DenseLayer, open_dense
 from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_server.config import Precision
-from attnlens_server.dense import DenseLayer, open_dense
 from attnlens_server.errors import StartupError, UnusableGraphError
 from attnlens_server.graph_files import MappedFiles, graph_files
 from attnlens_server.manifest_check import check_manifest
@@ -119,10 +119,14 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
             f"{directory / TOKENIZER_NAME} is not in the manifest, so nobody knows if it is the model's: "
             "remove it, or export the bundle again with --tokenizer"
         )
+    try:
+        dense = open_dense(directory, manifest)
+    except BundleError as error:
+        raise StartupError(str(error)) from error
     bundle = Bundle(
         directory=directory,
         manifest=manifest,
-        dense=open_dense(directory, manifest),
+        dense=dense,
         precision=precision,
         states=states,
     )

@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.duration_pb2 import Duration
 
+from attnlens.dense import DenseLayer
+from attnlens.pooling import normalize
 from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
 from attnlens.v1.encoder_service_pb2 import (
     Attention,
@@ -17,10 +19,8 @@ from attnlens.v1.encoder_service_pb2 import (
     Usage,
 )
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_server.dense import DenseLayer
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
-from attnlens_server.pooling import normalize
 from attnlens_server.requests import EmbedPlan, EncodePlan
 from attnlens_server.text import EncodedInput
 

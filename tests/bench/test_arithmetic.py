@@ -5,10 +5,10 @@ import pytest
 
 from attnlens.v1.manifest_pb2 import Architecture
 from attnlens_server.tuning.traffic import poisson_arrivals
-from bench.calls import Call, finished_within, latencies_ms
 from bench.flops import text_flops, total_flops
+from bench.load.calls import Call, finished_within, latencies_ms
 from bench.peers.timing import sorted_batches
-from bench.targets import Rows, Target, ratio, targets
+from bench.show.targets import Rows, Target, ratio, targets
 
 SMALL = Architecture(num_layers=2, hidden_size=6, intermediate_size=10)
 

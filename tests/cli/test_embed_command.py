@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlens_cli.vector_files import JsonlWriter, NpyWriter
+from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
 from attnlens_client import Client
 from served import ServerProcess
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_cli.left_out import describe_left_out
+from attnlens_cli.show.left_out import describe_left_out
 from attnlens_model import load_checkpoint
 from odd_models import OddModel
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnlens_cli import logs
+from attnlens_cli.frame import logs
 
 
 class _Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_cli.app import COMMANDS
-from attnlens_cli.extras import how_to_install
+from attnlens_cli.frame.extras import how_to_install
 from served import ServerProcess
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -100,7 +100,7 @@ def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
 
 def test_a_bug_says_that_it_is_one(run: Run) -> None:
     broken = _program(
-        "import click, attnlens_cli.info as module", "module.info = click.command()(lambda: 1 / 0)"
+        "import click, attnlens_cli.commands.info as module", "module.info = click.command()(lambda: 1 / 0)"
     )
     _assert_one_line(
         run("info", command=broken),
@@ -113,7 +113,7 @@ def test_a_bug_says_that_it_is_one(run: Run) -> None:
 
 def test_an_interrupt_is_said_and_has_its_own_exit_code(run: Run) -> None:
     stopped = _program(
-        "import click, attnlens_cli.info as module",
+        "import click, attnlens_cli.commands.info as module",
         "def stop(): raise KeyboardInterrupt",
         "module.info = click.command()(stop)",
     )

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Manifest, Pooling
-from attnlens_cli.check import check
-from attnlens_cli.export import export
+from attnlens_cli.commands.check import check
+from attnlens_cli.commands.export import export
 from attnlens_export import bundle
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.prompts import Prompts, read_prompts

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens.bundle import read_manifest
-from attnlens_cli.export import export
+from attnlens_cli.commands.export import export
 from attnlens_model import EncoderConfig
 from attnlens_model.families import FAMILIES
 

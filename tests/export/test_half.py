@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from attnlens.bundle import BundleError, read_manifest
 from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_cli.check import check
+from attnlens_cli.commands.check import check
 from attnlens_export import ExportOptions, GraphError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.graph import TracedGraph, embeddings_graph

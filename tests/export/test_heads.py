@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Pooling
-from attnlens_cli.export import export
+from attnlens_cli.commands.export import export
 from attnlens_export.check import check_bundle
 from attnlens_export.grid import small_grid
 from attnlens_export.heads import find_head

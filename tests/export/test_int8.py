@@ -19,8 +19,8 @@ from onnx import helper, numpy_helper
 from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
 from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_cli.check import check
-from attnlens_cli.export import export
+from attnlens_cli.commands.check import check
+from attnlens_cli.commands.export import export
 from attnlens_export import AccuracyError, ExportOptions, SourceError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.graph import TracedGraph, embeddings_graph, trace
@@ -138,7 +138,7 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
     def embedders(kinds: dict[str, list[str]]) -> dict[str, Embedder]:
         tokenizer = minilm_dir / "tokenizer.json"
         return {
-            kind: Embedder(minilm_dir, pooling, make_batches(texts, tokenizer, checkpoint.config, 256))
+            kind: Embedder(minilm_dir, pooling, 384, make_batches(texts, tokenizer, checkpoint.config, 256))
             for kind, texts in kinds.items()
         }
 

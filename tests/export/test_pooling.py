@@ -8,9 +8,9 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
+from attnlens.pooling import pool
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling, PoolingDefaults
 from attnlens_export import SourceError
-from attnlens_export.int8.agreement import pool
 from attnlens_export.pooling import POOLINGS, read_pooling, write_pooling
 from attnlens_model import CheckpointError
 from small_files import read, write

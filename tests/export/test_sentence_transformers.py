@@ -70,7 +70,7 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
 
     config = read_config(exported.directory / "config.json")
     batches = make_batches(TEXTS, exported.directory / "tokenizer.json", config, 34)
-    embedder = Embedder(exported.directory, exported.manifest.pooling, batches)
+    embedder = Embedder(exported.directory, exported.manifest.pooling, 96, batches)
     found = embedder.run(open_session(exported.directory / "onnx" / "model.onnx")).embeddings
     expected = theirs.encode(TEXTS)
     assert expected.shape == (4, 8)

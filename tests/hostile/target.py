@@ -6,8 +6,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from bench.raw_http2 import RawClient, Reply
 from bench.servers import RunningServer
+from bench.studies.raw_http2 import RawClient, Reply
 from served import ServerProcess
 
 DEADLINE_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from bench.raw_http2 import RawClient, Reply, method
+from bench.studies.raw_http2 import RawClient, Reply, method
 from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 

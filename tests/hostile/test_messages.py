@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from bench.raw_http2 import RawClient, method, repeated_field
+from bench.studies.raw_http2 import RawClient, method, repeated_field
 from hostile.target import INVALID_ARGUMENT, OK, RESOURCE_EXHAUSTED, Target
 
 LONGEST_TEXT = "word " * 26_000  # nearly the 128 KiB that a text may have

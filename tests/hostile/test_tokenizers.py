@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from bench.raw_http2 import method
+from bench.studies.raw_http2 import method
 from hostile.target import INTERNAL, OK, Target
 from served import ServerProcess
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from attnlens_cli.check import check
+from attnlens_cli.commands.check import check
 from attnlens_export import runtime_parity
 from attnlens_export.grid import small_grid
 from attnlens_runtimes import FP32, RUNTIMES, GraphProcess, Installed

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from attnlens.pooling import pool
 from attnlens.v1.manifest_pb2 import Pooling
 from attnlens_server.engine.item import Item, TokenPooling
 from attnlens_server.engine.outputs import HostOutputs, slice_item
@@ -20,7 +21,6 @@ from attnlens_server.engine.sessions import Sessions
 from attnlens_server.engine.worker import MAX_RETRY_S, MIN_RETRY_S, SessionWorker
 from attnlens_server.engine.worker import logger as worker_logger
 from attnlens_server.errors import InternalError
-from attnlens_server.pooling import pool
 
 if TYPE_CHECKING:
     from attnlens_server.engine.session import Session

@@ -7,23 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import torch
-from torch.nn import functional
 
-from attnlens.v1.manifest_pb2 import Activation, Pooling, PoolingDefaults
-from attnlens_export.dense import read_weights
+from attnlens.dense import open_layers
+from attnlens.pooling import finish, normalize, pool
+from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.graph import HIDDEN_OUTPUT
 from attnlens_export.int8.products import FloatArray
 from attnlens_export.int8.texts import Batch
-
-_ACTIVATIONS = {
-    Activation.ACTIVATION_IDENTITY: lambda x: x,
-    Activation.ACTIVATION_TANH: torch.tanh,
-    Activation.ACTIVATION_RELU: functional.relu,
-    Activation.ACTIVATION_GELU: functional.gelu,
-    Activation.ACTIVATION_SIGMOID: torch.sigmoid,
-    Activation.ACTIVATION_SILU: functional.silu,
-}
 
 
 @dataclass(frozen=True)
@@ -73,10 +63,12 @@ class Agreement:
 class Embedder:
     """Makes embeddings of fixed texts of one kind as a bundle's pooling says, prompts left out."""
 
-    def __init__(self, directory: Path, pooling: PoolingDefaults, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, directory: Path, pooling: PoolingDefaults, hidden_size: int, batches: Sequence[Batch]
+    ) -> None:
         self.batches = tuple(batches)
         self._pooling = pooling
-        self._dense = [(layer, read_weights(directory, layer)) for layer in pooling.dense]
+        self._dense = open_layers(directory, pooling.dense, hidden_size)
 
     @property
     def places(self) -> list[int]:
@@ -100,42 +92,13 @@ class Embedder:
                 vectors = hidden[row][batch.inputs.attention_mask[row] == 1]  # (T, D)
                 pooled[place] = pool(vectors, self._pooling.pooling)
                 tokens.append(vectors)
-        embeddings = self._through_dense(np.stack([pooled[place] for place in sorted(pooled)]))
-        kept = embeddings[:, : self._pooling.truncate_dim or None]
-        return Vectors(_unit(kept), _unit(np.concatenate(tokens)))
-
-    def _through_dense(self, vectors: FloatArray) -> FloatArray:
-        for layer, weights in self._dense:
-            given = torch.from_numpy(_unit(vectors) if layer.normalize_input else vectors)
-            bias = torch.from_numpy(weights["linear.bias"]) if layer.bias else None
-            product = functional.linear(given, torch.from_numpy(weights["linear.weight"]), bias)
-            vectors = np.asarray(_ACTIVATIONS[layer.activation](product).numpy())
-        return vectors
-
-
-def pool(vectors: FloatArray, pooling: Pooling.ValueType) -> FloatArray:
-    """Reduce the token vectors of a text, (T, D) without padding, to one up to its length: (D,).
-
-    The formulas are those of `attnlens.v1.Pooling`; factors that are the same for all components don't count.
-
-    Raises:
-        ValueError: the pooling is unspecified or unknown.
-    """
-    match pooling:
-        case Pooling.POOLING_CLS:
-            return np.asarray(vectors[0])
-        case Pooling.POOLING_LAST_TOKEN:
-            return np.asarray(vectors[-1])
-        case Pooling.POOLING_MAX:
-            return np.asarray(vectors.max(axis=0))
-        case Pooling.POOLING_WEIGHTED_MEAN:
-            weights = np.arange(1, len(vectors) + 1, dtype=np.float32)
-            return np.asarray((weights / weights.sum()) @ vectors)
-        case Pooling.POOLING_MEAN_SQRT_LENGTH:
-            return np.asarray(vectors.sum(axis=0) / np.float32(np.sqrt(len(vectors))))
-        case Pooling.POOLING_MEAN:
-            return np.asarray(vectors.mean(axis=0))
-    raise ValueError(f"pooling {pooling} is unknown")
+        embeddings = finish(
+            np.stack([pooled[place] for place in sorted(pooled)]),
+            self._dense,
+            dimensions=self._pooling.truncate_dim or None,
+            normalize_last=True,
+        )
+        return Vectors(embeddings, normalize(np.concatenate(tokens)))
 
 
 def run_all(embedders: Mapping[str, Embedder], session: onnxruntime.InferenceSession) -> dict[str, Vectors]:
@@ -171,11 +134,6 @@ def _nearest(kinds: Mapping[str, Vectors]) -> FloatArray:
     cosines = embeddings @ embeddings.T  # (N, N)
     np.fill_diagonal(cosines, -np.inf)
     return np.asarray(cosines.argmax(axis=1))
-
-
-def _unit(vectors: FloatArray) -> FloatArray:
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.asarray(vectors / np.maximum(lengths, 1e-12))
 
 
 def alone_error(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:

@@ -160,7 +160,9 @@ def _embedders(
     pooling = read_pooling(directory, config.hidden_size)
     tokenizer = directory / "tokenizer.json"
     return {
-        kind: Embedder(directory, pooling, make_batches(texts, tokenizer, config, max_tokens))
+        kind: Embedder(
+            directory, pooling, config.hidden_size, make_batches(texts, tokenizer, config, max_tokens)
+        )
         for kind, texts in kinds.items()
     }
 

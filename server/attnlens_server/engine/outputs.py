@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.pooling import pool
 from attnlens_server.engine.item import AttentionSelection, Item
-from attnlens_server.pooling import pool
 
 
 class BatchOutputs(Protocol):

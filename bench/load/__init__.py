@@ -1,0 +1,1 @@
+"""The load on a server: a process with many clients."""

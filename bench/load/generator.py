@@ -1,0 +1,205 @@
+"""The load generator: many clients of a server in one process, which measures what it costs itself.
+
+    python -m bench.load.generator
+
+Requests are serialized once, before; of the replies only a sample is read, and compared with the reply to the
+same text alone.
+"""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens_server.tuning.traffic import poisson_arrivals
+from bench.lines import Answer, answer_lines
+from bench.load.calls import Call, finished_within, latencies_ms
+from bench.load.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
+
+DRAIN_S = 30.0  # at the end of an open loop
+
+
+@dataclass
+class Target:
+    """A server, and the requests for it.
+
+    Attributes:
+        groups: the indices of the texts of each request.
+        expected: by request, its numbers when sent alone.
+    """
+
+    protocol: str
+    address: str
+    what: str
+    lengths: list[int]
+    groups: list[list[int]]
+    requests: list[bytes]
+    expected: dict[int, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def open_sender(self) -> Sender:
+        """Return a client; its connection is made when it sends."""
+        if self.protocol == "http":
+            return HttpSender(self.address)
+        return GrpcSender(self.address, self.what)
+
+
+@dataclass
+class Tally:
+    """What came back."""
+
+    target: Target
+    calls: list[Call] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    worst_difference: float = 0.0
+
+    async def call(self, sender: Sender, index: int, due_at: float) -> None:
+        """Send request `index` and note the reply."""
+        try:
+            reply = await sender.send(self.target.requests[index])
+        except RequestError as error:
+            self.errors[str(error)] += 1
+            return
+        self.calls.append(Call(index, due_at, time.perf_counter()))
+        expected = self.target.expected.get(index)
+        if expected is not None:
+            numbers = read_reply(self.target.protocol, self.target.what, reply)
+            self.worst_difference = max(self.worst_difference, float(np.abs(numbers - expected).max()))
+            self.compared += 1
+
+
+class LoadGenerator:
+    """Answers requests to put load on servers."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, Target] = {}
+        self._runner = asyncio.Runner()
+
+    def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - the methods know
+        """Prepare a target (`aim`), or put load on it and say what that cost this process."""
+        if do == "aim":
+            return self._aim(key, **request)
+        loops: dict[str, Any] = {"closed": closed_loop, "count": count_loop, "open": open_loop}
+        started, cpu_started = time.perf_counter(), time.process_time()
+        answer: Answer = self._runner.run(loops[do](self._targets[key], **request))
+        answer["client_cpu_s"] = time.process_time() - cpu_started
+        answer["wall_s"] = time.perf_counter() - started
+        return answer
+
+    def _aim(
+        self,
+        key: str,
+        *,
+        texts: list[str],
+        lengths: list[int],
+        num_layers: int,
+        texts_per_request: int,
+        check_every: int,
+        protocol: str,
+        what: str,
+        address: str,
+    ) -> Answer:
+        """Serialize the requests; send one of `check_every` alone, and keep its numbers."""
+        order = list(range(len(texts)))
+        groups = [order[start : start + texts_per_request] for start in order[::texts_per_request]]
+        requests = [
+            make_request(protocol, what, [texts[each] for each in group], num_layers) for group in groups
+        ]
+        target = self._targets[key] = Target(protocol, address, what, lengths, groups, requests)
+        self._runner.run(send_alone(target, check_every))
+        return {"requests": len(requests)}
+
+
+async def send_alone(target: Target, check_every: int) -> None:
+    sender = target.open_sender()
+    for index in range(0, len(target.requests), check_every):
+        reply = await sender.send(target.requests[index])
+        target.expected[index] = read_reply(target.protocol, target.what, reply)
+    await sender.close()
+
+
+async def closed_loop(target: Target, clients: int, seconds: float, settle_s: float) -> Answer:
+    """Let each client send request after request; count what came back once `settle_s` were over."""
+    tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
+    order = shuffled(target, clients)
+    start = time.perf_counter()
+    end = start + settle_s + seconds
+
+    async def client(sender: Sender) -> None:
+        while (now := time.perf_counter()) < end:
+            await tally.call(sender, next(order), now)
+
+    await asyncio.gather(*(client(sender) for sender in senders))
+    await close_all(senders)
+    return summary(tally, start + settle_s, end)
+
+
+async def count_loop(target: Target, clients: int, requests: int) -> Answer:
+    """Let the clients send this number of requests together."""
+    tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
+    chosen = itertools.islice(shuffled(target, clients), requests)
+    start = time.perf_counter()
+
+    async def client(sender: Sender) -> None:
+        for index in chosen:
+            await tally.call(sender, index, time.perf_counter())
+
+    await asyncio.gather(*(client(sender) for sender in senders))
+    await close_all(senders)
+    return summary(tally, start, time.perf_counter())
+
+
+async def open_loop(target: Target, clients: int, rate: float, seconds: float, seed: int) -> Answer:
+    """Send requests when they are due, whatever has come back, over `clients` connections in turn."""
+    tally, senders = Tally(target), [target.open_sender() for _ in range(clients)]
+    order = np.random.default_rng(seed).integers(len(target.requests), size=1 << 16).tolist()
+    start, late_s, running = time.perf_counter(), 0.0, []
+    for number, arrival in enumerate(poisson_arrivals(rate, seconds, seed)):
+        due_at = start + arrival
+        if (wait_s := due_at - time.perf_counter()) > 0:
+            await asyncio.sleep(wait_s)
+        late_s = max(late_s, time.perf_counter() - due_at)
+        call = tally.call(senders[number % clients], order[number % len(order)], due_at)
+        running.append(asyncio.create_task(call))
+    _, unfinished = await asyncio.wait(running, timeout=DRAIN_S)
+    for task in unfinished:
+        task.cancel()
+    await close_all(senders)
+    answer = summary(tally, start, start + seconds)
+    answer["latency_ms"] = latencies_ms(tally.calls)  # also of those that came after the end
+    return answer | {"unanswered": len(unfinished), "sent_late_ms": late_s * 1000, "sent": len(running)}
+
+
+def shuffled(target: Target, seed: int) -> Iterator[int]:
+    """Return the numbers of the requests in an order that is repeated."""
+    return itertools.cycle(np.random.default_rng(seed).permutation(len(target.requests)).tolist())
+
+
+def summary(tally: Tally, start: float, end: float) -> Answer:
+    """Return what came back from `start` to `end`, and whether it was right."""
+    calls, target = finished_within(tally.calls, start, end), tally.target
+    texts = Counter(index for call in calls for index in target.groups[call.index])
+    return {
+        "seconds": end - start,
+        "texts": texts.total(),
+        "counts_by_length": Counter(target.lengths[index] for index in texts.elements()),
+        "latency_ms": latencies_ms(calls),
+        "errors": dict(tally.errors),
+        "compared": tally.compared,
+        "max_abs_difference_from_alone": tally.worst_difference,
+    }
+
+
+async def close_all(senders: list[Sender]) -> None:
+    for sender in senders:
+        await sender.close()
+
+
+if __name__ == "__main__":
+    answer_lines(LoadGenerator().handle)

@@ -1,0 +1,1 @@
+"""Measurements that stand alone: `python -m bench.studies.NAME`."""

@@ -1,0 +1,47 @@
+"""The table of families and runtimes in docs/runtimes.md.
+
+    python -m bench.studies.family_runtimes NODE_MODULES [FAMILY ...]
+
+Each family is exported with odd sizes and random weights, as in tests/export/test_families.py, and run on the
+small grid in every runtime that is installed, in fp32. One without fp32 shows its smallest cosine.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from attnlens_export.runtime_parity import ALL, RuntimeOptions, RuntimeResult, find_runtimes
+from attnlens_runtimes import FP32
+from export.test_families import MODELS, Exported
+from runtimes.measured import measure
+
+
+def cell(result: RuntimeResult) -> str:
+    """The worst errors of hidden states and attention, or why there are none."""
+    if result.stops:
+        return next(iter(result.stops.values()))
+    verdict = "" if result.passed else " **failed**"
+    if result.precision != FP32:
+        cosines = [cosine for cosine in result.min_cosines()[:2] if cosine is not None]
+        return f"{result.precision}: {min(cosines):.6f}{verdict}"
+    errors = [error for error in result.worst_errors() if error is not None]
+    return f"{max(errors[:2]):.1e} / {errors[2]:.1e}{verdict}"
+
+
+def main() -> None:
+    """Print a row for each family."""
+    node_modules, *families = sys.argv[1:]
+    runtimes, _ = find_runtimes(RuntimeOptions((ALL,), Path(node_modules)))
+    print("| family | " + " | ".join(runtime.name for runtime in runtimes) + " |")
+    print("|" + "---|" * (len(runtimes) + 1))
+    for family in families or MODELS:
+        with tempfile.TemporaryDirectory() as directory:
+            bundle = Exported(family, Path(directory)).bundle
+            cells = [cell(measure(bundle, runtime)) for runtime in runtimes]
+        print(f"| {family} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""What hostile clients cost a server: `python -m bench.studies.hostile BUNDLE`.
+
+Each measurement starts a server of its own, attacks it, and compares what that took with a target. The same
+attacks are tests in tests/hostile; here are the numbers. For Linux, and a machine that does nothing else.
+"""
+
+import argparse
+import gzip
+import math
+import re
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from bench.servers import RunningServer, attnlens_server
+from bench.studies.raw_http2 import RawClient, Reply, method, repeated_field
+
+MIB = 1 << 20
+LOG = Path(tempfile.gettempdir()) / "attnlens-hostile.log"
+GIVE_UP_S = 30.0
+PROBE_EVERY_S = 0.01
+ATTEMPTS = 3  # of a time, the best counts: what else the machine does only adds to it
+
+ATTENTIONS = pb.ENCODE_OUTPUT_ATTENTIONS
+LONG_IDS = pb.Input(token_ids=pb.TokenIds(ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
+LONG_TEXT = pb.Input(text="word " * 250)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number beside its target."""
+
+    what: str
+    value: float
+    target: float
+    unit: str
+    lower_is_better: bool = True
+
+    def __str__(self) -> str:
+        met = self.value <= self.target if self.lower_is_better else self.value >= self.target
+        target = f"{'<=' if self.lower_is_better else '>='} {self.target:g}"
+        return f"| {self.what} | {self.value:.3g} {self.unit} | {target} | {'yes' if met else 'NO'} |"
+
+
+@contextmanager
+def served(bundle: Path, *args: str) -> Iterator[RunningServer]:
+    """Run a server with more options, and answer one text of each kind first."""
+    with attnlens_server(bundle, "fp32", 0, LOG, *args) as server:
+        ask(server, "Embed", pb.EmbedRequest(inputs=[LONG_TEXT]).SerializeToString())
+        ask(server, "Encode", pb.EncodeRequest(inputs=[LONG_TEXT], outputs=[ATTENTIONS]).SerializeToString())
+        yield server
+
+
+def ask(server: RunningServer, name: str, message: bytes, timeout_s: float = GIVE_UP_S) -> Reply:
+    """Make one call; raises TimeoutError."""
+    with RawClient(server.address) as client:
+        reply = client.call(method(name), message)
+        client.wait_for_ends([reply], timeout_s)
+    return reply
+
+
+# --- Tokenize -------------------------------------------------------------------------------------
+
+
+def measure_tokenize(bundle: Path) -> list[Measured]:
+    """Time one text of 32 KB and one of 128 KB."""
+    with served(bundle) as server:
+        small, large = (tokenize_s(server, num_bytes) for num_bytes in (32 << 10, 128 << 10))
+    return [
+        Measured("Tokenize, time(128 KB) / time(32 KB)", large / small, 5, ""),
+        Measured("Tokenize, 128 KB", large, 0.2, "s"),
+    ]
+
+
+def tokenize_s(server: RunningServer, num_bytes: int) -> float:
+    """Return the shortest time to tokenize a text of so many bytes; infinite beyond GIVE_UP_S."""
+    request = pb.TokenizeRequest(texts=["word " * (num_bytes // 5)]).SerializeToString()
+    times = []
+    for _ in range(ATTEMPTS):
+        started = time.perf_counter()
+        try:
+            ask(server, "Tokenize", request)
+        except TimeoutError:
+            return math.inf
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def measure_compressed(bundle: Path) -> list[Measured]:
+    """Send six messages of 33 KB at once that would be 32 MB each."""
+    bomb = gzip.compress(b"\x12\x00" * (16 * MIB - 32))
+    with served(bundle) as server, ExitStack() as stack:
+        idle_mib = start_of_peak(server)
+        clients = [stack.enter_context(RawClient(server.address)) for _ in range(6)]
+        calls = [
+            client.call(method("Embed"), bomb, headers=[("grpc-encoding", "gzip")], is_compressed=True)
+            for client in clients
+        ]
+        for client, reply in zip(clients, calls, strict=True):
+            client.wait_for_ends([reply])
+        grown_mib = server.peak_rss_mib - idle_mib
+    return [Measured("six gzip messages of 33 KB, peak RSS above idle", grown_mib, 300, "MiB")]
+
+
+def start_of_peak(server: RunningServer) -> float:
+    server.forget_peak()
+    return server.rss_mib
+
+
+def measure_promises(bundle: Path) -> list[Measured]:
+    """Fill a server with each kind of call until it refuses more, and compare with its limits.
+
+    Promised are --max-reply-bytes and, where attention is computed, --max-attention-bytes.
+    """
+    embed = pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
+    tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()
+    maps = pb.EncodeRequest(inputs=[LONG_IDS], outputs=[ATTENTIONS]).SerializeToString()
+    many_maps = pb.EncodeRequest(inputs=[LONG_IDS] * 16, outputs=[ATTENTIONS]).SerializeToString()
+    return [
+        promise(bundle, "Embed", "Embed, 512 texts a call", embed, num_calls=8, promised_mib=512),
+        promise(bundle, "Encode", "Encode, token vectors, 80 texts", tokens, num_calls=16, promised_mib=512),
+        promise(bundle, "Encode", "Encode, attention, 1 text", maps, num_calls=32, promised_mib=768),
+        promise(
+            bundle,
+            "EncodeStream",
+            "EncodeStream, attention, 16 texts",
+            repeated_field(1, many_maps),
+            num_calls=16,
+            promised_mib=768,
+        ),
+    ]
+
+
+def promise(
+    bundle: Path, name: str, what: str, request: bytes, *, num_calls: int, promised_mib: float
+) -> Measured:
+    """Return what the limits promise over the memory that calls took whose replies nobody reads."""
+    with served(bundle) as server, RawClient(server.address, window_bytes=0) as client:
+        idle_mib = start_of_peak(server)
+        calls = [client.call(method(name), request) for _ in range(num_calls)]
+        client.wait_for_heads(calls, 300)
+        taken_mib = server.peak_rss_mib - idle_mib
+        refused = sum(reply.reason == "OVERLOADED" for reply in calls)
+    what = f"{what}: {num_calls - refused} of {num_calls} calls let in, {taken_mib:.0f} MiB; promised / taken"
+    return Measured(what, promised_mib / max(taken_mib, 1), 0.8, "", lower_is_better=False)
+
+
+# --- the event loop -------------------------------------------------------------------------------
+
+
+def measure_stalls(bundle: Path) -> list[Measured]:
+    """Ask for the health every 10 ms during the largest requests of each kind."""
+    with served(bundle) as server, ProcessPoolExecutor(1, mp_context=get_context("spawn")) as sender:
+        largest = largest_request_bytes(server.address)
+        return [
+            Measured(
+                f"longest stall: {what}", longest_stall_s(server, sender, name, request) * 1000, 50, "ms"
+            )
+            for what, name, request in large_requests(largest)
+        ]
+
+
+def largest_request_bytes(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        limits = EncoderServiceStub(channel).GetModel(pb.GetModelRequest()).model.limits
+    return limits.max_request_bytes or limits.max_message_bytes
+
+
+def large_requests(largest: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield what a request is, its method and its bytes."""
+    texts = [pb.Input(text="word " * 1600)] * 512
+    yield (
+        "Embed, 512 texts of 8 KB",
+        "Embed",
+        pb.EmbedRequest(inputs=texts, truncate=True).SerializeToString(),
+    )
+    yield "Embed, 512 texts of 256 ids", "Embed", pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
+    tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()
+    yield "Encode, token vectors of 80 texts", "Encode", tokens
+    maps = pb.EncodeRequest(inputs=[LONG_IDS], outputs=[ATTENTIONS]).SerializeToString()
+    yield "Encode, attention of 256 tokens", "Encode", maps
+    stream = pb.EncodeRequest(inputs=[LONG_IDS] * 16, outputs=[ATTENTIONS]).SerializeToString()
+    yield "EncodeStream, attention, 16 texts", "EncodeStream", repeated_field(1, stream)
+    tokenize = pb.TokenizeRequest(texts=["word " * 1600] * 512).SerializeToString()
+    yield "Tokenize, 512 texts of 8 KB", "Tokenize", tokenize
+    one_list = repeated_field(1, b"\x01" * (largest - 64))
+    yield "a request full of ids", "Embed", repeated_field(2, repeated_field(2, one_list))
+    some = repeated_field(2, repeated_field(2, repeated_field(1, b"\x01" * 130_000)))
+    yield "a request full of lists of ids", "Embed", some * ((largest - 64) // len(some))
+    yield "a request full of empty inputs", "Embed", b"\x12\x00" * (largest // 2 - 32)
+    yield "a request full of outputs", "Encode", repeated_field(4, b"\x01" * (largest - 64))
+
+
+def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: str, request: bytes) -> float:
+    """Return the longest that health took to answer during a request."""
+    stalls = []
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for _ in range(ATTEMPTS):
+            call = sender.submit(send, server.address, name, request)
+            stall = 0.0
+            while not call.done():
+                started = time.perf_counter()
+                health.Check(health_pb2.HealthCheckRequest())
+                took = time.perf_counter() - started
+                stall = max(stall, took)
+                time.sleep(max(0.0, PROBE_EVERY_S - took))
+            stalls.append(stall)
+            if not call.result():
+                break
+    return min(stalls)
+
+
+def send(address: str, name: str, request: bytes) -> bool:
+    """Make a call from another process, which takes no time from asking; return whether it was answered."""
+    with RawClient(address) as client:
+        try:
+            client.wait_for_ends([client.call(method(name), request)], GIVE_UP_S)
+        except TimeoutError:
+            return False
+    return True
+
+
+# --- many failures --------------------------------------------------------------------------------
+
+
+def measure_failures(bundle: Path) -> list[Measured]:
+    """Make 10,000 calls that are refused, and 10,000 that fail since the attention graph has gone."""
+    kinds = [
+        ("Embed", pb.EmbedRequest().SerializeToString()),
+        ("Embed", pb.EmbedRequest(model="another").SerializeToString()),
+        ("Embed", pb.EmbedRequest(inputs=[pb.Input(text="a " * 500)]).SerializeToString()),
+        ("Encode", pb.EncodeRequest(inputs=[LONG_TEXT], layers=[99]).SerializeToString()),
+        ("EncodeStream", b"\xff" * 11),
+        ("Tokenize", pb.TokenizeRequest().SerializeToString()),
+    ]
+    with served(bundle) as server:
+        refused = many(server, kinds, 10_000)
+        tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
+    ids = pb.Input(token_ids=pb.TokenIds(ids=[2773] * 200))
+    attention = pb.EncodeRequest(inputs=[ids] * 8, outputs=[ATTENTIONS], layers=[0]).SerializeToString()
+    with broken(bundle) as server:
+        failed = many(server, [("Encode", attention)], 10_000)
+        failed_tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
+    return [
+        Measured(f"10,000 refused calls ({refused[1]}), RSS", refused[0], 5, "MiB"),
+        Measured("10,000 refused calls, tracebacks in the log", tracebacks, 0, ""),
+        Measured(f"10,000 calls without the attention graph ({failed[1]}), RSS", failed[0], 5, "MiB"),
+        Measured("10,000 calls without the attention graph, tracebacks", failed_tracebacks, 0, ""),
+    ]
+
+
+@contextmanager
+def broken(bundle: Path) -> Iterator[RunningServer]:
+    """Run a server whose attention graph is changed before anybody asks for attention."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory) / "bundle"
+        shutil.copytree(bundle, copy)
+        with attnlens_server(copy, "fp32", 0, LOG) as server:
+            with (copy / "onnx/model_attentions.onnx").open("ab") as graph:
+                graph.write(b"more")
+            yield server
+
+
+def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
+    """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
+
+    Memory comes and goes by some MiB: growth is twice what the medians of the two halves differ by.
+    """
+    ends: Counter[str] = Counter()
+    rss_mib = []
+    with RawClient(server.address) as client:
+        for first in range(0, num_calls, 50):
+            asked = (kinds[number % len(kinds)] for number in range(first, first + 50))
+            calls = [client.call(method(name), message) for name, message in asked]
+            client.wait_for_ends(calls)
+            ends.update(reply.reason or f"status {reply.status}" for reply in calls)
+            rss_mib.append(server.rss_mib)
+    half = len(rss_mib) // 2
+    grown_mib = 2 * (statistics.median(rss_mib[half:]) - statistics.median(rss_mib[:half]))
+    return grown_mib, ", ".join(f"{count} {end}" for end, count in ends.most_common())
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def measure_readers(bundle: Path) -> list[Measured]:
+    """Leave replies unread, wait for the stall timeout, and let others ask."""
+    maps = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], outputs=[ATTENTIONS]).SerializeToString()
+    long = pb.EncodeRequest(inputs=[pb.Input(text="word " * 200)] * 4, outputs=[ATTENTIONS])
+    stream = pb.EncodeStreamRequest(encode=long).SerializeToString()
+    return [
+        Measured(f"honest callers served of 20, {what}", honest_served(bundle, name, request, count), 20, "",
+                 lower_is_better=False)
+        for what, name, request, count in (
+            ("72 unary calls unread", "Encode", maps, 72),
+            ("50 streams unread", "EncodeStream", stream, 50),
+        )
+    ]  # fmt: skip
+
+
+def honest_served(bundle: Path, name: str, request: bytes, num_calls: int) -> int:
+    """Return how many of 20 callers are served once the stall timeout is over."""
+    stall_timeout_s = 3
+    with (
+        served(bundle, "--stall-timeout-s", str(stall_timeout_s)) as server,
+        RawClient(server.address, window_bytes=0) as client,
+    ):
+        client.wait_for_heads([client.call(method(name), request) for _ in range(num_calls)])
+        time.sleep(stall_timeout_s + 1)
+        return sum(ask(server, name, request).status == 0 for _ in range(20))
+
+
+MEASUREMENTS: dict[str, Callable[[Path], list[Measured]]] = {
+    "tokenize": measure_tokenize,
+    "compressed": measure_compressed,
+    "promises": measure_promises,
+    "stalls": measure_stalls,
+    "failures": measure_failures,
+    "readers": measure_readers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.studies.hostile", description=__doc__)
+    parser.add_argument("bundle", type=Path, help="a bundle of MiniLM")
+    parser.add_argument("--rows", default="", help=f"a regular expression: {', '.join(MEASUREMENTS)}")
+    arguments = parser.parse_args()
+    print("| what | measured | target | met |\n|---|---|---|---|")
+    for name, measure in MEASUREMENTS.items():
+        if re.search(arguments.rows, name):
+            for measured in measure(arguments.bundle):
+                print(measured, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Batches one after the other on all threads, or side by side on one each; their size and their padding.
+
+    python -m bench.studies.lanes BUNDLE [--graph model.onnx] [--window 64]
+
+Runs the passages through ONNX Runtime, packed by the engine's own `pack` from a window of waiting texts. Rows
+are interleaved; each is the median of its repetitions, relative to the first row.
+"""
+
+import argparse
+import itertools
+import os
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from attnlens.bundle import read_manifest
+from attnlens_server.engine.item import Item
+from attnlens_server.engine.pack import BatchLimits, pack
+from attnlens_server.engine.session import Session
+from attnlens_server.engine.worker import pad_batch
+from bench.workloads import Corpus
+
+REPETITIONS = 7
+
+
+class Variant(NamedTuple):
+    """One way to run the passages."""
+
+    threads: int
+    """Of a batch."""
+    lanes: int
+    """Batches side by side."""
+    max_tokens: int
+    padding: float
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    texts = tokenize(arguments.bundle)
+    cores = len(os.sched_getaffinity(0))
+    variants = [Variant(cores, 1, 512, 0.05), Variant(cores, 1, 256, 0.05)]
+    variants += [
+        Variant(1, cores, *limits) for limits in itertools.product((128, 256, 512, 1024), (0.02, 0.05, 0.1))
+    ]
+    graph = arguments.bundle / "onnx" / arguments.graph
+    sessions = {threads: Session(graph, "cpu", threads=threads, device_id=0) for threads in {1, cores}}
+    batches = {each: make_batches(texts, each, arguments.window) for each in variants}
+    seconds: dict[Variant, list[float]] = {each: [] for each in variants}
+    for repetition in range(REPETITIONS + 1):  # the first warms up
+        for each in variants:
+            elapsed = run(sessions[each.threads], each.lanes, batches[each])
+            if repetition:
+                seconds[each].append(elapsed)
+    first = statistics.median(seconds[variants[0]])
+    num_tokens = sum(item.num_tokens for item in texts)
+    print("threads  lanes  max tokens  max padding  padding  tokens/s  relative")
+    for each in variants:
+        median = statistics.median(seconds[each])
+        computed = sum(len(batch) * max(item.num_tokens for item in batch) for batch in batches[each])
+        print(
+            f"{each.threads:7}  {each.lanes:5}  {each.max_tokens:10}  {each.padding:11.0%}  "
+            f"{1 - num_tokens / computed:7.1%}  {num_tokens / median:8,.0f}  {first / median:8.2f}"
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare ways to form and run batches.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--graph", default="model.onnx")
+    parser.add_argument("--window", type=int, default=64, help="texts that wait at a time")
+    return parser.parse_args()
+
+
+def tokenize(bundle: Path) -> list[Item]:
+    """Return the passages as the engine gets them."""
+    max_tokens = read_manifest(bundle).max_tokens
+    passages = Corpus(bundle, max_tokens).passages(400).texts
+    tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    encodings = tokenizer.encode_batch(passages)
+    return [Item(np.asarray(each.ids, dtype=np.int64), ("last_hidden_state",)) for each in encodings]
+
+
+def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[list[Item]]:
+    """Pack all texts, `window` of them waiting at a time."""
+    limits = BatchLimits(variant.max_tokens, variant.padding)
+    waiting, batches = list(texts), []
+    while waiting:
+        chosen = set(pack([item.num_tokens for item in waiting[:window]], limits))
+        batches.append([item for index, item in enumerate(waiting) if index in chosen])
+        waiting = [item for index, item in enumerate(waiting) if index not in chosen]
+    return batches
+
+
+def run(session: Session, num_lanes: int, batches: Sequence[list[Item]]) -> float:
+    """Return the seconds that all batches take."""
+    todo: queue.SimpleQueue[list[Item]] = queue.SimpleQueue()
+    for batch in batches:
+        todo.put(batch)
+
+    def lane() -> None:
+        while True:
+            try:
+                batch = todo.get_nowait()
+            except queue.Empty:
+                return
+            session.run(*pad_batch(batch, pad_token_id=0), ["last_hidden_state"])
+
+    threads = [threading.Thread(target=lane) for _ in range(num_lanes)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

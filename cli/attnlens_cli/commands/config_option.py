@@ -1,0 +1,35 @@
+"""Options that are fields of the server's configuration, which states their defaults."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from attnlens_server.config import Precision, Provider, ServerConfig
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+PROVIDERS = click.Choice(get_args(Provider))
+PRECISIONS = click.Choice(get_args(Precision))
+
+
+def config_option(
+    name: str,
+    help: str,  # noqa: A002 - click's name for it
+    type: click.ParamType[Any] | type[int] | None = None,  # noqa: A002 - click's name for it
+) -> Callable[[_Command], _Command]:
+    """Return the option for the field `name` of ServerConfig, with the default that the field has.
+
+    A field that is false by default becomes a flag.
+    """
+    default = _DEFAULTS[name]
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=type,
+        default=default,
+        show_default=True,
+        is_flag=default is False,
+        help=help,
+    )

@@ -1,0 +1,253 @@
+"""`attnlens embed`: the lines of a file become vectors, many calls at a time, in bounded memory."""
+# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+
+import asyncio
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from attnlens_cli.commands.options import POOLINGS
+from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.files.text_lines import Batches, Line, read_lines
+from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.show.printable import counted
+from attnlens_cli.show.progress import Progress, shown_progress
+
+if TYPE_CHECKING:
+    from attnlens_cli.files.vector_files import VectorWriter
+    from attnlens_client import AsyncClient, Embeddings, EmbedOptions
+
+_STDIO = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to embed, where to, and how."""
+
+    input: str
+    output: str
+    is_jsonl: bool
+    batch_size: int
+    in_flight: int
+    options: "EmbedOptions"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has been done so far."""
+
+    texts: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def summary(self) -> str:
+        """Return one line for the end."""
+        seconds = time.monotonic() - self.started
+        cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
+        rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
+        done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
+        return f"{done} in {seconds:.1f} s ({rate})"
+
+
+@click.command(
+    epilog="""\b
+Example:
+  attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
+  zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl"""
+)
+@click.argument("file", default=_STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.option(
+    "--output",
+    "-o",
+    default=_STDIO,
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="A name ending in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
+)
+@click.option(
+    "--input-format",
+    type=click.Choice(["auto", "lines", "jsonl"]),
+    default="auto",
+    show_default=True,
+    help="auto: jsonl where FILE ends in .jsonl, else lines.",
+)
+@click.option("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
+@click.option(
+    "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
+)
+@click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
+@click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
+@click.option("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="The element type.",
+)
+@click.option("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
+@click.option(
+    "--batch-size", type=click.IntRange(1, 65_536), default=128, show_default=True, help="Texts in one call."
+)
+@click.option(
+    "--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time."
+)
+@server_options
+def embed(
+    file: str,
+    output: str,
+    input_format: str,
+    batch_size: int,
+    in_flight: int,
+    server: Server,
+    **options: Any,  # noqa: ANN401 - each is an entry of EmbedOptions
+) -> None:
+    """Turn each line of FILE (- or nothing: standard input) into a vector.
+
+    FILE holds one text a line, an empty line being an empty text, so that row i belongs to line i; or,
+    as JSON lines, objects with the text under "text". The output appears under its name only when it
+    is complete.
+    """
+    if options["prompt_name"] is not None and options["prompt"] is not None:
+        raise click.UsageError("give either --prompt-name or --prompt")
+    if output != _STDIO:
+        checked_path(output, "--output", (".npy", ".jsonl"))
+    job = Job(
+        input=file,
+        output=output,
+        is_jsonl=input_format == "jsonl" or (input_format == "auto" and file.lower().endswith(".jsonl")),
+        batch_size=batch_size,
+        in_flight=in_flight,
+        options=cast("EmbedOptions", options),
+    )
+    if file == _STDIO and sys.stdin is None:
+        raise click.UsageError("standard input is closed: give FILE")
+    if output == _STDIO and sys.stdout is None:
+        raise click.UsageError("standard output is closed: give --output")
+    counts = asyncio.run(_run(job, server))
+    target = "" if output == _STDIO else f" -> {output}"
+    click.echo(f"{counts.summary()}{target}", err=True)
+
+
+async def _run(job: Job, server: Server) -> Counts:
+    from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
+    from attnlens_client import AsyncClient
+
+    settings = server.client_settings()
+    async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
+        model = await client.get_model(server.model)
+        job.options["model"] = model.name  # of all calls, whatever becomes of the server meanwhile
+        try:
+            like = await client.embed([], **job.options)  # (0, D)
+        except ValueError as error:  # bytes that are no UTF-8
+            raise click.UsageError(str(error)) from error
+        with ExitStack() as stack:
+            if job.output == _STDIO:
+                target = sys.stdout.buffer
+            else:
+                target = stack.enter_context(replacing(Path(job.output)))
+            is_npy = job.output.endswith(".npy")
+            writer: VectorWriter = NpyWriter(target, like) if is_npy else JsonlWriter(target, like)
+            batches = Batches(lambda: _lines(job, model.limits.max_text_bytes), job.batch_size)
+            progress = stack.enter_context(shown_progress(_size(job.input)))
+            counts = Counts()
+            try:
+                await _pump(job, client, batches, writer, progress, counts, like.shape[1])
+            except Exception as error:
+                if counts.texts:
+                    error.add_note(
+                        f"{counted(counts.texts, 'text')} {'was' if counts.texts == 1 else 'were'} done"
+                    )
+                raise
+            return counts
+
+
+def _lines(job: Job, max_text_bytes: int) -> Iterator[Line]:
+    """Yield the lines of the input, in the thread that reads them: it may wait, and nobody else closes it."""
+    name = _name(job.input)
+    try:
+        # Not sys.stdin: the interpreter would wait for its lock at the end.
+        with open(0 if job.input == _STDIO else job.input, "rb", closefd=job.input != _STDIO) as file:
+            yield from read_lines(file, name, is_jsonl=job.is_jsonl, max_text_bytes=max_text_bytes)
+    except OSError as error:
+        error.filename = name
+        raise
+
+
+async def _pump(
+    job: Job,
+    client: "AsyncClient",
+    batches: Batches,
+    writer: "VectorWriter",
+    progress: Progress,
+    counts: Counts,
+    width: int,
+) -> None:
+    """Send batches, `in_flight` at a time, and write the results in the input's order, as they come."""
+    from attnlens_client import BadReplyError
+
+    running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
+
+    def write(batch: list[Line], result: "Embeddings") -> None:
+        found = result.vectors.shape[1]
+        if found != width:
+            raise BadReplyError(f"the reply is wrong: the embeddings are {found} wide now instead of {width}")
+        writer.write([line.text for line in batch], result.vectors)
+        counts.texts += len(batch)
+        counts.tokens += sum(usage.num_tokens for usage in result.usages)
+        counts.truncated += sum(usage.truncated for usage in result.usages)
+        progress.advance(counts.texts, batch[-1].end_byte)
+
+    reading: asyncio.Task[list[Line]] | None = asyncio.create_task(batches.next())
+    try:
+        while reading or running:
+            awaited: list[asyncio.Task[Any]] = [task for _, task in running][:1]
+            if reading and len(running) < job.in_flight:
+                awaited.append(reading)
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            while running and running[0][1].done():
+                write(running[0][0], running[0][1].result())
+                running.popleft()
+            if reading and reading.done() and len(running) < job.in_flight:
+                batch = reading.result()
+                reading = asyncio.create_task(batches.next()) if batch else None
+                if batch:
+                    running.append((batch, asyncio.create_task(_embed(job, client, batch))))
+    finally:
+        tasks: list[asyncio.Task[Any]] = [task for _, task in running] + ([reading] if reading else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    writer.finish()
+
+
+async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
+    """Embed one batch; a text that is to blame is named by its line."""
+    from attnlens_client import AttnlensError, BadReplyError
+
+    try:
+        return await client.embed_with_usage([line.text for line in batch], **job.options)
+    except AttnlensError as error:
+        if error.text_index is None or error.text_index >= len(batch):
+            raise
+        where = f"{_name(job.input)}, line {batch[error.text_index].number}"
+        message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: where, error.message)
+        kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
+        raise kind(message.replace("set truncate", "give --truncate")) from error
+
+
+def _size(name: str) -> int | None:
+    return None if name == _STDIO or not Path(name).is_file() else Path(name).stat().st_size
+
+
+def _name(name: str) -> str:
+    return "standard input" if name == _STDIO else name

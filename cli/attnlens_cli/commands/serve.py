@@ -1,0 +1,77 @@
+"""`attnlens serve DIR`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
+from attnlens_server.config import ConfigError, ServerConfig
+
+if TYPE_CHECKING:
+    from attnlens_server.server import Ready
+
+EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@config_option("host", "Address to listen on.")
+@config_option("port", "Port to listen on; 0 picks a free one.")
+@config_option(
+    "provider", "Where to run. With cuda, the server refuses to start unless CUDA runs the model.", PROVIDERS
+)
+@config_option(
+    "precision",
+    "What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",
+    PRECISIONS,
+)
+@config_option("device_id", "Which GPU.")
+@config_option("threads", "Threads that compute; 0: one a physical core.")
+@config_option(
+    "lanes",
+    "Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in memory "
+    "once instead of twice.",
+)
+@config_option("max_batch_tokens", "Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.")
+@config_option("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
+@config_option("max_queue", "Texts that wait or run at a time; beyond, requests are refused.")
+@config_option("max_inputs_per_request", "Texts in one request.")
+@config_option("max_text_bytes", "Bytes of one text.")
+@config_option("max_request_text_bytes", "Bytes of all texts of a request.")
+@config_option("max_message_bytes", "Bytes of one reply.")
+@config_option("max_reply_bytes", "Memory of all calls and of replies that are not read yet, in bytes.")
+@config_option("max_calls", "Calls at a time.")
+@config_option("accept_compression", "Accept compressed requests, which may be far larger than they look.")
+@config_option("max_tokens", "Tokens of one text.  [default: the bundle's]", int)
+@config_option("worker_threads", "Threads that tokenize and build replies.")
+@config_option("stall_timeout_s", "How long a client may take to read a message; then its call is ended.")
+@config_option("start_timeout_s", "How long opening and trying a graph may take, for each number of threads.")
+@config_option("drain_timeout_s", "How long running requests may take after SIGTERM.")
+@config_option("tls_cert", "PEM certificate chain.", click.Path(path_type=Path))
+@config_option("tls_key", "PEM private key.", click.Path(path_type=Path))
+@config_option("tls_client_ca", "PEM roots: clients must identify.", click.Path(path_type=Path))
+def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
+    """Serve the bundle in DIR over gRPC until SIGTERM.
+
+    Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
+    """
+    # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
+    from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
+
+    try:
+        serve_bundle(ServerConfig(**options), _print_ready)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _print_ready(ready: "Ready") -> None:
+    click.echo(
+        f"attnlens is ready at {ready.address}: model {ready.model}, {ready.execution_provider}, "
+        f"warm-up {ready.warm_up_s:.2f} s"
+    )

@@ -1,0 +1,130 @@
+"""Every failure of a command becomes one line on stderr and an exit code.
+
+An exception class of our own packages is a message for the user, and so is an OSError; any other
+exception is a bug and says so. Tracebacks are shown only with `--debug` or ATTNLENS_DEBUG=1.
+"""
+
+import os
+import traceback
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+import click
+
+from attnlens_cli.frame.extras import how_to_install
+from attnlens_cli.show.printable import printable
+
+FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
+
+# The extra that brings a module in, where that does not depend on the command.
+_EXTRAS = {
+    "grpc_health": "server",
+    "grpc_reflection": "server",
+    "google.rpc": "server",
+    "huggingface_hub": "export",
+    "loky": "server",
+    "matplotlib": "plot",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "onnxscript": "export",
+    "sentencepiece": "export",
+    "torch": "export",
+}
+_EXTRAS_BY_COMMAND = {
+    "attnlens bench": "server",
+    "attnlens check": "export",
+    "attnlens export": "export",
+    "attnlens layout": "export",
+    "attnlens serve": "server",
+}
+
+
+class BadReplyFailure(click.ClickException):
+    """A server's reply is not what was asked for. The code is EX_PROTOCOL of BSD's sysexits."""
+
+    exit_code = BAD_REPLY
+
+
+def debug_in_environment() -> bool:
+    """Tell whether ATTNLENS_DEBUG asks for tracebacks, for failures before options are parsed."""
+    return os.environ.get("ATTNLENS_DEBUG", "").lower() in {"1", "true", "yes", "on"}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean NAME?)` where `name` is likely a slip of a known one, else nothing."""
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
+) -> click.UsageError:
+    """Return the error for a name that does not exist."""
+    names = list(known)
+    return click.UsageError(f"no such {kind} {name}{nearest(name, names)}: there are {', '.join(names)}", ctx)
+
+
+def report(error: Exception, command_path: str, *, debug: bool) -> int:
+    """Print `error` as one line on stderr and return the exit code."""
+    if debug and not isinstance(error, (click.exceptions.NoArgsIsHelpError, click.Abort)):
+        lines = "".join(traceback.format_exception(error)).split("\n")
+        click.echo("\n".join(printable(line) for line in lines), err=True, nl=False)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return USAGE
+    if isinstance(error, click.Abort):
+        click.echo(f"{command_path}: interrupted", err=True)
+        return INTERRUPTED
+    message, code = _describe(error, command_path)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        command_path = error.ctx.command_path
+    message = "; ".join((message, *_notes(error)))
+    click.echo(f"{command_path}: {printable(' '.join(message.split()))}", err=True)
+    return code
+
+
+def _notes(error: BaseException | None) -> Iterator[str]:
+    """Yield what was noted on the error, or on one that it came from."""
+    while error is not None:
+        yield from getattr(error, "__notes__", ())
+        error = error.__cause__
+
+
+def _describe(error: Exception, command_path: str) -> tuple[str, int]:
+    if isinstance(error, click.NoSuchOption):
+        known = error.possibilities or []
+        return f"no such option {error.option_name}{nearest(error.option_name, known)}", USAGE
+    if isinstance(error, click.ClickException):
+        return _as_clause(error.format_message()), error.exit_code
+    if isinstance(error, ImportError):
+        missing = _missing_module(error, command_path)
+        if missing is not None:
+            module, extra = missing
+            return f"{module} is not installed: {how_to_install(extra)}", USAGE
+    if type(error).__module__.startswith("attnlens"):
+        return str(error), FAILURE
+    if isinstance(error, OSError):
+        return _describe_os_error(error), FAILURE
+    kind = type(error).__name__
+    return f"this is a bug: {kind}: {error} (run `attnlens --debug ...` to see the traceback)", BUG
+
+
+def _as_clause(message: str) -> str:
+    message = message.removesuffix(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:
+    """Return the module that is not there and the extra that brings it in; None where no extra does."""
+    if not error.name:
+        return None
+    root = error.name.partition(".")[0]
+    if root in {"onnxruntime", "safetensors", "tokenizers"} and command_path in _EXTRAS_BY_COMMAND:
+        return root, _EXTRAS_BY_COMMAND[command_path]
+    return next(((name, extra) for name, extra in _EXTRAS.items() if name in {root, error.name}), None)
+
+
+def _describe_os_error(error: OSError) -> str:
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}"

@@ -1,0 +1,180 @@
+"""The options of every command that asks a server, and what to say when none answers."""
+
+import functools
+import logging
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import click
+
+from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.failures import BadReplyFailure
+
+if TYPE_CHECKING:
+    import grpc
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_MAX_TIMEOUT_S = 31_536_000  # a year, as for the client
+_OPTIONS = (
+    click.option(
+        "--address", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The server."
+    ),
+    click.option("--model", default="", help="The model's name.  [default: the server's only one]"),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
+        default=60.0,
+        show_default=True,
+        help="Seconds that a call may take, retries included.",
+    ),
+    click.option("--tls", is_flag=True, help="Use TLS, and trust the roots that gRPC brings."),
+    click.option("--tls-ca", type=_FILE, help="Use TLS, and trust these roots (PEM)."),
+    click.option("--tls-cert", type=_FILE, help="Use TLS, and identify with this certificate (PEM)."),
+    click.option("--tls-key", type=_FILE, help="The private key of --tls-cert (PEM)."),
+    click.option("--tls-server-name", metavar="NAME", help="The name to expect in the server's certificate."),
+)
+
+
+# What gRPC says where something else than a gRPC server answers, or one that wants TLS.
+_SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
+_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
+_SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
+
+
+class ClientSettings(TypedDict):
+    """Keyword arguments of the client."""
+
+    timeout_s: float
+    credentials: "grpc.ChannelCredentials | None"
+    channel_options: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The server to ask. The fields are the options above."""
+
+    address: str
+    model: str
+    timeout: float
+    tls: bool
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_server_name: str | None
+
+    def __post_init__(self) -> None:
+        from attnlens_client.connection import checked_address  # noqa: PLC0415 - heavy
+
+        try:
+            checked_address(self.address)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="'--address'") from error
+        if math.isnan(self.timeout):
+            raise click.BadParameter("it is no number", param_hint="'--timeout'")
+        for option, value in (("--model", self.model), ("--tls-server-name", self.tls_server_name or "")):
+            if not is_sendable(value):
+                raise click.BadParameter("it is not UTF-8", param_hint=f"'{option}'")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise click.UsageError("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_server_name and not self._uses_tls:
+            raise click.UsageError("--tls-server-name needs TLS: give --tls or --tls-ca")
+
+    @property
+    def _uses_tls(self) -> bool:
+        return bool(self.tls or self.tls_ca or self.tls_cert)
+
+    def client_settings(self) -> ClientSettings:
+        """Return the keyword arguments for `Client` and `AsyncClient`."""
+        name = self.tls_server_name
+        return {
+            "timeout_s": self.timeout,
+            "credentials": self._credentials(),
+            "channel_options": (("grpc.ssl_target_name_override", name),) if name else (),
+        }
+
+    def _credentials(self) -> "grpc.ChannelCredentials | None":
+        if not self._uses_tls:
+            return None
+        import grpc  # noqa: PLC0415 - heavy
+
+        ca = _read_pem(self.tls_ca, "--tls-ca")
+        certificate, key = _read_pem(self.tls_cert, "--tls-cert"), _read_pem(self.tls_key, "--tls-key")
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    @contextmanager
+    def failures_explained(self) -> Iterator[None]:
+        """Say what to do where no attnlens server answers, not in time, or not with what was asked for."""
+        from attnlens_client import (  # noqa: PLC0415 - heavy
+            BadReplyError,
+            DeadlineExceededError,
+            ServerError,
+            UnavailableError,
+        )
+
+        try:
+            yield
+        except BadReplyError as error:
+            raise BadReplyFailure(f"{self.address}: {error.message}") from error
+        except (UnavailableError, ServerError) as error:
+            if error.reason:  # an attnlens server said so itself
+                raise
+            answered = isinstance(error, ServerError)
+            raise click.ClickException(self._explained(error.message, answered=answered)) from error
+        except DeadlineExceededError as error:
+            raise click.ClickException(
+                f"no server answered at {self.address} within {self.timeout:g} s: is one there? If so, give "
+                "a larger --timeout"
+            ) from error
+
+    def _explained(self, message: str, *, answered: bool) -> str:
+        cause = message.rpartition("last error: ")[2]
+        if self._uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
+            return (
+                f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or leave "
+                f"them and --tls out for a server without TLS ({cause})"
+            )
+        if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+            remedy = "give another --address, or --tls where the server uses TLS"
+            return f"what answers at {self.address} is no attnlens server: {remedy} ({cause})"
+        remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
+        if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
+            remedy += ", or --tls where the server uses TLS"
+        return f"no server answers at {self.address}: {remedy} ({cause})"
+
+
+def _read_pem(path: Path | None, option: str) -> bytes | None:
+    content = path.read_bytes() if path else None
+    if content is not None and b"-----BEGIN" not in content:
+        raise click.BadParameter(f"{path} is no PEM file", param_hint=f"'{option}'")
+    return content
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to `command`, which gets them as one argument, `server`."""
+    names = [field.name for field in fields(Server)]
+
+    @functools.wraps(command)
+    def with_server(*args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever click passes
+        server = Server(**{name: options.pop(name) for name in names})
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+                signal.signal(number, _interrupt)
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures come as exceptions
+        with server.failures_explained():
+            command(*args, server=server, **options)
+
+    for option in reversed(_OPTIONS):
+        with_server = option(with_server)
+    return with_server
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """Do what SIGINT does, so that a run that is told to end leaves no partial file."""
+    handler = signal.getsignal(signal.SIGINT)
+    (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)

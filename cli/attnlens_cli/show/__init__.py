@@ -1,0 +1,1 @@
+"""How results are shown in the terminal or in a picture."""

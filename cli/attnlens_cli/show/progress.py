@@ -1,0 +1,87 @@
+"""Progress on stderr: a bar on a terminal, elsewhere nothing or a few lines."""
+# ruff: noqa: PLC0415 - rich is loaded only where there is something to draw
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias
+
+import click
+
+Stages: TypeAlias = Callable[[str, int, int], None]
+"""Takes the name of a stage, how much of it is done, and its whole."""
+
+
+class Progress(Protocol):
+    """Takes how far the work is."""
+
+    def advance(self, texts: int, end_byte: int) -> None:
+        """Show that `texts` texts are done; the last one ends at byte `end_byte` of the input."""
+
+
+class _Nothing:
+    def advance(self, texts: int, end_byte: int) -> None:
+        """Show nothing."""
+
+
+@contextmanager
+def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
+    """Show a bar until the block ends; without `total_bytes` it only moves to and fro."""
+    if not sys.stderr.isatty():
+        yield _Nothing()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[texts]:,} texts"),
+        TextColumn("{task.fields[rate]:,.0f} texts/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
+
+        class _Bar:
+            def advance(self, texts: int, end_byte: int) -> None:
+                """Move the bar."""
+                rate = texts / (bar.tasks[0].elapsed or 1.0)
+                bar.update(task, completed=end_byte, texts=texts, rate=rate)
+
+        yield _Bar()
+
+
+@contextmanager
+def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
+    """Yield a callback that draws a bar until the block ends.
+
+    Where stderr is not a terminal, nothing is shown, or with `in_lines` a line for each kind of stage.
+    """
+    if not sys.stderr.isatty():
+        yield _StageLines() if in_lines else lambda _stage, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+
+
+class _StageLines:
+    """Prints a line when a kind of stage begins."""
+
+    def __init__(self) -> None:
+        self._last_kind = ""
+
+    def __call__(self, stage: str, _done: int, total: int) -> None:
+        # "Parity 2x7 right" is the kind and then the input shape; other names are kinds as a whole.
+        kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
+        if kind != self._last_kind:
+            self._last_kind = kind
+            is_whole = total == 1 or kind == stage
+            click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)

@@ -1,0 +1,107 @@
+"""Dense layers against PyTorch, and files that a bundle must not have."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from attnlens.bundle import BundleError
+from attnlens.dense import open_dense
+from attnlens.v1.manifest_pb2 import Activation, Architecture, BundleFile, Dense, Manifest, PoolingDefaults
+
+MODULES = {
+    Activation.ACTIVATION_IDENTITY: torch.nn.Identity(),
+    Activation.ACTIVATION_TANH: torch.nn.Tanh(),
+    Activation.ACTIVATION_RELU: torch.nn.ReLU(),
+    Activation.ACTIVATION_GELU: torch.nn.GELU(),
+    Activation.ACTIVATION_SIGMOID: torch.nn.Sigmoid(),
+    Activation.ACTIVATION_SILU: torch.nn.SiLU(),
+}
+
+
+def manifest_of(**dense: Any) -> Manifest:
+    values: dict[str, Any] = {"path": "2_Dense", "in_features": 3, "out_features": 4, "bias": True}
+    return Manifest(
+        architecture=Architecture(hidden_size=3),
+        pooling=PoolingDefaults(
+            dense=[Dense(**values | {"activation": Activation.ACTIVATION_TANH} | dense)],
+        ),
+        files=[BundleFile(path="2_Dense/model.safetensors")],
+    )
+
+
+def write(directory: Path, **weights: np.ndarray) -> None:
+    (directory / "2_Dense").mkdir()
+    named = {f"linear.{name}": array for name, array in weights.items()}
+    safetensors.numpy.save_file(named, directory / "2_Dense" / "model.safetensors")
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("activation", Activation.values()[1:])
+def test_every_activation_is_that_of_pytorch(activation: Activation.ValueType, tmp_path: Path) -> None:
+    write(tmp_path, weight=3 * random(4, 3), bias=random(4))
+    [layer] = open_dense(tmp_path, manifest_of(activation=activation))
+    vectors = np.concatenate(
+        [random(5, 3), np.full((1, 3), 1e4, np.float32), np.full((1, 3), -1e4, np.float32)]
+    )
+    linear = torch.nn.Linear(3, 4)
+    linear.weight.data, linear.bias.data = torch.tensor(3 * random(4, 3)), torch.tensor(random(4))
+    with torch.no_grad():
+        expected = MODULES[activation](linear(torch.tensor(vectors))).numpy()
+    found = layer(vectors)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_vectors_are_scaled_first_where_a_normalize_stands_before(tmp_path: Path) -> None:
+    write(tmp_path, weight=random(4, 3))
+    manifest = manifest_of(bias=False, normalize_input=True, activation=Activation.ACTIVATION_IDENTITY)
+    [layer] = open_dense(tmp_path, manifest)
+    np.testing.assert_allclose(layer(5 * random(2, 3)), layer(random(2, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [
+        ({"in_features": 5}, "2_Dense takes 5 components and gets 3"),
+        ({"activation": 0}, "has no activation that this version knows"),
+        ({"path": "../elsewhere"}, "has no hash for the weights of its layer ../elsewhere"),
+        ({"bias": False}, "instead of {'linear.weight': (4, 3)} in fp32"),
+        ({"out_features": 5}, "instead of {'linear.weight': (5, 3)"),
+    ],
+)
+def test_a_layer_that_does_not_fit_is_named(dense: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, weight=random(4, 3), bias=random(4))
+    with pytest.raises(BundleError) as caught:
+        open_dense(tmp_path, manifest_of(**dense))
+    assert message in str(caught.value)
+
+
+def test_weights_of_another_kind_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, weight=random(4, 3).astype(np.float16), bias=random(4))
+    with pytest.raises(BundleError, match="in fp32"):
+        open_dense(tmp_path, manifest_of())
+    safetensors.torch.save_file(
+        {"linear.weight": torch.ones(4, 3, dtype=torch.bfloat16)},
+        tmp_path / "2_Dense" / "model.safetensors",
+    )
+    # numpy has the type only if another package of the process has brought it.
+    with pytest.raises(BundleError, match=r"can't be read|in fp32"):
+        open_dense(tmp_path, manifest_of(bias=False))
+    (tmp_path / "2_Dense" / "model.safetensors").write_bytes(b"{}")
+    with pytest.raises(BundleError, match="can't be read"):
+        open_dense(tmp_path, manifest_of())
+
+
+@pytest.mark.parametrize("weight", [np.full((4, 3), np.nan, np.float32), np.ones((0, 3), np.float32)])
+def test_weights_that_give_no_vectors_are_refused(weight: np.ndarray, tmp_path: Path) -> None:
+    write(tmp_path, weight=weight)
+    with pytest.raises(BundleError, match="is empty, or holds a NaN or an infinity"):
+        open_dense(tmp_path, manifest_of(bias=False, out_features=len(weight)))
