@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from attnlens.v1.manifest_pb2 import ParityFigure
     from attnlens_export.bundle import Progress
-    from attnlens_export.result import ParityResult
+    from attnlens_export.parity.result import ParityResult
 
 EPILOG = """\b
 Example:
@@ -85,8 +85,8 @@ def check(
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
     from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
+    from attnlens_export.parity.runtimes import RuntimeOptions  # noqa: PLC0415 - heavy
     from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
-    from attnlens_export.runtime_parity import RuntimeOptions  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
     from attnlens_runtimes import NotInstalledError, UnknownRuntimeError  # noqa: PLC0415 - heavy
 
@@ -145,7 +145,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
     from rich.markup import escape  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
-    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
+    from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
 
     table = Table(
         title=f"{escape(title)}, {len(parity.cases)} input shapes",
