@@ -27,7 +27,7 @@ def export_small(kind: str, directory: Path, **options: Any) -> Path:
     `options` are those of `ExportOptions`.
     """
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
-    from attnlens_export.grid import small_grid  # noqa: PLC0415
+    from attnlens_export.parity.grid import small_grid  # noqa: PLC0415
 
     MODELS[kind].make().save_pretrained(directory / "source")
     copy_without_json(kind, directory / "source")

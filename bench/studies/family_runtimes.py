@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from attnlens_export.runtime_parity import ALL, RuntimeOptions, RuntimeResult, find_runtimes
+from attnlens_export.parity.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_runtimes import FP32
 from export.test_families import MODELS, Exported
 from runtimes.measured import measure

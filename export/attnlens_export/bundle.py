@@ -17,14 +17,22 @@ from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest, Quantization
 from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import GraphError, ParityError, SourceError
-from attnlens_export.graph import TracedGraph, embeddings_graph, trace
-from attnlens_export.grid import Case, default_grid
-from attnlens_export.half import to_half
-from attnlens_export.half_parity import measure_half
-from attnlens_export.heads import Head, find_head
+from attnlens_export.fp16.convert import to_half
+from attnlens_export.fp16.measure import measure_half
+from attnlens_export.graph.lint import check_graph
+from attnlens_export.graph.read import check_valid, read_structure
+from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
+from attnlens_export.graph.write import (
+    MAX_EMBEDDED_BYTES,
+    Place,
+    verify_places,
+    write_data,
+    write_embedded,
+    write_reduced,
+    write_referring,
+)
 from attnlens_export.int8.quantize import Int8Options, measure_int8, write_int8
 from attnlens_export.int8.result import Gate
-from attnlens_export.lint import check_graph
 from attnlens_export.manifest import (
     ATTENTIONS_PATH,
     DATA_PATH,
@@ -36,29 +44,21 @@ from attnlens_export.manifest import (
     describe_bundle,
     graph_kinds,
 )
-from attnlens_export.parity import measure_parity
-from attnlens_export.pooling import read_pooling, write_pooling
-from attnlens_export.prompts import read_prompts, write_prompts
-from attnlens_export.report import write_report
-from attnlens_export.result import ParityResult
-from attnlens_export.side_files import (
+from attnlens_export.parity.grid import Case, default_grid
+from attnlens_export.parity.measure import measure_parity
+from attnlens_export.parity.result import ParityResult
+from attnlens_export.published.heads import Head, find_head
+from attnlens_export.published.pooling import read_pooling, write_pooling
+from attnlens_export.published.prompts import read_prompts, write_prompts
+from attnlens_export.published.side_files import (
     copy_described,
     read_license,
     read_max_tokens,
     write_config,
     write_tokenizer,
 )
+from attnlens_export.report import write_report
 from attnlens_export.staging import staged
-from attnlens_export.structure import check_valid, read_structure
-from attnlens_export.weights import (
-    MAX_EMBEDDED_BYTES,
-    Place,
-    verify_places,
-    write_data,
-    write_embedded,
-    write_reduced,
-    write_referring,
-)
 from attnlens_model import Checkpoint, Encoder, EncoderConfig, load_checkpoint, new_encoder
 
 Progress = Callable[[str, int, int], None]

@@ -21,8 +21,9 @@ from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
-from attnlens_export.grid import Case, default_grid
-from attnlens_export.half_parity import measure_half
+from attnlens_export.fp16.measure import measure_half
+from attnlens_export.graph.read import external_files, read_structure, read_weight
+from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
 from attnlens_export.int8.quantize import measure_int8
 from attnlens_export.int8.result import Gate
 from attnlens_export.manifest import (
@@ -35,20 +36,19 @@ from attnlens_export.manifest import (
     describe_graphs,
     graph_kinds,
 )
-from attnlens_export.parity import CaseProgress, measure_parity
-from attnlens_export.pooling import read_pooling
-from attnlens_export.prompts import read_prompts
-from attnlens_export.result import ParityResult
-from attnlens_export.runtime_parity import (
+from attnlens_export.parity.grid import Case, default_grid
+from attnlens_export.parity.measure import CaseProgress, measure_parity
+from attnlens_export.parity.result import ParityResult
+from attnlens_export.parity.runtimes import (
     Missing,
     RuntimeOptions,
     RuntimeParity,
     RuntimeResult,
     find_runtimes,
 )
-from attnlens_export.side_files import read_max_tokens
-from attnlens_export.simplify import TRANSPOSED_SUFFIX
-from attnlens_export.structure import external_files, read_structure, read_weight
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 _LEFT_BY_OTHERS = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.ini")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attnlens.bundle import embedding_size
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
-from attnlens_export.modules import MODULES_FILE
+from attnlens_export.published.modules import MODULES_FILE
 
 # Heads of bge-m3 for other kinds of retrieval, beside the weights.
 _HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")

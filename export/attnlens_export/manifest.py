@@ -8,8 +8,8 @@ import onnx
 from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_export.lint import axes_of
-from attnlens_export.structure import read_structure
+from attnlens_export.graph.lint import axes_of
+from attnlens_export.graph.read import read_structure
 from attnlens_model import EncoderConfig
 
 EMBEDDINGS_PATH = "onnx/model.onnx"

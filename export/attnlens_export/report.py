@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
-from attnlens_export.grid import Case
-from attnlens_export.half_result import MIN_COSINE, HalfResult
+from attnlens_export.fp16.result import MIN_COSINE, HalfResult
 from attnlens_export.int8.result import Int8Result
 from attnlens_export.json_files import write_json
 from attnlens_export.manifest import tool_versions
-from attnlens_export.result import (
+from attnlens_export.parity.grid import Case
+from attnlens_export.parity.result import (
     REFERENCE_ERROR_RATIO,
     TOLERANCE,
     Invariants,

@@ -17,7 +17,7 @@ import transformers
 from sentence_transformers import SentenceTransformer
 
 from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.grid import small_grid
+from attnlens_export.parity.grid import small_grid
 from odd_models import OddModel
 from references import TEXTS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_export import bundle
-from attnlens_export.graph import TracedGraph, trace
+from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 
 

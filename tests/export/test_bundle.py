@@ -28,9 +28,9 @@ from attnlens_export import (
     bundle,
     export_bundle,
 )
-from attnlens_export.graph import TracedGraph
-from attnlens_export.grid import Case, Padding, small_grid
-from attnlens_export.weights import Place, write_embedded
+from attnlens_export.graph.trace import TracedGraph
+from attnlens_export.graph.write import Place, write_embedded
+from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_model import EncoderConfig
 from attnlens_server.text import TextEncoder
 

@@ -15,9 +15,9 @@ from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export import ExportOptions, GraphError, LintError, SourceError, export_bundle
 from attnlens_export.bundle import check_graphs
 from attnlens_export.check import check_bundle, rebuild_encoder
-from attnlens_export.graph import TracedGraph
-from attnlens_export.grid import Case, Padding, small_grid
+from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.layouts import write_layout
+from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_model import Checkpoint, Encoder, EncoderConfig, read_config
 from small_files import sign
 

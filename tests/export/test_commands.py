@@ -14,7 +14,7 @@ from attnlens_cli.commands.check import check
 from attnlens_cli.commands.export import export
 from attnlens_export import bundle
 from attnlens_export.manifest import describe_bundle
-from attnlens_export.prompts import Prompts, read_prompts
+from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
 from small_bundles import MODELS
 
@@ -219,8 +219,8 @@ def test_check_of_what_is_no_bundle_exits_1(tmp_path: Path) -> None:
 def test_check_names_the_failure(
     minilm_bundle: Path, minilm_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlens_export.result.TOLERANCE", 1e-9)
-    monkeypatch.setattr("attnlens_export.result.REFERENCE_ERROR_RATIO", 1e-3)
+    monkeypatch.setattr("attnlens_export.parity.result.TOLERANCE", 1e-9)
+    monkeypatch.setattr("attnlens_export.parity.result.REFERENCE_ERROR_RATIO", 1e-3)
     result = run_check(minilm_bundle, "--source", minilm_dir)
     assert result.exit_code == 1
     assert "against the checkpoint model" in result.stdout
@@ -325,9 +325,9 @@ def test_what_was_not_compared_is_said(
     config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers of 4 heads: hidden states up to 2 x 38 tokens fit, maps of 2 x 26, not of 1 x 38."""
-    monkeypatch.setattr("attnlens_export.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
-    monkeypatch.setattr("attnlens_export.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
-    monkeypatch.setattr("attnlens_export.grid.SHORT_LENGTHS", (7,))
+    monkeypatch.setattr("attnlens_export.parity.grid.MAX_MAP_BYTES", 4 * 2 * 4 * 38**2 - 1)
+    monkeypatch.setattr("attnlens_export.parity.grid.MAX_LAYER_MAP_BYTES", 8 * 4 * 2 * 39**2 - 1)
+    monkeypatch.setattr("attnlens_export.parity.grid.SHORT_LENGTHS", (7,))
     result = run_export("--config", config_file, "--output", output)
     assert result.exit_code == 0, result.output
     lengths = "longest input compared, in tokens: last_hidden_state 38, attentions 26; the encoder takes 40"

@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle, rebuild_encoder
-from attnlens_export.grid import Case, Padding, make_inputs, small_grid
-from attnlens_export.reference import run_float64, run_fp32
+from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
+from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import EncoderConfig, read_config
 from odd_models import OddModel, padded_masks, random_inputs
 from runtimes.measured import found, measure

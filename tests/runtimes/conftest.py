@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.grid import small_grid
+from attnlens_export.parity.grid import small_grid
 from attnlens_model import EncoderConfig
 
 CONFIG = EncoderConfig(

@@ -18,7 +18,7 @@ from attnlens_cli.commands.info import info
 from attnlens_client import Client, EmbedOptions, InputTooLongError, InvalidRequestError
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
-from attnlens_export.grid import Case, Padding
+from attnlens_export.parity.grid import Case, Padding
 from served import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -7,7 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from attnlens.v1.manifest_pb2 import Manifest, Quantization
-    from attnlens_export.result import ParityResult
+    from attnlens_export.parity.result import ParityResult
 
 
 def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:

@@ -7,7 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from attnlens_export.check import CheckSummary
-    from attnlens_export.runtime_parity import RuntimeResult
+    from attnlens_export.parity.runtimes import RuntimeResult
 
 
 # Of failures of one runtime; a graph that is wrong is wrong on every shape.

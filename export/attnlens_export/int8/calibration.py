@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from attnlens_export.graph import TracedGraph
+from attnlens_export.graph.trace import TracedGraph
+from attnlens_export.graph.write import Place, write_referring
 from attnlens_export.int8.products import FloatArray, Group
 from attnlens_export.int8.sessions import open_session
 from attnlens_export.int8.texts import Batch
-from attnlens_export.weights import Place, write_referring
 
 MAX_SAMPLE_ROWS = 1024
 # Of all groups whose inputs are collected in one pass over the texts.

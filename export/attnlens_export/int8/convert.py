@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from attnlens_export.graph import TracedGraph
+from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.int8.products import FloatArray
 from attnlens_export.int8.recipes import Recipe
 from attnlens_export.int8.rounding import RoundedWeight

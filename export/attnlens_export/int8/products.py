@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from attnlens_export.graph import TracedGraph
+from attnlens_export.graph.trace import TracedGraph
 
 FloatArray = npt.NDArray[np.float32]
 

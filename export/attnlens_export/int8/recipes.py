@@ -19,7 +19,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_export.graph import TracedGraph
+from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.int8.calibration import Activations
 from attnlens_export.int8.products import FloatArray, Group
 from attnlens_export.int8.rounding import (

@@ -22,7 +22,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from attnlens_export.graph import TracedGraph
+from attnlens_export.graph.trace import TracedGraph
+from attnlens_export.graph.write import Place, write_embedded, write_referring
 from attnlens_export.int8.agreement import Agreement, Embedder, compare, run_all
 from attnlens_export.int8.calibration import Activations, collect
 from attnlens_export.int8.convert import to_int8
@@ -30,7 +31,6 @@ from attnlens_export.int8.products import Group, find_groups
 from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
 from attnlens_export.int8.result import Gate
 from attnlens_export.int8.sessions import measure_seconds, open_session
-from attnlens_export.weights import Place, write_embedded, write_referring
 
 MAX_UNITS = 24
 # Batches of each kind of text that the losses of units are measured on.

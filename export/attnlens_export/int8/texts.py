@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError
 from attnlens_export.errors import SourceError
-from attnlens_export.graph import input_names
-from attnlens_export.grid import Inputs
+from attnlens_export.graph.trace import input_names
+from attnlens_export.parity.grid import Inputs
 from attnlens_model import EncoderConfig
 
 # What is read of a text. Attention takes time that grows with the square, and says little of the products.

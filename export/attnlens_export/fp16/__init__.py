@@ -1,0 +1,1 @@
+"""A graph of the embeddings in fp16: conversion, measurement, result."""

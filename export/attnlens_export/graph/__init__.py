@@ -1,0 +1,1 @@
+"""The ONNX graphs: traced from PyTorch, simplified, linted, written and read."""

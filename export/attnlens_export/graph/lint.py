@@ -1,0 +1,230 @@
+"""What a bundle's graph may hold, as explicit lists, and a check that names every deviation.
+
+B batch, T tokens, D width, H heads, L layers.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto
+
+from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.errors import LintError
+from attnlens_export.fp16.convert import MAX_HALF
+from attnlens_export.graph.read import read_weight
+from attnlens_export.graph.simplify import IR_VERSION
+from attnlens_export.graph.trace import (
+    BATCH_AXIS,
+    HIDDEN_OUTPUT,
+    LENGTH_AXIS,
+    OPSET,
+    input_names,
+    output_names,
+)
+from attnlens_model import Encoder, EncoderConfig
+
+# What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
+ENCODER_OPERATORS = frozenset(
+    {
+        *("Add", "Div", "Erf", "LayerNormalization", "MatMul", "Mul", "Relu", "Softmax", "Sub", "Tanh"),
+        *("Cast", "Gather", "Reshape", "Shape", "Slice", "Transpose", "Unsqueeze"),
+    }
+)
+# What a causal mask needs beside them.
+CAUSAL_OPERATORS = frozenset({"Clip"})
+# What counting the tokens that are no padding needs beside them.
+PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
+
+# What swapping the halves of queries and keys needs, and repeating heads that are shared.
+JOINING_OPERATORS = frozenset({"Concat"})
+# What the distance of two tokens, cut at the window, needs.
+LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
+# RMSNorm written out: its own operator came with opset 23.
+RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
+SILU_OPERATORS = frozenset({"Sigmoid"})
+# The convolution beside the first layer of DeBERTa version 2.
+CONVOLUTION_OPERATORS = frozenset({"Conv"})
+
+# What a graph that is not in fp32 throughout needs beside them.
+_MORE_OPERATORS = {DataType.DATA_TYPE_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
+_MORE_TYPES: dict[DataType.ValueType, set[int]] = {
+    DataType.DATA_TYPE_FLOAT16: {TensorProto.FLOAT16},
+    DataType.DATA_TYPE_INT8: {TensorProto.INT8, TensorProto.UINT8},
+}
+_FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+
+# Why an operator that is not allowed is a sign of something worse than an unusual graph.
+_REASONS = {
+    "Dropout": "the encoder was traced in training mode",
+    "If": "control flow",
+    "Loop": "control flow",
+    "Scan": "control flow",
+    "SequenceMap": "control flow",
+}
+
+Interface = dict[str, tuple[int, tuple[int | str, ...]]]
+
+
+def check_graph(
+    model: onnx.ModelProto,
+    path: str,
+    config: EncoderConfig,
+    kind: GraphKind.ValueType,
+    *,
+    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+    directory: Path = Path(),
+) -> None:
+    """Check operators, versions, constants and the shapes of inputs and outputs.
+
+    Args:
+        model: the graph; its weights need not be loaded.
+        path: what to call it in the error.
+        config: the encoder that it was made from.
+        kind: which outputs it must have.
+        data_type: what weights may be in beside fp32; inputs and outputs never are.
+        directory: where the files of weights are that are not in `model`.
+
+    Raises:
+        LintError: with every finding.
+    """
+    findings = [
+        *_version_findings(model),
+        *_operator_findings(model, config, data_type),
+        *_initializer_findings(model, data_type),
+        *_constant_findings(model, config, directory),
+        *_reshape_findings(model),
+        *_interface_findings("input", model.graph.input, _expected_inputs(config)),
+        *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
+    ]
+    if findings:
+        raise LintError(path, findings)
+
+
+def _version_findings(model: onnx.ModelProto) -> list[str]:
+    findings = []
+    if model.ir_version != IR_VERSION:
+        findings.append(f"IR version {model.ir_version} instead of {IR_VERSION}")
+    imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    if imports != {"ai.onnx": OPSET}:
+        findings.append(f"operator sets {imports} instead of ai.onnx {OPSET} alone")
+    if model.functions:
+        names = ", ".join(function.name for function in model.functions)
+        findings.append(f"local functions: {names}")
+    return findings
+
+
+def allowed_operators(config: EncoderConfig) -> frozenset[str]:
+    """Return the operators that the graphs of this encoder may hold."""
+    needed = {
+        CAUSAL_OPERATORS: config.is_causal,
+        PADDING_OFFSET_OPERATORS: config.position_scheme == "padding_offset",
+        JOINING_OPERATORS: config.rotary_theta is not None or config.num_key_value_heads is not None,
+        LOCAL_OPERATORS: config.local_window is not None,
+        RMS_OPERATORS: config.norm == "rms",
+        SILU_OPERATORS: config.activation == "silu",
+        CONVOLUTION_OPERATORS: config.conv_kernel_size > 0,
+    }
+    return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
+
+
+def _operator_findings(
+    model: onnx.ModelProto, config: EncoderConfig, data_type: DataType.ValueType
+) -> list[str]:
+    allowed = allowed_operators(config) | _MORE_OPERATORS.get(data_type, frozenset())
+    findings = []
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            findings.append(f"node {node.name!r}: {node.op_type} of the foreign domain {node.domain!r}")
+        elif node.op_type not in allowed:
+            reason = "random numbers" if node.op_type.startswith("Random") else _REASONS.get(node.op_type)
+            detail = f" ({reason})" if reason else ""
+            findings.append(f"node {node.name!r}: operator {node.op_type} is not allowed{detail}")
+    return findings
+
+
+def _initializer_findings(model: onnx.ModelProto, data_type: DataType.ValueType) -> list[str]:
+    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(data_type, set())
+    return [
+        f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
+        for tensor in model.graph.initializer
+        if tensor.data_type not in allowed
+    ]
+
+
+def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory: Path) -> Iterator[str]:
+    """Find constants that are infinite in fp16; some runtimes compute in fp16 or bf16 unless told otherwise.
+
+    The encoder's parameters are its own affair, and so are the numbers that int8 makes of a parameter or of a
+    value, which are called after it.
+    """
+    known = (*_parameter_names(config), *(f"{name}_" for node in model.graph.node for name in node.output))
+    for tensor in model.graph.initializer:
+        if tensor.data_type not in _FLOAT_TYPES or tensor.name.startswith(known):
+            continue
+        largest = float(np.abs(read_weight(directory, tensor)).max(initial=0.0))
+        if not largest <= MAX_HALF:
+            yield (
+                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_HALF:g}: "
+                "export the checkpoint again"
+            )
+
+
+@cache
+def _parameter_names(config: EncoderConfig) -> tuple[str, ...]:
+    with torch.device("meta"):
+        return tuple(Encoder(config).state_dict())
+
+
+def _reshape_findings(model: onnx.ModelProto) -> list[str]:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    findings = []
+    for node in model.graph.node:
+        if node.op_type != "Reshape":
+            continue
+        if any(attribute.name == "allowzero" for attribute in node.attribute):
+            findings.append(f"node {node.name!r}: Reshape with the attribute allowzero")
+        if node.input[1] not in initializers:
+            findings.append(f"node {node.name!r}: the target of the Reshape is not a constant")
+    return findings
+
+
+def _expected_inputs(config: EncoderConfig) -> Interface:
+    return dict.fromkeys(input_names(config), (TensorProto.INT64, (BATCH_AXIS, LENGTH_AXIS)))
+
+
+def _expected_outputs(config: EncoderConfig, kind: GraphKind.ValueType) -> Interface:
+    hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
+    if kind == GraphKind.GRAPH_KIND_EMBEDDINGS:
+        return hidden
+    weights = (BATCH_AXIS, config.num_heads, LENGTH_AXIS, LENGTH_AXIS)
+    return hidden | dict.fromkeys(output_names(config)[1:], (TensorProto.FLOAT, weights))
+
+
+def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:
+    names = [value.name for value in values]
+    if names != list(expected):
+        return [f"{role}s {names} instead of {list(expected)}"]
+    findings = []
+    for value in values:
+        data_type, axes = expected[value.name]
+        tensor = value.type.tensor_type
+        found = axes_of(value)
+        if tensor.elem_type != data_type:
+            type_names = TensorProto.DataType.Name(tensor.elem_type), TensorProto.DataType.Name(data_type)
+            findings.append(f"{role} {value.name!r} is {type_names[0]} instead of {type_names[1]}")
+        if found != axes:
+            findings.append(f"{role} {value.name!r} has axes {found} instead of {axes}")
+    return findings
+
+
+def axes_of(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+    """Return an axis's length where it is fixed, its name where it is not (empty: neither)."""
+    return tuple(
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param
+        for dimension in value.type.tensor_type.shape.dim
+    )

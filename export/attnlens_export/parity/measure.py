@@ -1,0 +1,291 @@
+"""Does each graph compute what the PyTorch encoder computes? Measured on a grid, against fp32 and float64.
+
+The gate, for each input shape and each output kind: the largest |ONNX - PyTorch fp32| on live tokens is at
+most `TOLERANCE`, or at most `REFERENCE_ERROR_RATIO` times the error that PyTorch in fp32 itself has against
+float64 on the same input. A large model has large activations; nobody can ask more of a runtime than of its
+reference.
+
+B batch, T tokens, D width, H heads, L layers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnxruntime
+
+from attnlens_export.graph.read import read_structure
+from attnlens_export.graph.trace import ATTENTION_PREFIX, HIDDEN_OUTPUT
+from attnlens_export.parity.compare import (
+    BoolArray,
+    Difference,
+    FloatArray,
+    difference,
+    max_abs_difference,
+    select_live,
+)
+from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.reference import run_float64, run_fp32
+from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
+from attnlens_model import Encoder, EncoderConfig
+
+ATTENTIONS = "attentions"
+
+CaseProgress = Callable[[int, int, str], None]
+Tensors = dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What an encoder returns: hidden states (B, T, D) and L maps (B, H, T, T), perhaps none."""
+
+    hidden: FloatArray
+    attentions: tuple[FloatArray, ...]
+
+    def by_name(self) -> Tensors:
+        """Return the tensors by the names of a graph's outputs."""
+        maps = {_map_name(layer): weights for layer, weights in enumerate(self.attentions)}
+        return {HIDDEN_OUTPUT: self.hidden} | maps
+
+
+class RunnableGraph(Protocol):
+    """An ONNX file, open in some runtime."""
+
+    @property
+    def path(self) -> str:
+        """Its place in the bundle."""
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """Return every output."""
+
+
+class Graph:
+    """An ONNX file in ONNX Runtime, opened as attnlens-server opens it on the CPU."""
+
+    def __init__(self, directory: Path, path: str) -> None:
+        self.path = path
+        options = onnxruntime.SessionOptions()
+        # The threads must not burn the cores between two runs, while PyTorch computes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # The arena would keep what the largest input needed, rounded up to a power of two.
+        options.enable_cpu_mem_arena = False
+        options.log_severity_level = 3  # errors come as exceptions
+        self._session = onnxruntime.InferenceSession(
+            directory / path,
+            providers=["CPUExecutionProvider"],
+            # Slower and less exact than the nodes that it replaces (onnxruntime issue 17689).
+            sess_options=options,
+            disabled_optimizers=["SkipLayerNormFusion"],
+        )
+
+    def run(self, inputs: Inputs) -> Outputs:
+        """Return every output."""
+        hidden, *attentions = self._session.run(None, inputs.feed())
+        return Outputs(hidden, tuple(attentions))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a graph returned for one input shape.
+
+    Attributes:
+        tensors: by name. They are taken out as they are compared, so that their memory is free again.
+        alone_errors: by output kind, how much the shortest text differs from the same text run alone.
+        invariants: what holds for any encoder.
+    """
+
+    tensors: Tensors
+    alone_errors: dict[str, float]
+    invariants: Invariants
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One output of a graph against both references, on live tokens."""
+
+    difference: Difference
+    error_float64: float
+    reference_error_float64: float
+
+
+def measure_parity(
+    encoder: Encoder,
+    config: EncoderConfig,
+    directory: Path,
+    graph_paths: Sequence[str],
+    cases: Sequence[Case],
+    *,
+    reference_name: str,
+    progress: CaseProgress,
+) -> ParityResult:
+    """Run every case through every graph and through PyTorch.
+
+    Memory is what decides the order. Graphs without attention maps come first, one after the other, and
+    their small outputs are kept; then each case is compared layer by layer.
+
+    Args:
+        encoder: the reference, fp32, in eval mode, on the CPU.
+        config: its configuration.
+        directory: the bundle's directory.
+        graph_paths: the ONNX files, relative to it.
+        cases: the grid.
+        reference_name: where the reference's weights came from, for the report.
+        progress: called before each case with its number, the number of cases, and its name.
+
+    Returns:
+        The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
+    """
+    inputs = {case: make_inputs(case, config) for case in cases}
+    with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
+    kept: dict[str, dict[Case, Run]] = {}
+    for path in graph_paths:
+        if path not in with_maps:
+            graph = Graph(directory, path)
+            kept[path] = {
+                case: run_case(graph, case, inputs[case], config) for case in _announced(cases, progress)
+            }
+            del graph
+    graphs = {path: Graph(directory, path) for path in with_maps}
+    measurements: list[Measurement] = []
+    invariants: list[Invariants] = []
+    for case in _announced(cases, progress):
+        runs = {
+            path: kept[path].pop(case) if path in kept else run_case(graphs[path], case, inputs[case], config)
+            for path in graph_paths
+            if path in kept or case.with_attentions
+        }
+        invariants += [run.invariants for run in runs.values()]
+        measurements += compare_case(encoder, case, inputs[case], runs)
+    progress(len(cases), len(cases), "")
+    return ParityResult(
+        tuple(cases), tuple(measurements), tuple(invariants), reference_name, config.max_tokens
+    )
+
+
+def _announced(cases: Sequence[Case], progress: CaseProgress) -> Iterator[Case]:
+    for number, case in enumerate(cases):
+        progress(number, len(cases), str(case))
+        yield case
+
+
+def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
+    """Run a graph on a case, and check what needs no reference."""
+    outputs = graph.run(inputs)
+    return Run(
+        outputs.by_name(),
+        _alone_errors(graph, inputs, outputs),
+        _check_invariants(graph.path, case, inputs, outputs, config),
+    )
+
+
+def compare_case(
+    encoder: Encoder, case: Case, inputs: Inputs, runs: Mapping[str, Run]
+) -> Iterator[Measurement]:
+    """Compare what graphs, by path, returned with PyTorch; their tensors are gone afterwards."""
+    live = inputs.attention_mask == 1
+    expected = Outputs(*run_fp32(encoder, inputs, case.with_attentions)).by_name()
+    compared: dict[str, dict[str, _Comparison]] = {path: {} for path in runs}
+
+    def compare(name: str, exact: FloatArray) -> None:
+        if name not in expected:
+            return
+        fp32 = expected.pop(name)
+        reference_error = _live_error(fp32, exact, live)
+        for path, run in runs.items():
+            if name in run.tensors:
+                measured = run.tensors.pop(name)
+                compared[path][name] = _Comparison(
+                    difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
+                )
+
+    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(_map_name(layer), exact))
+    compare(HIDDEN_OUTPUT, hidden)
+    for path, comparisons in compared.items():
+        for kind in (HIDDEN_OUTPUT, ATTENTIONS):
+            of_kind = {name: each for name, each in comparisons.items() if _kind(name) == kind}
+            if of_kind:
+                yield _measurement(path, case, kind, of_kind, runs[path].alone_errors.get(kind, 0.0))
+
+
+def _measurement(
+    path: str, case: Case, kind: str, compared: dict[str, _Comparison], alone_error: float
+) -> Measurement:
+    found = {name: each.difference for name, each in compared.items()}
+    # A NaN is worse than any number.
+    worst = max(found, key=lambda name: np.nan_to_num(found[name].max_abs, nan=np.inf))
+    reference_error = max_or_nan(each.reference_error_float64 for each in compared.values())
+    counts = [each.count for each in found.values()]
+    return Measurement(
+        graph=path,
+        case=case,
+        output=kind,
+        max_abs_error=found[worst].max_abs,
+        max_abs_error_float64=max_or_nan(each.error_float64 for each in compared.values()),
+        torch_abs_error_float64=reference_error,
+        mean_abs_error=float(np.average([each.mean_abs for each in found.values()], weights=counts)),
+        p99_abs_error=max_or_nan(each.p99_abs for each in found.values()),
+        min_cosine=-max_or_nan(-each.min_cosine for each in found.values()),
+        num_elements=sum(counts),
+        allowed_error=allowed_error(reference_error),
+        alone_error=alone_error,
+        worst_output=worst,
+        worst_index=found[worst].index,
+        worst_values=found[worst].values,
+    )
+
+
+def _map_name(layer: int) -> str:
+    return f"{ATTENTION_PREFIX}{layer}"
+
+
+def _kind(name: str) -> str:
+    return HIDDEN_OUTPUT if name == HIDDEN_OUTPUT else ATTENTIONS
+
+
+def _live_error(measured: FloatArray, exact: FloatArray, live: BoolArray) -> float:
+    return max_abs_difference(select_live(measured, live), select_live(exact, live))
+
+
+def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dict[str, float]:
+    """Run the shortest text of a batch alone and compare: by output kind, the largest difference."""
+    lengths = inputs.attention_mask.sum(axis=1)
+    if len(lengths) == 1:
+        return {}
+    row = int(np.where(lengths > 0, lengths, lengths.max() + 1).argmin())
+    own = inputs.alone(row)
+    live = own.attention_mask == 1
+    length = live.shape[1]
+    cut = Outputs(
+        outputs.hidden[row : row + 1, :length],
+        tuple(layer[row : row + 1, :, :length, :length] for layer in outputs.attentions),
+    )
+    together = cut.by_name()
+    errors: dict[str, list[float]] = {}
+    for name, tensor in graph.run(own).by_name().items():
+        errors.setdefault(_kind(name), []).append(_live_error(tensor, together[name], live))
+    return {kind: max_or_nan(each) for kind, each in errors.items()}
+
+
+def _check_invariants(
+    graph: str, case: Case, inputs: Inputs, outputs: Outputs, config: EncoderConfig
+) -> Invariants:
+    live = inputs.attention_mask == 1
+    empty = ~live.any(axis=1)
+    masked = np.broadcast_to(~live[:, None, None, :], (len(live), 1, case.length, case.length))
+    if config.is_causal:
+        masked = masked | np.triu(np.ones((case.length, case.length), dtype=np.bool_), k=1)
+    # Where a local layer sees nothing: keys farther away than its window, and masked ones.
+    places = np.arange(case.length)
+    unseen = masked | (np.abs(places[:, None] - places) > (config.local_window or case.length))
+    row_sum_error = masked_weight = empty_row_weight = 0.0
+    finite = bool(np.isfinite(outputs.hidden).all())
+    for number, layer in enumerate(outputs.attentions):
+        finite = finite and bool(np.isfinite(layer).all())
+        sums = select_live(layer, live).sum(axis=-1, dtype=np.float64)
+        row_sum_error = max(row_sum_error, float(np.abs(sums - 1).max()))
+        zero = unseen if config.is_local(number) else masked
+        masked_weight = max(masked_weight, float(np.abs(np.where(zero, layer, 0)).max()))
+        empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
+    return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)

@@ -1,0 +1,1 @@
+"""What a checkpoint publishes beside its weights: modules, pooling, prompts, tokenizer, limits."""

@@ -1,0 +1,156 @@
+"""How token vectors become the embedding of a text: read from, and written for, sentence-transformers.
+
+A checkpoint of sentence-transformers lists its modules in `modules.json`. `1_Pooling/config.json` says how to
+pool, as `pooling_mode` or, before version 6, as a flag for each mode; Dense and Normalize may follow.
+`truncate_dim`, beside the prompts, says how many components of the result are kept.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlens.v1.manifest_pb2 import Pooling, PoolingDefaults
+from attnlens_export.errors import SourceError
+from attnlens_export.json_files import read_object, write_json
+from attnlens_export.published.dense import read_dense, read_weights, write_dense
+from attnlens_export.published.modules import Module, read_modules, write_modules
+from attnlens_export.published.prompts import PROMPTS_FILE
+
+# Our names, which are those of the protocol's enum.
+POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
+
+# The names of sentence-transformers, in the order in which it joins several.
+_MODES = {
+    "cls": Pooling.POOLING_CLS,
+    "max": Pooling.POOLING_MAX,
+    "mean": Pooling.POOLING_MEAN,
+    "mean_sqrt_len_tokens": Pooling.POOLING_MEAN_SQRT_LENGTH,
+    "weightedmean": Pooling.POOLING_WEIGHTED_MEAN,
+    "lasttoken": Pooling.POOLING_LAST_TOKEN,
+}
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_FLAG_PREFIX = "pooling_mode_"
+_HOW_TO_GO_ON = f"choose one with --pooling {'|'.join(POOLINGS)}"
+
+
+def read_pooling(
+    directory: Path | None,
+    hidden_size: int,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    skipped: Collection[str] = (),
+) -> PoolingDefaults:
+    """Decide how a checkpoint's token vectors become embeddings.
+
+    Args:
+        directory: the checkpoint; None, or one without `modules.json`, means mean and not normalized.
+        hidden_size: the width of its token vectors.
+        pooling: one of POOLINGS instead of what the checkpoint says; None: as it says.
+        normalize: likewise for scaling to length 1 at the end.
+        skipped: the kinds of modules to leave out.
+
+    Returns:
+        The paths of dense layers are those below `directory`. A `truncate_dim` that cuts nothing is 0.
+
+    Raises:
+        SourceError: the checkpoint makes embeddings in a way that a bundle can't express.
+        CheckpointError: the weights of a dense layer can't be read.
+    """
+    if pooling is not None and pooling not in POOLINGS:
+        raise SourceError(f"there is no pooling {pooling!r}: {_HOW_TO_GO_ON}")
+    modules = read_modules(directory, skipped)
+    settings = _pooling_settings(directory, modules, required=pooling is None)
+    defaults = PoolingDefaults(
+        pooling=_published(settings) if pooling is None else POOLINGS[pooling],
+        exclude_prompt=settings.get("include_prompt") is False,
+    )
+    width, is_normalized = hidden_size, False
+    for module in modules:
+        if module.kind == "Normalize":
+            is_normalized = True
+        elif module.kind == "Dense" and directory is not None:
+            layer = read_dense(directory, module.path, width, normalize_input=is_normalized)
+            defaults.dense.append(layer)
+            width, is_normalized = layer.out_features, False
+    defaults.normalize = is_normalized if normalize is None else normalize
+    defaults.truncate_dim = _read_truncate_dim(directory, width)
+    return defaults
+
+
+def write_pooling(
+    directory: Path, source: Path | None, hidden_size: int, defaults: PoolingDefaults, max_tokens: int
+) -> None:
+    """Write the files by which sentence-transformers opens the bundle with the same embeddings.
+
+    Dense layers are those of `source`, their weights in fp32.
+    """
+    modules = [Module("Pooling", "1_Pooling")]
+
+    def add(kind: str) -> str:
+        modules.append(Module(kind, f"{len(modules) + 1}_{kind}"))
+        return modules[-1].path
+
+    if source is not None:
+        for layer in defaults.dense:
+            if layer.normalize_input:
+                add("Normalize")
+            write_dense(directory, add("Dense"), layer, read_weights(source, layer))
+    if defaults.normalize:
+        add("Normalize")
+    write_modules(directory, modules)
+    mode = next(mode for mode, value in _MODES.items() if value == defaults.pooling)
+    settings: dict[str, Any] = {"word_embedding_dimension": hidden_size}
+    settings |= {flag: each == mode for flag, each in _FLAGS.items()}
+    if defaults.exclude_prompt:
+        settings["include_prompt"] = False
+    write_json(directory / "1_Pooling" / "config.json", settings)
+    sentence_config = read_object(directory / "sentence_bert_config.json")
+    write_json(directory / "sentence_bert_config.json", sentence_config | {"max_seq_length": max_tokens})
+
+
+def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, required: bool) -> dict[str, Any]:
+    """Return what stands in the configuration of the pooling; nothing where the checkpoint lists none."""
+    paths = [module.path for module in modules if module.kind == "Pooling"]
+    if directory is None or not paths:
+        return {}
+    path = directory / paths[0] / "config.json"
+    if required and not path.is_file():
+        raise SourceError(f"{path} is absent although modules.json names it: fetch it, or {_HOW_TO_GO_ON}")
+    return read_object(path)
+
+
+def _read_truncate_dim(directory: Path | None, width: int) -> int:
+    """Return how many components of an embedding the publisher keeps; 0: all.
+
+    Raises:
+        SourceError: it is no number from 1.
+    """
+    stated = read_object(directory / PROMPTS_FILE).get("truncate_dim") if directory else None
+    if stated is None:
+        return 0
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
+        raise SourceError(
+            f"{PROMPTS_FILE}: truncate_dim is {stated!r}, a whole number from 1 to {width} is needed: "
+            "correct it, or remove it to keep all components"
+        )
+    return stated if stated < width else 0
+
+
+def _published(settings: dict[str, Any]) -> Pooling.ValueType:
+    flags = [key for key, value in settings.items() if key.startswith(_FLAG_PREFIX) and value is True]
+    known = [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+    unknown = [flag.removeprefix(_FLAG_PREFIX) for flag in flags if flag not in _FLAGS]
+    modes = settings.get("pooling_mode", known + unknown) or ["mean"]
+    names = [str(mode) for mode in (modes if isinstance(modes, list) else [modes])]
+    if len(names) != 1 or names[0] not in _MODES:
+        raise SourceError(
+            f"the checkpoint pools by {' + '.join(names)}, which a bundle can't: {_HOW_TO_GO_ON}"
+        )
+    return _MODES[names[0]]

@@ -1,0 +1,174 @@
+"""The files beside the graphs: configuration, tokenizer, licence."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from attnlens_export.errors import SourceError
+from attnlens_export.json_files import read_object, write_json
+from attnlens_export.tokenizer.build import build_tokenizer
+from attnlens_model import EncoderConfig, read_config
+
+_SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
+_TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
+_COPIED_FILES = ("vocab.txt",)
+_EMBEDDERS_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
+
+
+def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
+    """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, None for a fresh encoder.
+        config: the encoder.
+        external_data: whether the weights are outside the ONNX files; transformers.js wants to be told.
+
+    Raises:
+        SourceError: the file would be read back as another encoder.
+    """
+    published = read_object(source / "config.json") if source else {}
+    content = config.to_hugging_face() if "model_type" not in published else published
+    content |= {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "pad_token_id": config.pad_token_id,
+    }
+    if external_data:
+        content["transformers.js_config"] = {"use_external_data_format": True}
+    write_json(directory / "config.json", content)
+    read_back = dataclasses.asdict(read_config(directory / "config.json"))
+    lost = [
+        f"{name}={value!r}" for name, value in dataclasses.asdict(config).items() if read_back[name] != value
+    ]
+    if lost:
+        raise SourceError(
+            f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
+            "choose the family that is built so"
+        )
+
+
+def write_tokenizer(
+    directory: Path, source: Path | None, tokenizer: Path | None, config: EncoderConfig, max_tokens: int
+) -> str:
+    """Write the tokenizer, cutting at `max_tokens` and not padding, and the files that describe it.
+
+    Without a tokenizer none of them is written. A `tokenizer.json` that the checkpoint lacks is built from
+    its vocabulary.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, if any.
+        tokenizer: a `tokenizer.json` to use instead of the checkpoint's.
+        config: the encoder, whose vocabulary must hold every id.
+        max_tokens: the longest input.
+
+    Returns:
+        What was built, from what; empty where nothing was.
+
+    Raises:
+        SourceError: the tokenizer can't be read or built, or has ids that the encoder does not know.
+    """
+    path = tokenizer or (source / "tokenizer.json" if source else None)
+    built = build_tokenizer(path.parent) if path and not tokenizer and not path.exists() else None
+    if built:
+        loaded, content = built.tokenizer, json.loads(built.tokenizer.to_str())
+        check_ids(loaded, str(source), config)
+    elif path and (tokenizer or path.exists()):
+        loaded, content = load_tokenizer(path, config), read_object(path)
+    else:
+        return ""
+    # Checkpoints carry the settings of their last use; these make every reader do what the server does.
+    limits = {"truncation": _TRUNCATION | {"max_length": max_tokens}, "padding": None}
+    write_json(directory / "tokenizer.json", content | limits)
+    # A tokenizer from elsewhere is not described by the checkpoint's files.
+    described_by = source if tokenizer is None else None
+    settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
+    special = read_object(described_by / "special_tokens_map.json") if described_by else {}
+    special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
+    special = (built.special_tokens if built else {}) | special
+    special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
+    settings.setdefault("pad_token", special["pad_token"])
+    # transformers, transformers.js and fastembed cut here rather than where tokenizer.json says; fastembed at
+    # `max_length` too, which is the length of somebody's last call.
+    settings.pop("max_length", None)
+    settings["model_max_length"] = max_tokens
+    write_json(directory / "tokenizer_config.json", settings)
+    write_json(directory / "special_tokens_map.json", special)
+    return built.description if built else ""
+
+
+def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
+    """Load a `tokenizer.json` and check its ids against the encoder's vocabulary.
+
+    Raises:
+        SourceError: unreadable or empty, or an id is too large for the encoder.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise SourceError(f"{path} is not a tokenizer: {error}") from error
+    check_ids(tokenizer, str(path), config)
+    return tokenizer
+
+
+def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
+    """Check the ids of the tokenizer from `source` against the encoder's vocabulary.
+
+    Raises:
+        SourceError: there are none, or one is too large for the encoder.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise SourceError(f"{source} has an empty vocabulary: give another with --tokenizer")
+    token, largest = max(vocabulary.items(), key=lambda item: item[1])
+    if largest >= config.vocab_size:
+        raise SourceError(
+            f"{source} has the id {largest} ({token!r}), the encoder only ids below "
+            f"vocab_size={config.vocab_size}: the tokenizer belongs to another model"
+        )
+
+
+def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = True) -> None:
+    """Copy the files that are taken as they are, where the checkpoint has them.
+
+    Args:
+        directory: the bundle.
+        source: the checkpoint's directory, if any.
+        is_embedder: whether what its files say about sentence-transformers holds for the bundle, too.
+    """
+    names = (*_COPIED_FILES, *_EMBEDDERS_FILES) if is_embedder else _COPIED_FILES
+    for path in sorted(source.iterdir()) if source else ():
+        if path.is_file() and (path.name in names or path.name.startswith("LICENSE")):
+            shutil.copyfile(path, directory / path.name)
+
+
+def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
+    """Return the publisher's limit in tokens, special ones included; at most what the encoder takes."""
+    limits: list[Any] = [config.max_tokens]
+    if source:
+        limits.append(read_object(source / "sentence_bert_config.json").get("max_seq_length"))
+        limits.append(read_object(source / "tokenizer_config.json").get("model_max_length"))
+    # "No limit" is written as a huge number, a float, null or not at all.
+    return min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+
+
+def read_license(source: Path | None) -> str:
+    """Return the licence in the YAML header of the checkpoint's README; empty where none is stated."""
+    readme = source / "README.md" if source else None
+    if readme is None or not readme.exists():
+        return ""
+    lines = readme.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines or lines[0].strip() != "---" or "---" not in lines[1:]:
+        return ""
+    header = lines[1 : lines.index("---", 1)]
+    stated = {key: value.strip(" '\"") for key, _, value in (line.partition(":") for line in header)}
+    name = stated.get("license", "")
+    return stated.get("license_name", name) if name == "other" else name

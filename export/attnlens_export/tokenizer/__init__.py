@@ -1,0 +1,1 @@
+"""Building `tokenizer.json` from the files of an older checkpoint."""

@@ -1,0 +1,352 @@
+"""Parity: the grid, the measures, and that each gate can fail."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
+from attnlens_export.graph.write import write_embedded
+from attnlens_export.parity import measure as parity
+from attnlens_export.parity.compare import difference
+from attnlens_export.parity.grid import (
+    Case,
+    Inputs,
+    Padding,
+    default_grid,
+    full_grid,
+    make_inputs,
+    small_grid,
+)
+from attnlens_export.parity.measure import Graph, Outputs, measure_parity, run_case
+from attnlens_export.parity.result import Measurement, ParityResult, allowed_error
+from attnlens_export.report import write_report
+from attnlens_model import Encoder, EncoderConfig, new_encoder
+
+Change = Callable[[Outputs, Inputs], None]
+
+
+class TamperedGraph(Graph):
+    """A graph whose outputs are changed before they are compared."""
+
+    change: Change
+
+    def run(self, inputs: Inputs) -> Outputs:
+        outputs = super().run(inputs)
+        changed = Outputs(outputs.hidden.copy(), tuple(layer.copy() for layer in outputs.attentions))
+        self.change(changed, inputs)
+        return changed
+
+
+@pytest.fixture
+def graph_dir(tiny_trace: TracedGraph, tmp_path: Path) -> Path:
+    embeddings = embeddings_graph(tiny_trace)
+    write_embedded(tmp_path / "model.onnx", tiny_trace.proto, tiny_trace.weights)
+    write_embedded(tmp_path / "embeddings.onnx", embeddings.proto, embeddings.weights)
+    return tmp_path
+
+
+def measure(
+    encoder: Encoder, config: EncoderConfig, directory: Path, cases: list[Case], *graphs: str
+) -> ParityResult:
+    return measure_parity(
+        encoder,
+        config,
+        directory,
+        graphs or ["model.onnx"],
+        cases,
+        reference_name="test",
+        progress=lambda _done, _total, _case: None,
+    )
+
+
+def test_the_grid_covers_what_it_says() -> None:
+    grid = full_grid(512)
+    assert len(set(grid)) == len(grid)
+    for length in (1, 2, 7, 16, 33, 128):
+        assert {case.batch_size for case in grid if case.length == length} == {1, 2, 3, 8}
+    for length in (2, 7, 16, 33, 128):
+        paddings = {case.padding for case in grid if case.length == length}
+        assert paddings >= {Padding.RIGHT, Padding.LEFT, Padding.MIDDLE}
+    assert {case.batch_size for case in grid if case.length == 512} == {1, 2}
+    assert any(case.padding is Padding.EMPTY_ROW for case in grid)
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 7, 40, 128, 8192])
+def test_the_grid_ends_at_the_longest_input(max_length: int) -> None:
+    grid = full_grid(max_length)
+    assert max(case.length for case in grid) == max_length
+    assert {case.batch_size for case in grid if case.length == max_length} >= {1, 2}
+
+
+def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig) -> None:
+    for case in full_grid(40):
+        inputs, again = make_inputs(case, tiny_config), make_inputs(case, tiny_config)
+        mask = inputs.attention_mask
+        assert np.array_equal(inputs.input_ids, again.input_ids)
+        assert np.array_equal(mask, again.attention_mask)
+        assert inputs.input_ids.dtype == mask.dtype == np.int64
+        assert inputs.input_ids.max() < tiny_config.vocab_size
+        assert (inputs.input_ids[mask == 0] == tiny_config.pad_token_id).all()
+        assert mask[0].all()
+        counts = mask.sum(axis=1)
+        if case.padding is Padding.EMPTY_ROW:
+            assert counts[1] == 0
+        elif case.padding is not Padding.NONE:
+            assert (counts[1:] >= 1).all()
+            assert (counts[1:] < case.length).all()
+        if case.padding is Padding.LEFT:
+            assert mask[:, -1].all()
+        if case.padding in (Padding.RIGHT, Padding.MIDDLE):
+            assert mask[:, 0].all()
+
+
+def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
+    inputs = [make_inputs(case, tiny_config) for case in full_grid(40)]
+    live = np.concatenate([each.input_ids[each.attention_mask == 1] for each in inputs])
+    assert set(live.tolist()) == set(range(tiny_config.vocab_size))
+    for each in inputs:
+        assert each.token_type_ids is not None
+        if each.input_ids.size >= 33:
+            assert len(set(each.input_ids[0].tolist())) > 2
+            assert set(each.token_type_ids.ravel().tolist()) == {0, 1}
+
+
+def test_the_shortest_text_is_the_one_that_runs_alone(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the empty one, which has nothing to compare."""
+    seen: list[int] = []
+
+    def note(_outputs: Outputs, inputs: Inputs) -> None:
+        if len(inputs.attention_mask) == 1:
+            seen.append(int(inputs.attention_mask.sum()))
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(note), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    cases = [Case(8, 33, Padding.RIGHT), Case(8, 33, Padding.LEFT), Case(3, 33, Padding.EMPTY_ROW)]
+    assert measure(tiny_encoder, tiny_config, graph_dir, cases).passed
+    counts = [make_inputs(case, tiny_config).attention_mask.sum(axis=1) for case in cases]
+    assert seen == [int(each[each > 0].min()) for each in counts]
+
+
+def test_a_difference_is_found_where_it_is_and_padding_is_left_out() -> None:
+    generator = np.random.default_rng(0)
+    live = np.array([[True, False, True], [False, True, True]])
+    hidden = generator.random((2, 3, 5))
+    changed = hidden.copy()
+    changed[0, 1] += 100
+    changed[1, 2, 4] += 0.5
+    found = difference(changed, hidden, live)
+    assert found.index == (1, 2, 4)
+    assert found.max_abs == pytest.approx(0.5)
+    assert found.mean_abs == pytest.approx(0.5 / 20)
+    assert found.values == (changed[1, 2, 4], hidden[1, 2, 4])
+    assert found.count == 20
+    assert found.min_cosine < 1
+
+    weights = generator.random((2, 4, 3, 3))
+    changed = weights.copy()
+    changed[1, 3, 0] += 100
+    changed[0, 3, 2, 1] -= 0.25
+    found = difference(changed, weights, live)
+    assert found.index == (0, 3, 2, 1)
+    assert found.max_abs == pytest.approx(0.25)
+    assert found.count == 4 * 4 * 3
+
+
+def test_a_good_graph_passes(tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path) -> None:
+    result = measure(tiny_encoder, tiny_config, graph_dir, full_grid(40))
+    assert result.passed
+    assert result.failures() == []
+    assert {each.output for each in result.measurements} == {"last_hidden_state", "attentions"}
+    for each in result.measurements:
+        # The softmax of a single token is 1 in any arithmetic.
+        lowest = -1.0 if each.case.length == 1 else 0.0
+        assert lowest < each.max_abs_error < 1e-5
+        assert lowest < each.max_abs_error_float64 < 1e-5
+        assert each.mean_abs_error <= each.p99_abs_error <= each.max_abs_error
+        assert each.min_cosine > 1 - 1e-6
+
+
+def raise_one_weight(outputs: Outputs, inputs: Inputs) -> None:
+    if inputs.input_ids.shape == (2, 7):
+        outputs.attentions[1][0, 2, 4, 3] += 1e-3
+
+
+def lose_a_number(outputs: Outputs, _inputs: Inputs) -> None:
+    outputs.hidden[0, 0, 0] = np.nan
+
+
+def break_padding(outputs: Outputs, inputs: Inputs) -> None:
+    outputs.hidden[inputs.attention_mask == 0] = np.inf
+
+
+def leak_to_padding(outputs: Outputs, inputs: Inputs) -> None:
+    outputs.attentions[-1].transpose(0, 3, 1, 2)[inputs.attention_mask == 0] = 1e-12
+
+
+def fill_empty_rows(outputs: Outputs, inputs: Inputs) -> None:
+    outputs.attentions[-1][~inputs.attention_mask.any(axis=1)] = 1 / inputs.attention_mask.shape[1]
+
+
+def stretch_rows(outputs: Outputs, _inputs: Inputs) -> None:
+    outputs.attentions[-1][...] *= 1.001
+
+
+def lose_a_weight(outputs: Outputs, inputs: Inputs) -> None:
+    """Of a padded query, which no comparison looks at."""
+    outputs.attentions[-1].transpose(0, 2, 1, 3)[inputs.attention_mask == 0] = np.nan
+
+
+def depend_on_the_batch(outputs: Outputs, inputs: Inputs) -> None:
+    outputs.hidden[...] += 6e-6 if len(inputs.input_ids) > 1 else -6e-6
+
+
+TAMPERINGS = {
+    "attention": (raise_one_weight, "attentions.1[0, 2, 4, 3] is "),
+    "NaN": (lose_a_number, "last_hidden_state[0, 0, 0] is nan, PyTorch has "),
+    "infinite padding": (break_padding, "an output has a NaN or an infinity"),
+    "infinite attention": (lose_a_weight, "an output has a NaN or an infinity"),
+    "leak": (leak_to_padding, "a masked token has the attention weight 1.00e-12 instead of 0"),
+    "empty row": (fill_empty_rows, "a text of padding has attention weight"),
+    "row sums": (stretch_rows, "an attention row sums to 1 only within"),
+    "batch": (depend_on_the_batch, "last_hidden_state of a text alone and in the batch differ by 1.20e-05"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), TAMPERINGS.values(), ids=TAMPERINGS.keys())
+def test_every_gate_can_fail(
+    change: Change,
+    message: str,
+    tiny_encoder: Encoder,
+    tiny_config: EncoderConfig,
+    graph_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(change), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    result = measure(tiny_encoder, tiny_config, graph_dir, small_grid(40))
+    assert not result.passed
+    assert not result.to_message().passed
+    assert any(message in line for line in result.failures()), result.failures()
+    assert all(line.startswith("model.onnx at ") for line in result.failures())
+
+
+def test_a_causal_encoder_must_not_look_ahead(
+    tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(tiny_config, is_causal=True)
+    encoder = new_encoder(config, seed=0)
+    graph = trace(encoder, config)
+    write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
+    assert measure(encoder, config, tmp_path, small_grid(40)).passed
+
+    def look_ahead(outputs: Outputs, inputs: Inputs) -> None:
+        if inputs.attention_mask.all() and inputs.attention_mask.shape[1] > 1:
+            outputs.attentions[-1][0, 0, 0, 1] = 1e-12
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(look_ahead), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    failures = measure(encoder, config, tmp_path, small_grid(40)).failures()
+    assert failures == [
+        "model.onnx at 1x7 none: a masked token has the attention weight 1.00e-12 instead of 0"
+    ]
+
+
+def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+    """Not even by a weight that no comparison would notice."""
+    config = dataclasses.replace(tiny_config, local_window=2, global_every_n_layers=2)
+    encoder = new_encoder(config, seed=0)
+    traced = trace(encoder, config)
+    write_embedded(tmp_path / "model.onnx", traced.proto, traced.weights)
+    cases = [Case(1, 7, Padding.NONE), Case(3, 7, Padding.LEFT), Case(3, 7, Padding.EMPTY_ROW)]
+    assert measure(encoder, config, tmp_path, cases).passed
+
+    def look_too_far(layer: int) -> Change:
+        def change(outputs: Outputs, _inputs: Inputs) -> None:
+            outputs.attentions[layer][0, 1, 6, 3] = 1e-12
+
+        return change
+
+    graph = TamperedGraph(tmp_path, "model.onnx")
+    case = cases[0]
+    found = []
+    for layer in (0, 1):
+        graph.change = look_too_far(layer)
+        found.append(run_case(graph, case, make_inputs(case, config), config).invariants.masked_weight)
+    assert found == [0, pytest.approx(1e-12)]  # layer 0 is global, layer 1 local
+
+
+def test_the_worst_failure_comes_first(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(outputs: Outputs, inputs: Inputs) -> None:
+        outputs.hidden[-1, -1, 7] += len(inputs.input_ids)
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(change), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    cases = [Case(1, 5, Padding.NONE), Case(8, 9, Padding.LEFT), Case(2, 9, Padding.LEFT)]
+    failures = measure(tiny_encoder, tiny_config, graph_dir, cases).failures()
+    assert failures[0].startswith("model.onnx at 8x9 left: last_hidden_state[7, 8, 7] is ")
+
+
+def test_the_gate_is_the_larger_of_the_tolerance_and_four_times_the_error_of_torch() -> None:
+    assert allowed_error(1e-6) == 1e-5
+    assert allowed_error(1e-4) == 4e-4
+
+
+def test_maps_that_would_fill_the_memory_are_left_out(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path
+) -> None:
+    cases = [Case(1, 7, Padding.NONE), Case(1, 40, Padding.NONE, with_attentions=False)]
+    result = measure(tiny_encoder, tiny_config, graph_dir, cases, "embeddings.onnx", "model.onnx")
+    found = {(each.graph, each.case.length) for each in result.measurements}
+    assert found == {("embeddings.onnx", 7), ("embeddings.onnx", 40), ("model.onnx", 7)}
+    assert result.passed
+    assert result.left_out() == [("model.onnx", cases[1])]
+    write_report(graph_dir, result, "tiny")
+    assert "- model.onnx at 1x40 none: not compared" in (graph_dir / "report.md").read_text(encoding="utf-8")
+
+
+def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=99,
+        hidden_size=num_heads * 64,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=7,
+        max_position_embeddings=max_tokens,
+    )
+
+
+def test_the_grid_of_a_long_context_ends_where_maps_fill_the_memory() -> None:
+    """22 layers of 12 heads: 2 x 713 tokens are 1 GiB of maps, 2 x 1182 256 MiB a layer in float64."""
+    grid = default_grid(sized(22, 12, 8192))
+    assert [case for case in grid if case.length > 128] == [
+        Case(1, 1182, Padding.NONE, with_attentions=False),
+        Case(2, 1182, Padding.RIGHT, with_attentions=False),
+        Case(1, 713, Padding.NONE),
+        Case(2, 713, Padding.RIGHT),
+    ]
+    assert 8 * 12 * 2 * 1182**2 <= 2**28 < 8 * 12 * 2 * 1183**2
+    assert 4 * 22 * 12 * 2 * 713**2 <= 2**30 < 4 * 22 * 12 * 2 * 714**2
+
+
+def test_the_longest_length_can_be_chosen_and_is_at_most_what_the_encoder_takes() -> None:
+    grid = default_grid(sized(22, 12, 8192), 2000)
+    assert max(case.length for case in grid) == 2000
+    assert all(case.with_attentions for case in grid)
+    assert default_grid(sized(2, 2, 300), 2000) == full_grid(300)
+
+
+@pytest.mark.parametrize("sizes", [(6, 12, 512), (24, 16, 512), (12, 12, 514), (2, 2, 8)])
+def test_the_grid_of_a_usual_encoder_is_whole(sizes: tuple[int, int, int]) -> None:
+    assert default_grid(sized(*sizes)) == full_grid(sizes[2])
+
+
+def test_nothing_measured_is_not_passed() -> None:
+    no_measurements: tuple[Measurement, ...] = ()
+    assert not ParityResult((), no_measurements, (), "nothing", 1).passed

@@ -1,0 +1,95 @@
+"""The float64 reference: the numbers of a float64 copy (tests/export/test_families.py), without the copy."""
+
+import copy
+import dataclasses
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from attnlens_export.parity import float64
+from attnlens_export.parity.compare import FloatArray
+from attnlens_export.parity.grid import Case, Padding, make_inputs
+from attnlens_export.parity.reference import run_float64
+from attnlens_model import Encoder, EncoderConfig, new_encoder
+
+CASE = Case(2, 7, Padding.RIGHT)
+
+
+def test_no_more_than_one_matrix_is_cast_at_a_time(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of a table only what was looked up: tables can be most of an encoder."""
+    cast: list[weakref.ref[torch.Tensor]] = []
+    exact = float64._exact
+
+    def note(value: object) -> object:
+        found = exact(value)
+        if found is not value:
+            assert sum(each() is not None for each in cast) <= 4  # a weight, a bias, activations
+            cast.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(float64, "_exact", note)
+    token_table = tiny_encoder.embeddings.token.weight
+    # The largest of the others is 48 x 56.
+    assert token_table.numel() == 101 * 48
+    sizes: list[int] = []
+    double = torch.Tensor.double
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return double(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "double", noted)
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda _layer, _weights: None)
+    assert len(sizes) > 2 * 16
+    assert max(sizes) == 48 * 56
+
+
+def test_one_map_exists_at_a_time(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
+    seen: list[weakref.ref[FloatArray]] = []
+
+    def each_map(layer: int, weights: FloatArray) -> None:
+        assert layer == len(seen)
+        assert weights.dtype == float and weights.shape == (2, 4, 7, 7)  # noqa: PT018
+        assert all(each() is None for each in seen)
+        seen.append(weakref.ref(weights))
+
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), each_map)
+    assert len(seen) == tiny_config.num_layers
+
+
+def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig) -> None:
+    """A table of angles that is rounded to fp32 and then cast would be rounded still."""
+    rotary = dataclasses.replace(
+        tiny_config, family="nomic_bert", rotary_theta=1000.0, position_scheme="none"
+    )
+    encoder = new_encoder(rotary, seed=0)
+    inputs = make_inputs(CASE, rotary)
+    before = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
+    hidden = run_float64(encoder, inputs, lambda _layer, _weights: None)
+    with torch.no_grad():
+        feed = {name: torch.from_numpy(array) for name, array in inputs.feed().items()}
+        expected = copy.deepcopy(encoder).double()(**feed).last_hidden_state
+    assert np.array_equal(hidden, expected.numpy())
+    assert before
+    for name, buffer in encoder.named_buffers():
+        assert buffer.equal(before[name])
+        assert not buffer.is_inference()
+
+
+def test_the_encoder_is_as_before(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
+    before = {name: tensor.clone() for name, tensor in tiny_encoder.state_dict().items()}
+
+    def fail(_layer: int, _weights: FloatArray) -> None:
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        run_float64(tiny_encoder, make_inputs(CASE, tiny_config), fail)
+    seen: list[int] = []
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda layer, _weights: seen.append(layer))
+    assert seen == [0, 1]  # the hooks of the failed run are gone
+    after = tiny_encoder.state_dict()
+    assert all(after[name].dtype == torch.float32 and after[name].equal(before[name]) for name in before)

@@ -1,0 +1,178 @@
+"""Checkpoints that are used for something else than embeddings: refused, or exported with a warning."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens.bundle import read_manifest
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens_cli.commands.export import export
+from attnlens_export.check import check_bundle
+from attnlens_export.parity.grid import small_grid
+from attnlens_export.published.heads import find_head
+from attnlens_model import load_checkpoint
+from odd_models import OddModel
+from small_bundles import MODELS, TOKENIZERS
+from small_files import write
+
+ONE_LAYER = {"num_hidden_layers": 1, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+T5_SIZES = {"d_model": 96, "d_ff": 160, "num_layers": 1, "num_heads": 3, "d_kv": 32, "num_decoder_layers": 2}
+
+
+def save(kind: str, directory: Path) -> Path:
+    MODELS["wordpiece"].make(kind).save_pretrained(directory)
+    shutil.copytree(TOKENIZERS / "wordpiece", directory, dirs_exist_ok=True)
+    return directory
+
+
+def run_export(*arguments: object) -> Result:
+    return CliRunner().invoke(export, [str(each) for each in (*arguments, "--parity-tokens", 7)])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("Bert", "ForSequenceClassification", "a classifier or a reranker, by its head (classifier.bias, "),
+        ("Bert", "ForTokenClassification", "a classifier of tokens"),
+        ("Bert", "ForMultipleChoice", "a classifier, which chooses"),
+        ("Roberta", "ForQuestionAnswering", "a model that finds an answer"),
+        ("XLMRoberta", "ForSequenceClassification", "a classifier or a reranker"),
+        ("DistilBert", "ForSequenceClassification", "a classifier or a reranker"),
+        ("ModernBert", "ForSequenceClassification", "a classifier or a reranker"),
+        ("T5", "ForSequenceClassification", "a classifier or a reranker"),
+    ],
+)
+def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what: str, tmp_path: Path) -> None:
+    changes = ONE_LAYER | {"cls_token_id": 1, "sep_token_id": 1}
+    changes |= T5_SIZES if name == "T5" else {}
+    changes |= {"pad_token_id": 1} if "Roberta" in name else {}
+    OddModel(name, changes).make(kind).save_pretrained(tmp_path)
+    head = find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors)
+    assert head is not None
+    assert head.describe().startswith(f"this checkpoint is {what}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("Bert", "Model"), ("Bert", "ForPreTraining"), ("Albert", "ForPreTraining"), ("Electra", "ForMaskedLM")],
+)
+def test_a_head_of_pretraining_is_none(name: str, kind: str, tmp_path: Path) -> None:
+    OddModel(name, ONE_LAYER).make(kind).save_pretrained(tmp_path)
+    assert find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors) is None
+
+
+def test_a_classifier_that_its_publisher_embeds_with_is_an_embedder(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {"architectures": ["BertForSequenceClassification"]})
+    tensors = ["classifier.weight", "classifier.bias"]
+    assert find_head(tmp_path, tensors) is not None
+    kinds = ["Transformer", "Pooling"]
+    types = [{"path": str(i), "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    write(tmp_path / "modules.json", types)
+    assert find_head(tmp_path, tensors) is None
+
+
+@pytest.mark.parametrize(
+    ("types", "what"),
+    [
+        (["sentence_transformers.sparse_encoder.models.MLMTransformer", "x.Pooling"], "a sparse encoder"),
+        (["sentence_transformers.models.Transformer", "pylate.models.Dense.Dense"], "a late-interaction enc"),
+    ],
+)
+def test_older_files_of_sparse_and_late_interaction_models_are_known(
+    types: list[str], what: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "modules.json", [{"path": str(i), "type": name} for i, name in enumerate(types)])
+    head = find_head(tmp_path, ())
+    assert head is not None
+    assert head.what.startswith(what)
+
+
+def test_the_original_colbert_is_known_by_its_class_and_tensor(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {"architectures": ["HF_ColBERT"]})
+    head = find_head(tmp_path, ["linear.weight", "bert.pooler.dense.weight"])
+    assert head is not None
+    assert head.what.startswith("a late-interaction encoder")
+    assert head.tensors == ("linear.weight",)
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints that sentence-transformers saved, by the name of the class."""
+    import sentence_transformers as library  # noqa: PLC0415 - slow
+
+    saved = {}
+    for name, kind in (
+        ("CrossEncoder", "ForSequenceClassification"),
+        ("SparseEncoder", "ForMaskedLM"),
+        ("MultiVectorEncoder", "Model"),
+    ):
+        directory = tmp_path_factory.mktemp(name)
+        kind_of: Any = getattr(library, name)
+        kind_of(str(save(kind, directory / "plain")), device="cpu").save(str(directory / "saved"))
+        saved[name] = directory / "saved"
+    return saved
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("CrossEncoder", "a cross-encoder (reranker)"),
+        ("SparseEncoder", "a sparse encoder (SPLADE)"),
+        ("MultiVectorEncoder", "a late-interaction encoder (ColBERT)"),
+    ],
+)
+def test_what_sentence_transformers_calls_no_embedding_model_is_refused(
+    name: str, what: str, theirs: dict[str, Path], output: Path
+) -> None:
+    result = run_export(theirs[name], "--output", output)
+    assert result.exit_code == 1
+    assert f"this checkpoint is {what}" in result.stderr
+    assert "add --without-head for the token vectors and attention weights" in result.stderr
+    assert "--skip-module" not in result.stderr
+    assert not output.exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_warning(
+    theirs: dict[str, Path], output: Path
+) -> None:
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - slow
+
+    result = run_export(theirs["CrossEncoder"], "--output", output, "--without-head", "--pooling", "cls")
+    assert result.exit_code == 0, result.output
+    [warning] = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert "a cross-encoder (reranker)" in warning
+    assert "nobody trained it to give embeddings" in warning
+    assert "embeddings: cls over the tokens; not normalized; 96 components (as asked for)" in result.stdout
+    assert read_manifest(output).pooling.pooling == Pooling.POOLING_CLS
+    assert check_bundle(output, grid=small_grid(32)).parity.passed
+    shutil.copy(theirs["CrossEncoder"] / "model.safetensors", output)
+    assert SentenceTransformer(str(output), device="cpu").encode(["w1"]).shape == (1, 96)
+
+
+def test_a_classifier_without_other_files_says_that_its_pooling_is_a_default(
+    tmp_path: Path, output: Path
+) -> None:
+    source = save("ForSequenceClassification", tmp_path / "source")
+    assert run_export(source, "--output", output).exit_code == 1
+    result = run_export(source, "--output", output, "--without-head")
+    assert result.exit_code == 0, result.output
+    assert "the default, see --pooling and --normalize: the checkpoint is no embedding model" in result.stdout
+
+
+def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: Path, output: Path) -> None:
+    source = save("Model", tmp_path / "source")
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
+        (source / name).touch()
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    write(source / "config.json", config | {"auto_map": {"AutoModel": "modeling.MyModel"}})
+    result = run_export(source, "--output", output)
+    assert result.exit_code == 0, result.output
+    first, second = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
+    assert first.startswith("warning: colbert_linear.pt and sparse_linear.pt are left out: the bundle gives")
+    assert second.startswith("warning: the publisher's own code (auto_map in config.json) was not run")

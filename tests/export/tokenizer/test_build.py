@@ -1,0 +1,409 @@
+"""Tokenizers built from vocabularies, compared with those of transformers and sentencepiece."""
+
+import importlib.util
+import json
+import shutil
+import unicodedata
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sentencepiece
+import transformers
+from tokenizers import Tokenizer
+from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
+
+from attnlens_export import SourceError
+from attnlens_export.published.side_files import write_tokenizer
+from attnlens_export.tokenizer.build import build_tokenizer
+from attnlens_export.tokenizer.sentencepiece import PROBES
+from attnlens_model import EncoderConfig
+from small_bundles import TOKENIZERS, copy_without_json
+
+PASSAGES = [
+    json.loads(line)["text"]
+    for line in (TOKENIZERS.parent / "passages.jsonl").read_text(encoding="utf-8").splitlines()
+]
+# Also what composes: kana and Hangul in pieces, and words that are special tokens.
+TEXTS = [*PASSAGES[::5], *PROBES, "か\u3099 \u1112\u1161\u11ab e\u0323\u0302", "In 1995, a mask"]
+
+# Pieces in the order of each family's SentencePiece file.
+SENTENCEPIECE: dict[str, dict[str, Any]] = {
+    "XLMRobertaTokenizer": {},
+    "CamembertTokenizer": {},
+    "AlbertTokenizer": {
+        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]",
+    },
+    "DebertaV2Tokenizer": {
+        "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+        "eos_piece": "[SEP]", "unk_piece": "[UNK]",
+    },
+    "T5Tokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def train() -> ModuleType:
+    """The script that trained the committed tokenizers."""
+    spec = importlib.util.spec_from_file_location("train", TOKENIZERS / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_source(train: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint's directory with a model of a family, trained with SentencePiece's own normalization."""
+
+    @cache
+    def make(name: str) -> Path:
+        directory: Path = tmp_path_factory.mktemp(name)
+        train.train_sentencepiece(directory / "spiece", **SENTENCEPIECE[name])
+        write(directory / "tokenizer_config.json", {"tokenizer_class": name})
+        if name == "DebertaV2Tokenizer":
+            write(directory / "added_tokens.json", {"[MASK]": 298})
+        return directory
+
+    return make
+
+
+def write(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def built(source: Path) -> Tokenizer:
+    result = build_tokenizer(source)
+    assert result is not None
+    return result.tokenizer
+
+
+def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    return [each.ids for each in tokenizer.encode_batch(texts)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "description"),
+    [
+        ("wordpiece", "WordPiece from vocab.txt, lower-casing; [CLS] text [SEP]"),
+        ("wordpiece-cased", "WordPiece from vocab.txt, cased; [CLS] text [SEP]"),
+        ("byte-level", "byte-level BPE from vocab.json and merges.txt; <s> text </s>"),
+        ("unigram", "Unigram from sentencepiece.bpe.model; <s> text </s>"),
+    ],
+)
+def test_what_is_built_is_what_transformers_saved(kind: str, description: str, tmp_path: Path) -> None:
+    copy_without_json(kind, tmp_path)
+    result = build_tokenizer(tmp_path)
+    assert result is not None
+    assert result.description == description
+    saved = Tokenizer.from_file(str(TOKENIZERS / kind / "tokenizer.json"))
+    assert ids(result.tokenizer, TEXTS) == ids(saved, TEXTS)
+    assert result.tokenizer.get_vocab() == saved.get_vocab()
+    pairs: Any = [("one text", "and another"), ("", "b")]
+    for mine, theirs in zip(
+        result.tokenizer.encode_batch(pairs), saved.encode_batch(pairs), strict=True
+    ):  # fmt: skip
+        assert (mine.ids, mine.type_ids) == (theirs.ids, theirs.type_ids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": True, "tokenize_chinese_chars": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["wordpiece", "wordpiece-cased"])
+def test_wordpiece_gives_the_ids_of_the_first_bert_tokenizer(
+    kind: str, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    copy_without_json(kind, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"} | settings)
+    legacy: Any = BertTokenizerLegacy
+    oracle = legacy(str(tmp_path / "vocab.txt"), **settings)
+    # That one, unlike the fast tokenizers that are published, composes accents first where it keeps them.
+    texts = [unicodedata.normalize("NFC", text) for text in TEXTS]
+    assert ids(built(tmp_path), texts) == [oracle(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize(("kind", "word"), [("wordpiece", "lower-casing"), ("wordpiece-cased", "cased")])
+def test_where_nothing_says_whether_it_lower_cases_the_vocabulary_does(
+    kind: str, word: str, tmp_path: Path
+) -> None:
+    copy_without_json(kind, tmp_path)
+    stated = ids(built(tmp_path), TEXTS)
+    (tmp_path / "tokenizer_config.json").unlink()
+    write(tmp_path / "config.json", {"model_type": "bert"})
+    result = build_tokenizer(tmp_path)
+    assert result is not None
+    assert f"{word} to judge by its letters" in result.description
+    assert ids(result.tokenizer, TEXTS) == stated
+
+
+def test_mpnet_has_the_templates_of_roberta_and_the_words_of_bert(tmp_path: Path) -> None:
+    tokens = (TOKENIZERS / "wordpiece" / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    tokens = ["<s>", "<pad>", "</s>", "<mask>", *tokens]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "MPNetTokenizer", "do_lower_case": True})
+    oracle: Any = transformers.MPNetTokenizer(
+        vocab={token: number for number, token in enumerate(tokens)}, do_lower_case=True
+    )
+    texts = [*TEXTS, "a <mask> b"]
+    assert ids(built(tmp_path), texts) == [oracle(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_byte_level_puts_a_space_before_the_text_where_the_checkpoint_says_so(
+    *, prefix: bool, tmp_path: Path
+) -> None:
+    copy_without_json("byte-level", tmp_path)
+    settings = {"tokenizer_class": "RobertaTokenizerFast", "add_prefix_space": prefix}
+    write(tmp_path / "tokenizer_config.json", settings)
+    oracle: Any = transformers.RobertaTokenizer(
+        str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), add_prefix_space=prefix
+    )
+    assert ids(built(tmp_path), TEXTS) == [oracle(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_sentencepiece_models_give_the_pieces_of_sentencepiece(name: str, sentencepiece_source: Any) -> None:
+    source = sentencepiece_source(name)
+    tokenizer = built(source)
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(source / "spiece.model"))
+    special = {token for token, number in tokenizer.get_vocab().items() if number in tokenizer.encode("").ids}
+    # ALBERT's own steps before SentencePiece are compared with transformers below.
+    texts = [text for text in TEXTS if name != "AlbertTokenizer" or (text.isascii() and text.islower())]
+    for text in texts:
+        expected = oracle.encode(text, out_type=str)
+        tokens = [token for token in tokenizer.encode(text).tokens if token not in special]
+        assert tokens == expected
+
+
+# Where transformers itself leaves SentencePiece: it has no table of replacements for DeBERTa.
+@pytest.mark.parametrize("name", [name for name in SENTENCEPIECE if name != "DebertaV2Tokenizer"])
+def test_sentencepiece_models_have_the_ids_and_templates_of_transformers(
+    name: str, sentencepiece_source: Any
+) -> None:
+    source = sentencepiece_source(name)
+    tokenizer = built(source)
+    oracle: Any = getattr(transformers, name).from_pretrained(source, vocab_file=str(source / "spiece.model"))
+    texts = [*PASSAGES[::5], *PROBES] if name != "AlbertTokenizer" else [*PASSAGES[::5], "Crème Brûlée ``a''"]
+    assert ids(tokenizer, texts) == [oracle(text)["input_ids"] for text in texts]
+    assert tokenizer.get_vocab_size() == len(oracle)
+
+
+def test_deberta_stands_between_cls_and_sep_with_its_mask_behind_the_pieces(
+    sentencepiece_source: Any,
+) -> None:
+    tokenizer = built(sentencepiece_source("DebertaV2Tokenizer"))
+    assert tokenizer.encode("").ids == [1, 2]
+    assert tokenizer.encode("[MASK]").tokens == ["[CLS]", "[MASK]", "[SEP]"]
+    assert tokenizer.token_to_id("[MASK]") == 298
+
+
+def test_the_mask_of_deberta_v3_is_in_none_of_its_files(sentencepiece_source: Any, tmp_path: Path) -> None:
+    source = shutil.copytree(sentencepiece_source("DebertaV2Tokenizer"), tmp_path, dirs_exist_ok=True)
+    (source / "added_tokens.json").unlink()
+    text = "a [MASK]"
+    oracle = transformers.DebertaV2Tokenizer.from_pretrained(source, vocab_file=str(source / "spiece.model"))
+    assert built(source).encode(text).ids == oracle(text)["input_ids"]
+    assert 298 in oracle(text)["input_ids"]
+
+
+def test_albert_cuts_a_number_from_its_comma(sentencepiece_source: Any, tmp_path: Path) -> None:
+    from attnlens.sentencepiece.v1.model_pb2 import Model, Piece  # noqa: PLC0415
+
+    shutil.copytree(sentencepiece_source("AlbertTokenizer"), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "spiece.model"
+    model = Model.FromString(path.read_bytes())
+    model.pieces.extend([Piece(piece="▁7,", score=-1.0), Piece(piece="▁7", score=-3.0)])
+    path.write_bytes(model.SerializeToString())
+    assert built(tmp_path).encode("7, a").tokens == ["[CLS]", "▁7", ",", "▁a", "[SEP]"]
+
+
+def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path: Path) -> None:
+    copy_without_json("wordpiece", tmp_path)
+    write(tmp_path / "added_tokens.json", {"[Q]": 301, "[D]": 300})
+    tokenizer = built(tmp_path)
+    assert tokenizer.encode("the [Q] of").tokens == ["[CLS]", "the", "[Q]", "of", "[SEP]"]
+    assert (tokenizer.token_to_id("[D]"), tokenizer.token_to_id("[Q]")) == (300, 301)
+    write(tmp_path / "added_tokens.json", {"[Q]": 305})
+    with pytest.raises(SourceError, match=r"'\[Q\]'.* has the id 305, but the vocabulary leads to 300"):
+        build_tokenizer(tmp_path)
+
+
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
+SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
+
+
+# The content of tokenizer_config.json, and of special_tokens_map.json.
+EXTRA_TOKENS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "any": [
+        ({ADDITIONAL: ["[Q]", "[D]"]}, {}),
+        ({EXTRA: ["[Q]", "the"]}, {}),
+        ({EXTRA: {"question_token": "[Q]"}}, {}),
+        ({ADDITIONAL: [SPACED]}, {}),
+        ({ADDITIONAL: [SPACED | {"normalized": True}]}, {}),
+        ({}, {EXTRA: [{"content": "[D]"}, "[Q]"]}),
+        ({EXTRA: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {ADDITIONAL: ["[D]"]}),
+        ({EXTRA: ["[D]"], ADDITIONAL: ["[Q]"]}, {}),
+    ],
+    # From a SentencePiece model transformers 5 does not add those of the first.
+    "wordpiece": [
+        ({}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({EXTRA: {}}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({ADDITIONAL: ["[Q]"], "added_tokens_decoder": {"300": {"content": "[D]"}}}, {EXTRA: ["<ent>"]}),
+    ],
+}
+CLASSES = [
+    ("wordpiece", "Bert"),
+    ("byte-level", "Roberta"),
+    ("unigram", "XLMRoberta"),
+    ("unigram", "Camembert"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "settings", "stated"),
+    [
+        (kind, name, *content)
+        for kind, name in CLASSES
+        for content in EXTRA_TOKENS["any"] + EXTRA_TOKENS.get(kind, [])
+    ],
+    ids=str,
+)
+def test_additional_special_tokens_are_those_of_transformers(
+    kind: str, name: str, settings: dict[str, Any], stated: dict[str, Any], tmp_path: Path
+) -> None:
+    copy_without_json(kind, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": f"{name}Tokenizer"} | settings)
+    write(tmp_path / "special_tokens_map.json", stated)
+    oracle: Any = getattr(transformers, f"{name}Tokenizer").from_pretrained(tmp_path)
+    texts = ["the [Q] of x[D]y <ent> [q]", "[Q][D]", *PASSAGES[:3]]
+    tokenizer = built(tmp_path)
+    assert ids(tokenizer, texts) == [oracle(text)["input_ids"] for text in texts]
+    assert tokenizer.get_vocab() == oracle.get_vocab()
+
+
+def test_additional_special_tokens_of_the_map_follow_a_sentencepiece_model_too(tmp_path: Path) -> None:
+    copy_without_json("unigram", tmp_path)
+    size = built(tmp_path).get_vocab_size()
+    write(tmp_path / "special_tokens_map.json", {ADDITIONAL: ["[Q]"]})
+    assert size in built(tmp_path).encode("the [Q] of").ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({ADDITIONAL: "[Q]"}, r"are '\[Q\]', not a list"),
+        ({ADDITIONAL: [5]}, r"the additional special token \{'content': 5\} .* has no spelling"),
+        ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* not certain"),
+    ],
+)
+def test_additional_special_tokens_that_are_not_certain_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    copy_without_json("wordpiece", tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"} | settings)
+    with pytest.raises(SourceError, match=message):
+        build_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("wordpiece", {"tokenizer_class": "PhobertTokenizer"}, "the tokenizer class 'PhobertTokenizer'"),
+        ("wordpiece", {}, "the tokenizer class 'of model_type None'"),
+        ("wordpiece", {"tokenizer_class": "RobertaTokenizer"}, "is built from vocab.json and merges.txt"),
+        ("unigram", {"tokenizer_class": "BertTokenizer"}, "but a BertTokenizer is built from vocab.txt"),
+        (
+            "wordpiece",
+            {"tokenizer_class": "BertTokenizer", "do_basic_tokenize": False},
+            "do_basic_tokenize=False",
+        ),
+        ("wordpiece", {"tokenizer_class": "MPNetTokenizer"}, "lacks <s>, </s>:"),
+        ("wordpiece", {"tokenizer_class": "BertTokenizer", "cls_token": "[X]"}, r"lacks \[X\]"),
+    ],
+)
+def test_what_is_not_known_for_certain_is_refused_with_a_way_to_go_on(
+    kind: str, settings: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    copy_without_json(kind, tmp_path)
+    write(tmp_path / "tokenizer_config.json", settings)
+    with pytest.raises(SourceError, match=message) as caught:
+        build_tokenizer(tmp_path)
+    assert "--tokenizer FILE" in str(caught.value)
+
+
+def test_half_of_a_byte_level_tokenizer_is_refused(tmp_path: Path) -> None:
+    copy_without_json("byte-level", tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(SourceError, match=r"has vocab\.json, but a RobertaTokenizer is built from"):
+        build_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("sentencepiece.bpe.model", b"\xff\xff", "is not a SentencePiece model"),
+        ("sentencepiece.bpe.model", b"", "has no piece for what is unknown"),
+        ("vocab.txt", b"\xff", "can't be read as UTF-8"),
+    ],
+)
+def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    copy_without_json("wordpiece" if name == "vocab.txt" else "unigram", tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        build_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "bpe"}, "of type BPE: only Unigram is built"),
+        ({"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}, "begins with <pad>, <unk>, <s>"),
+        ({"treat_whitespace_as_suffix": True}, "does not put ▁ before words"),
+    ],
+)
+def test_a_model_of_another_layout_is_refused(
+    settings: dict[str, Any], message: str, train: ModuleType, tmp_path: Path
+) -> None:
+    train.train_sentencepiece(tmp_path / "spiece", normalization_rule_name="identity", **settings)
+    write(tmp_path / "config.json", {"model_type": "xlm-roberta"})
+    with pytest.raises(SourceError, match=message):
+        build_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_cuts_otherwise_than_sentencepiece_is_refused(
+    sentencepiece_source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlens_export.tokenizer.sentencepiece._normalizers", lambda _model: [])
+    with pytest.raises(SourceError, match="SentencePiece into"):
+        build_tokenizer(sentencepiece_source("XLMRobertaTokenizer"))
+
+
+def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tmp_path: Path) -> None:
+    source, bundle = tmp_path / "source", tmp_path / "bundle"
+    copy_without_json("byte-level", source)
+    config = EncoderConfig(300, 48, 1, 4, 56, 40, pad_token_id=1)
+    assert write_tokenizer(bundle, source, None, config, 24).startswith("byte-level BPE from")
+    assert json.loads((bundle / "tokenizer.json").read_text())["truncation"]["max_length"] == 24
+    special = json.loads((bundle / "special_tokens_map.json").read_text())
+    assert special == {
+        "cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }  # fmt: skip
+    with pytest.raises(SourceError, match=r"has the id 299 .*vocab_size=299"):
+        write_tokenizer(bundle, source, None, EncoderConfig(299, 48, 1, 4, 56, 40), 24)
+    # A tokenizer.json that is there is taken, whatever lies beside it.
+    shutil.copyfile(TOKENIZERS / "byte-level" / "tokenizer.json", source / "tokenizer.json")
+    assert not write_tokenizer(bundle, source, None, config, 24)
