@@ -265,6 +265,8 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     """The mean of these cosines is at least the limit."""
     GATE_KIND_MAX_FP16_VALUE: _GateKind.ValueType  # 4
     """The largest magnitude of any value in fp16 is at most the limit, 65504."""
+    GATE_KIND_MAX_ALONE_ERROR: _GateKind.ValueType  # 5
+    """The largest difference between a text alone and the same text in a batch is at most the limit."""
 
 class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
     """What a gate is on."""
@@ -281,6 +283,8 @@ GATE_KIND_MEAN_COSINE: GateKind.ValueType  # 3
 """The mean of these cosines is at least the limit."""
 GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
 """The largest magnitude of any value in fp16 is at most the limit, 65504."""
+GATE_KIND_MAX_ALONE_ERROR: GateKind.ValueType  # 5
+"""The largest difference between a text alone and the same text in a batch is at most the limit."""
 Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final
