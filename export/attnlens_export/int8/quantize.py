@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import (
+from attnlens.v1.quantization_pb2 import (
     Quantization,
     QuantizationMethod,
     QuantizedProduct,
