@@ -221,6 +221,7 @@ class Limits(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_ATTENTION_QUERIES_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
     """The most texts in one request."""
     max_text_bytes: _builtins.int
@@ -237,6 +238,8 @@ class Limits(_message.Message):
     """The most bytes of UTF-8 in all texts of one request."""
     max_request_bytes: _builtins.int
     """The largest request message."""
+    max_attention_queries: _builtins.int
+    """The most queries in `EncodeRequest.attention`."""
     def __init__(
         self,
         *,
@@ -247,10 +250,11 @@ class Limits(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_request_text_bytes: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
+        max_attention_queries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
