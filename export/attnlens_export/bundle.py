@@ -20,6 +20,7 @@ from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.fp16.convert import to_half
 from attnlens_export.fp16.measure import measure_half
 from attnlens_export.graph.lint import check_graph
+from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_KINDS
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import (
@@ -33,17 +34,7 @@ from attnlens_export.graph.write import (
 )
 from attnlens_export.int8.quantize import Int8Options, measure_int8, write_int8
 from attnlens_export.int8.result import Gate
-from attnlens_export.manifest import (
-    ATTENTIONS_PATH,
-    DATA_PATH,
-    EMBEDDINGS_PATH,
-    GRAPH_KINDS,
-    HALF_PATH,
-    INT8_PATH,
-    data_type_of,
-    describe_bundle,
-    graph_kinds,
-)
+from attnlens_export.manifest import HALF_PATH, INT8_PATH, data_type_of, describe_bundle, graph_kinds
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import measure_parity
 from attnlens_export.parity.result import ParityResult

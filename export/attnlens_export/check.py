@@ -22,13 +22,12 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.fp16.measure import measure_half
+from attnlens_export.graph.names import EMBEDDINGS_PATH, GRAPH_KINDS
 from attnlens_export.graph.read import external_files, read_structure, read_weight
 from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
 from attnlens_export.int8.quantize import measure_int8
 from attnlens_export.int8.result import Gate
 from attnlens_export.manifest import (
-    EMBEDDINGS_PATH,
-    GRAPH_KINDS,
     HALF_PATH,
     INT8_PATH,
     bundle_files,

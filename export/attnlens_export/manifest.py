@@ -9,18 +9,12 @@ from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.graph.lint import axes_of
+from attnlens_export.graph.names import GRAPH_KINDS
 from attnlens_export.graph.read import read_structure
 from attnlens_model import EncoderConfig
 
-EMBEDDINGS_PATH = "onnx/model.onnx"
-ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 HALF_PATH = "onnx/model_fp16.onnx"
 INT8_PATH = "onnx/model_int8.onnx"
-DATA_PATH = "onnx/model.onnx_data"
-GRAPH_KINDS = {
-    EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
-    ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
-}
 # Graphs of the embeddings that a bundle may have beside those.
 MORE_DATA_TYPES = {HALF_PATH: DataType.DATA_TYPE_FLOAT16, INT8_PATH: DataType.DATA_TYPE_INT8}
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")

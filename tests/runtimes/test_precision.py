@@ -14,8 +14,8 @@ import pytest
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 
+from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.read import read_structure
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.compare import difference
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_export.parity.measure import Graph

@@ -16,16 +16,10 @@ from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.errors import LintError
 from attnlens_export.fp16.convert import MAX_HALF
+from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_names
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
-from attnlens_export.graph.trace import (
-    BATCH_AXIS,
-    HIDDEN_OUTPUT,
-    LENGTH_AXIS,
-    OPSET,
-    input_names,
-    output_names,
-)
+from attnlens_export.graph.trace import OPSET
 from attnlens_model import Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from attnlens_export.graph.trace import HIDDEN_OUTPUT
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH, GRAPH_KINDS
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
-from attnlens_export.parity.measure import (
+from attnlens_export.graph.names import (
     ATTENTIONS,
-    CaseProgress,
-    Outputs,
-    Run,
-    compare_case,
-    run_case,
+    ATTENTIONS_PATH,
+    EMBEDDINGS_PATH,
+    GRAPH_KINDS,
+    HIDDEN_OUTPUT,
 )
+from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.measure import CaseProgress, Outputs, Run, compare_case, run_case
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
 from attnlens_export.report import report_content
 from attnlens_model import Encoder, EncoderConfig
