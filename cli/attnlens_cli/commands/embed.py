@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,7 @@ from attnlens_cli.show.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from attnlens_cli.files.vector_files import VectorWriter
-    from attnlens_client import AsyncClient, AttnlensError, Embeddings, EmbedOptions
+    from attnlens_client import AsyncClient, AttnlensError, Embeddings
 
 _STDIO = "-"
 
@@ -38,7 +38,7 @@ class Job:
     is_jsonl: bool
     batch_size: int
     in_flight: int
-    options: "EmbedOptions"
+    options: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ def embed(
     batch_size: int,
     in_flight: int,
     server: Server,
-    **options: Any,  # noqa: ANN401 - each is an entry of EmbedOptions
+    **options: Any,  # noqa: ANN401 - each is an argument of `embed`
 ) -> None:
     """Turn each line of FILE (- or nothing: standard input) into a vector.
 
@@ -127,7 +127,7 @@ def embed(
         is_jsonl=input_format == "jsonl" or (input_format == "auto" and file.lower().endswith(".jsonl")),
         batch_size=batch_size,
         in_flight=in_flight,
-        options=cast("EmbedOptions", options),
+        options=options,
     )
     if file == _STDIO and sys.stdin is None:
         raise click.UsageError("standard input is closed: give FILE")
