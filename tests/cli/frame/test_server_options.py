@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
-        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is no number"),
+        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is not a number"),
         (["info", "--timeout", "inf"], "info: invalid value for '--timeout': inf is not in the range"),
         (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
         (
@@ -35,7 +35,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
         (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
-        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is no PEM file"),
+        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
         (["attend", "a", "--json", "--token", "a"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--json", "--top", "3"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
@@ -65,7 +65,7 @@ def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
         thread.join()
     for result in (plain, encrypted):
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in plain.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in plain.stderr
     assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
@@ -76,7 +76,7 @@ def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
     result = run("info", "--address", address)
     other.stop(None).wait()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in result.stderr
 
 
 def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
