@@ -46,12 +46,12 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
         (1, length) for length in (16, 64, 128, 256)
     }
     settings = report["settings"]
-    assert {(each["threads"], each["lanes"]) for each in settings} == {(1, 1)}
-    assert all(0 <= each["padding_share"] < 1 and each["tokens_per_s"] > 0 for each in settings)
-    [best] = [each for each in settings if report["best"].items() <= each.items()]
-    repeated = [each for each in settings if len(each["repetitions_tokens_per_s"]) == 3]
+    assert {(setting["threads"], setting["lanes"]) for setting in settings} == {(1, 1)}
+    assert all(0 <= setting["padding_share"] < 1 and setting["tokens_per_s"] > 0 for setting in settings)
+    [best] = [setting for setting in settings if report["best"].items() <= setting.items()]
+    repeated = [setting for setting in settings if len(setting["repetitions_tokens_per_s"]) == 3]
     assert best in repeated
-    assert best["tokens_per_s"] >= (1 - SAME) * max(each["tokens_per_s"] for each in repeated)
+    assert best["tokens_per_s"] >= (1 - SAME) * max(setting["tokens_per_s"] for setting in repeated)
     assert [load["rate"] for load in report["loads"]] == [20, 60.5]
     assert all(load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"] for load in report["loads"])
     words = shlex.split(report["command"])

@@ -143,10 +143,10 @@ def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run
         run("attend", "abc", "--address", server.address, "--json"),
         run("attend", "abc", "--address", server.address, "--top", "2", env={"COLUMNS": "20"}),
     ]
-    assert [each.returncode for each in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert [result.returncode for result in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
     assert shown[0].stderr.count("\n") == 1
     assert "line 1 \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\x7f" in shown[0].stderr
-    for each in shown:
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each.stdout + each.stderr)
+    for result in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout + result.stderr)
     assert json.loads(shown[3].stdout)["source"] == evil
     assert json.loads(shown[6].stdout)["tokens"][1]["text"] == evil
