@@ -38,7 +38,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
         table.add_row(
             f"  {output}",
             *_cells(figure),
-            _verdict(passed=all(each.passed for each in group)),
+            _verdict(passed=all(error.passed for error in group)),
         )
     if parity.half is not None:
         figure = parity.half.figure()

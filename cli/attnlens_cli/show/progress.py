@@ -12,7 +12,7 @@ Stages: TypeAlias = Callable[[str, int, int], None]
 """Takes the name of a stage, how much of it is done, and its whole."""
 
 
-class Progress(Protocol):
+class TextProgress(Protocol):
     """Takes how far the work is."""
 
     def advance(self, texts: int, end_byte: int) -> None:
@@ -25,14 +25,13 @@ class _Nothing:
 
 
 @contextmanager
-def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
+def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
     """Show a bar until the block ends; without `total_bytes` it only moves to and fro."""
     if not sys.stderr.isatty():
         yield _Nothing()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         BarColumn(),
@@ -41,7 +40,7 @@ def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
 
         class _Bar:
@@ -63,11 +62,10 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
         yield _StageLines() if in_lines else lambda _stage, _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
         yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
 

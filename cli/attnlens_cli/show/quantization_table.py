@@ -1,4 +1,4 @@
-"""How the graph in int8 of a bundle is shown."""
+"""How a bundle's int8 graph is shown."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
-    """Print what was measured of the graph in int8, and what the manifest says of its products and speed."""
+    """Print what was measured of the int8 graph, and what the manifest states of its products and speed."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
@@ -47,7 +47,7 @@ def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
 
 
 def _describe(quantization: "Quantization") -> str:
-    """Return a line on the products, and one on the speed where the export was."""
+    """Return a line about the products, and one about the speed on the machine of the export."""
     from attnlens.v1.manifest_pb2 import QuantizationMethod  # noqa: PLC0415 - heavy
 
     methods = Counter(
@@ -55,8 +55,8 @@ def _describe(quantization: "Quantization") -> str:
         for product in quantization.products
     )
     speeds = ", ".join(
-        f"{each.batch_size} x {each.length} tokens {each.milliseconds_fp32 / each.milliseconds:.2f}"
-        for each in quantization.speeds
+        f"{speed.batch_size} x {speed.length} tokens {speed.milliseconds_fp32 / speed.milliseconds:.2f}"
+        for speed in quantization.speeds
     )
     products = ", ".join(f"{count} {method}" for method, count in methods.most_common())
     return f"products: {products}\ntimes as fast as fp32, on one thread: {speeds or 'not measured'}"

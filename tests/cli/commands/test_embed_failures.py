@@ -30,7 +30,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"{source}, line 2 has " in result.stderr
     assert "a text may have 1000: send it in pieces" in result.stderr
-    assert not any(long in str(each) for each in server.requests)
+    assert not any(long in str(request) for request in server.requests)
 
 
 def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
@@ -168,7 +168,9 @@ def test_all_batches_of_a_file_are_as_wide_as_the_first(
 def test_every_batch_names_the_model_that_was_there_at_first(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "1", input="a\nb\n")
     assert result.returncode == 0
-    assert {each.model for each in server.requests if isinstance(each, pb.EmbedRequest)} == {"scripted"}
+    assert {request.model for request in server.requests if isinstance(request, pb.EmbedRequest)} == {
+        "scripted"
+    }
 
 
 @pytest.mark.parametrize("number", ["7", "9" * 5000])

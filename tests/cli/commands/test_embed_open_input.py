@@ -92,7 +92,7 @@ def test_results_come_while_the_input_is_open(server: ScriptedServer) -> None:
 
 def test_a_refusal_is_told_while_the_input_is_open(server: ScriptedServer) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
-        if any(each.text == "bad" for each in request.inputs):
+        if any(text_input.text == "bad" for text_input in request.inputs):
             refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[1].text is bad")
         return vectors(request)
 
@@ -127,7 +127,7 @@ def test_a_run_outlasts_a_restart_of_the_server(server: ScriptedServer, tmp_path
         assert process.stdin
         process.stdin.write(b"a\n")
         process.stdin.flush()
-        _wait_for(lambda: any(isinstance(each, pb.EmbedRequest) for each in server.requests))
+        _wait_for(lambda: any(isinstance(request, pb.EmbedRequest) for request in server.requests))
         server.stop()
         process.stdin.write(b"bb\n")
         process.stdin.close()
@@ -178,5 +178,5 @@ def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer
 def test_lines_that_are_there_fill_whole_batches(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "50", input="x\n" * 500)
     assert result.returncode == 0, result.stderr
-    sizes = [len(each.inputs) for each in server.requests if isinstance(each, pb.EmbedRequest)]
+    sizes = [len(request.inputs) for request in server.requests if isinstance(request, pb.EmbedRequest)]
     assert sizes == [50] * 10

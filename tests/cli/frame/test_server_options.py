@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
-        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is no number"),
+        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is not a number"),
         (["info", "--timeout", "inf"], "info: invalid value for '--timeout': inf is not in the range"),
         (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
         (
@@ -35,7 +35,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
         (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
-        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is no PEM file"),
+        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
         (["attend", "a", "--json", "--token", "a"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--json", "--top", "3"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
@@ -65,7 +65,7 @@ def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
         thread.join()
     for result in (plain, encrypted):
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in plain.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in plain.stderr
     assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
@@ -76,7 +76,7 @@ def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
     result = run("info", "--address", address)
     other.stop(None).wait()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in result.stderr
 
 
 def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
@@ -143,10 +143,10 @@ def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run
         run("attend", "abc", "--address", server.address, "--json"),
         run("attend", "abc", "--address", server.address, "--top", "2", env={"COLUMNS": "20"}),
     ]
-    assert [each.returncode for each in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert [result.returncode for result in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
     assert shown[0].stderr.count("\n") == 1
     assert "line 1 \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\x7f" in shown[0].stderr
-    for each in shown:
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each.stdout + each.stderr)
+    for result in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout + result.stderr)
     assert json.loads(shown[3].stdout)["source"] == evil
     assert json.loads(shown[6].stdout)["tokens"][1]["text"] == evil
