@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.quantization_table import show_quantization
+from attnlens_cli.quantization_table import show_precisions
 from attnlens_cli.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 from attnlens_cli.stopping import stopped_by_signals
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.bundle import Progress
-    from attnlens_export.parity.result import ParityResult
+    from attnlens_export.progress import Progress
+    from attnlens_export.verdict import Verdict
 
 EPILOG = """\b
 Example:
@@ -107,23 +107,26 @@ def check(
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError, ModelError, NotInstalledError) as error:
         raise click.ClickException(str(error)) from error
-    parity = summary.parity
+    verdict = summary.verdict
     if as_json:
         manifest = summary.manifest
         content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
-        content |= report_content(parity)
+        content |= report_content(verdict)
         click.echo(json.dumps(content | runtimes_as_json(summary), indent=2))
     else:
-        Console().print(
-            parity_table(parity, f"{summary.manifest.model_name} against {parity.reference_name}")
-        )
-        show_quantization(summary.manifest, parity)
+        title = f"{summary.manifest.model_name} against {verdict.parity.reference_name}"
+        Console().print(parity_table(verdict, title))
+        show_precisions(verdict)
         click.echo(
             f"{len(summary.manifest.files)} files have the hashes of the manifest; the graphs are portable"
         )
+        if summary.not_stated:
+            click.echo(
+                f"not compared, as an older attnlens did not state it: {', '.join(summary.not_stated)}"
+            )
         if summary.runtimes or summary.missing:
             show_runtimes(summary)
-    raise_failures(parity)
+    raise_failures(verdict)
     raise_runtime_failures(summary)
     if not summary.manifest.parity.passed:
         raise click.ClickException(
@@ -131,15 +134,13 @@ def check(
         )
 
 
-def raise_failures(parity: "ParityResult") -> None:
-    """Raise ClickException with the worst failure if parity failed."""
-    from attnlens_export.bundle import describe_failure  # noqa: PLC0415 - heavy
-
-    if not parity.passed:
-        raise click.ClickException(describe_failure(parity))
+def raise_failures(verdict: "Verdict") -> None:
+    """Raise ClickException with the worst failure if a gate did not hold."""
+    if not verdict.passed:
+        raise click.ClickException(verdict.describe_failure())
 
 
-def parity_table(parity: "ParityResult", title: str) -> "Table":
+def parity_table(verdict: "Verdict", title: str) -> "Table":
     """Show the worst errors of each output of each graph."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.markup import escape  # noqa: PLC0415 - heavy
@@ -147,6 +148,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
 
     from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
 
+    parity = verdict.parity
     table = Table(
         title=f"{escape(title)}, {len(parity.cases)} input shapes",
         title_justify="left",
@@ -168,13 +170,11 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
             *_cells(figure),
             _verdict(passed=all(each.passed for each in group)),
         )
-    if parity.half is not None:
-        figure = parity.half.figure()
-        table.add_row(figure.graph.rpartition("/")[2])
-        table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=not parity.half.failures()))
+    for result in verdict.precisions:
+        for figure in result.figures():
+            table.add_row(figure.graph.rpartition("/")[2])
+            table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=result.passed))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"
-    if parity.half is not None:
-        table.caption += f"\n{parity.half.describe()}"
     left_out = parity.left_out()
     if left_out:
         table.caption += (
@@ -199,7 +199,7 @@ def _verdict(*, passed: bool) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator["Progress"]:
-    """Yield a callback that draws a bar on a terminal's stderr, else prints a line for each kind of step."""
+    """Yield a callback that draws a bar on a terminal's stderr, else prints a line for each stage."""
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - heavy
 
@@ -209,14 +209,11 @@ def progress_bar() -> Iterator["Progress"]:
         task = bar.add_task("")
         shown = ""
 
-        def show(stage: str, done: int, total: int) -> None:
+        def show(stage: str, detail: str, done: int, total: int) -> None:
             nonlocal shown
-            bar.update(task, description=stage, completed=done, total=total)
-            # "Parity 2x7 right": what is done, then the input shape that it is done on; or else a whole name.
-            kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
-            if not console.is_terminal and kind != shown:
-                shown = kind
-                is_whole = total == 1 or kind == stage
-                click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)
+            bar.update(task, description=f"{stage} {detail}", completed=done, total=total)
+            if not console.is_terminal and stage != shown:
+                shown = stage
+                click.echo(f"{stage} on {total} input shapes" if detail else stage, err=True)
 
         yield show

@@ -4,8 +4,7 @@ texts -> search -> onnx/model_int8.onnx and the texts to verify with -> measured
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +18,16 @@ from attnlens.v1.manifest_pb2 import (
 )
 from attnlens_export.errors import AccuracyError
 from attnlens_export.graph.names import EMBEDDINGS_PATH, input_names
-from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.graph.write import MAX_EMBEDDED_BYTES, Place, write_reduced
+from attnlens_export.graph.write import write_reduced
 from attnlens_export.int8.agreement import Embedder, alone_error, compare, run_all
 from attnlens_export.int8.products import find_groups
 from attnlens_export.int8.recipes import Method, Recipe
-from attnlens_export.int8.result import Gate, Int8Result
+from attnlens_export.int8.result import INT8_PATH, Gate, Int8Result
 from attnlens_export.int8.search import Candidate, Search, Source
 from attnlens_export.int8.sessions import measure_seconds, open_session
 from attnlens_export.int8.texts import make_batches, read_kinds, read_written, split_texts, write_texts
-from attnlens_export.manifest import INT8_PATH
+from attnlens_export.precision import Fp32Graph
+from attnlens_export.progress import Progress
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import EncoderConfig
@@ -38,8 +37,6 @@ TIMED_SHAPES = ((1, 128), (8, 64), (32, 32))
 TIMED_REPETITIONS = 7
 # The share of the gate that the search may use up: the rest is for texts of the same kinds that it never saw.
 SEARCH_SHARE = 0.9
-
-Progress = Callable[[str, int, int], None]
 
 _METHODS = {
     Method.FP32: QuantizationMethod.QUANTIZATION_METHOD_FP32,
@@ -51,48 +48,25 @@ _METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Int8Options:
-    """What may be chosen about a graph in int8.
-
-    Attributes:
-        gate: what its embeddings must keep.
-        texts: a file with one text per line, a kind besides those of this package; None: only those.
-        max_bytes: the largest sum of its weights.
-    """
-
-    gate: Gate = field(default_factory=Gate)
-    texts: Path | None = None
-    max_bytes: int = MAX_EMBEDDED_BYTES
-
-
-def write_int8(
-    directory: Path,
-    config: EncoderConfig,
-    embeddings: TracedGraph,
-    places: dict[str, Place],
-    options: Int8Options,
-    progress: Progress,
-) -> Quantization:
+def write_int8(source: Fp32Graph, gate: Gate, texts: Path | None, progress: Progress) -> Quantization:
     """Search for the fastest graph in int8 that passes the gate, and write it.
 
     Args:
-        directory: the bundle's directory, with `model.onnx`, tokenizer and pooling.
-        config: the encoder's.
-        embeddings: the graph in `model.onnx`.
-        places: of its weights.
-        options: the gate and the texts.
+        source: the bundle, with `model.onnx`, tokenizer and pooling.
+        gate: what its embeddings must keep.
+        texts: a file with one text per line, a kind besides those of this package; None: only those.
         progress: called before each step.
 
     Returns:
-        How it was made. What it keeps is still to be measured, by `measure_int8`.
+        How it was made, by which gate, and the texts to measure it on, which `measure_int8` does.
 
     Raises:
         SourceError: there is no tokenizer, or there are too few texts.
         AccuracyError: nothing passes the gate.
         GraphError: it would be too large for one file.
     """
-    halves = {kind: split_texts(texts) for kind, texts in read_kinds(options.texts).items()}
+    directory, config, embeddings = source.directory, source.config, source.embeddings
+    halves = {kind: split_texts(lines) for kind, lines in read_kinds(texts).items()}
     calibration, verification = (
         _embedders(directory, config, {kind: half[number] for kind, half in halves.items()})
         for number in (0, 1)
@@ -104,18 +78,20 @@ def write_int8(
     path = directory / TEXTS_PATH
     path.parent.mkdir(exist_ok=True)
     write_texts(path, written)
-    source = Source(embeddings, directory / EMBEDDINGS_PATH, places)
-    search = Search(source, calibration, verification, progress)
-    chosen = _fastest(search.run(options.gate.tightened(SEARCH_SHARE)), options.gate)
+    searched = Source(embeddings, directory / EMBEDDINGS_PATH, source.places)
+    search = Search(searched, calibration, verification, progress)
+    chosen = _fastest(search.run(gate.tightened(SEARCH_SHARE)), gate)
     write_reduced(
         directory / INT8_PATH,
         chosen.graph.proto,
         chosen.graph.weights,
         precision="int8",
-        max_bytes=options.max_bytes,
+        max_bytes=source.max_bytes,
     )
-    progress("Int8 against fp32", 0, 1)
+    progress("Int8 times beside fp32", "", 0, 1)
     return Quantization(
+        min_mean_cosine=gate.min_mean_cosine,
+        min_cosine=gate.min_cosine,
         num_calibration_texts=sum(len(embedder.places) for embedder in calibration.values()),
         products=[
             _describe(index, weight, chosen.recipes.get(group.source))
@@ -123,34 +99,32 @@ def write_int8(
             for index, weight in enumerate(group.weights)
         ],
         speeds=_speeds(directory, config),
-        kinds=[QuantizedTextKind(name=kind, num_texts=len(texts)) for kind, texts in written.items()],
+        kinds=[QuantizedTextKind(name=kind, num_texts=len(lines)) for kind, lines in written.items()],
     )
 
 
-def measure_int8(
-    directory: Path, config: EncoderConfig, gate: Gate, kinds: Iterable[QuantizedTextKind]
-) -> Int8Result:
+def measure_int8(directory: Path, config: EncoderConfig, made: Quantization) -> Int8Result:
     """Compare the graph in int8 of a bundle with the one in fp32, on the texts beside them.
 
     Args:
         directory: the bundle.
         config: the encoder's.
-        gate: what must hold.
-        kinds: of the texts, as the manifest has them.
+        made: how it was made, by which gate, and the kinds of texts.
 
     Raises:
         BundleError: the texts are not of these kinds.
     """
-    texts = read_written(directory / TEXTS_PATH, {kind.name: kind.num_texts for kind in kinds})
+    texts = read_written(directory / TEXTS_PATH, {kind.name: kind.num_texts for kind in made.kinds})
     embedders = _embedders(directory, config, texts)
     session = open_session(directory / INT8_PATH)
     expected = run_all(embedders, open_session(directory / EMBEDDINGS_PATH))
     return Int8Result(
-        gate,
+        Gate(made.min_mean_cosine, made.min_cosine),
         compare(run_all(embedders, session), expected),
         sum(len(each.embeddings) for each in expected.values()),
         sum(len(each.tokens) for each in expected.values()),
         float(np.max([alone_error(session, embedder.batches) for embedder in embedders.values()])),
+        made,
     )
 
 

@@ -12,7 +12,7 @@
    gate, a few times. The fastest choice that passes is kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from attnlens_export.int8.products import Group, find_groups
 from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
 from attnlens_export.int8.result import Gate
 from attnlens_export.int8.sessions import measure_seconds, open_session
+from attnlens_export.progress import Progress
 
 MAX_UNITS = 24
 # Batches of each kind of text that the losses of units are measured on.
@@ -43,7 +44,6 @@ TIMED_REPETITIONS = 9
 # A change that costs no time is worth more than any that does.
 _NO_TIME = 1e-9
 
-Progress = Callable[[str, int, int], None]
 Plan = tuple[Method, ...]
 """The method of each unit."""
 Figures = list[dict[Method, float]]
@@ -123,7 +123,7 @@ class Search:
         budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
         enough, too_much = 0.0, np.inf  # the largest budget that passed, the smallest that failed
         for number in range(MAX_ROUNDS):
-            self._progress("Int8 choices", number, MAX_ROUNDS)
+            self._progress("Int8 choices", "", number, MAX_ROUNDS)
             plan = choose(losses, seconds, budget)
             if set(plan) == {Method.FP32}:
                 break
@@ -150,7 +150,7 @@ class Search:
             [embedder.batches for embedder in calibration.values()],
             self._source.path.parent,
             self._source.places,
-            lambda done, total: self._progress("Int8 calibration", done, total),
+            lambda done, total: self._progress("Int8 calibration", "", done, total),
         )
 
     def _recipe(self, group: Group, method: Method) -> Recipe:
@@ -169,7 +169,7 @@ class Search:
             if method != Method.FP32
         ]
         for step, (number, method) in enumerate(steps):
-            self._progress("Int8 sensitivity of each product", step, len(steps))
+            self._progress("Int8 sensitivity of each product", "", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[number]}
             session = self._source.open(to_int8(self._source.graph, recipes))
             found = compare(run_all(self._few, session), self._few_expected)
@@ -182,7 +182,7 @@ class Search:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
         seconds: Figures = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
         for number, unit in enumerate(self._units):
-            self._progress("Int8 times of each product", number, len(self._units))
+            self._progress("Int8 times of each product", "", number, len(self._units))
             for group in unit:
                 shapes = (self._source.graph.weights[name].shape for name in group.weights)
                 sizes = (methods_for(group), *shapes)
