@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from attnlens.v1.manifest_pb2 import Graph, ParityFigure
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.errors import GraphError
 from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.graph.write import Place
+from attnlens_export.graph.write import Place, write_embedded
 from attnlens_export.parity.measure import Subject
 from attnlens_export.progress import Progress
 from attnlens_model import EncoderConfig
@@ -120,6 +121,20 @@ class Precision(ABC):
             SourceError: the bundle lacks what it is made with.
             AccuracyError: no graph passes the gate.
         """
+
+    def save(self, source: Fp32Graph, graph: TracedGraph) -> None:
+        """Write the graph, always as a single file.
+
+        Raises:
+            GraphError: it would be too large for one.
+        """
+        size_bytes = sum(array.nbytes for array in graph.weights.values())
+        if size_bytes > source.max_bytes:
+            raise GraphError(
+                f"{Path(self.path).name} would hold {size_bytes} bytes of weights, one file at most "
+                f"{source.max_bytes}: export without --precision {self.name}"
+            )
+        write_embedded(source.directory / self.path, graph.proto, graph.weights)
 
     @abstractmethod
     def measure(self, subject: Subject, stated: Graph, progress: Progress) -> PrecisionResult:

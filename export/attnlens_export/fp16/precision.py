@@ -11,7 +11,6 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.fp16.convert import FP16_PATH, to_fp16
 from attnlens_export.fp16.measure import measure_fp16
 from attnlens_export.fp16.result import Fp16Result
-from attnlens_export.graph.write import write_reduced
 from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress
@@ -29,9 +28,7 @@ class Fp16(Precision):
     def write(self, source: Fp32Graph, progress: Progress) -> Graph:
         """Write the graph; it has nothing to state beside its file."""
         progress("Converting to fp16", "", 0, 1)
-        graph = to_fp16(source.embeddings)
-        path = source.directory / self.path
-        write_reduced(path, graph.proto, graph.weights, precision=self.name, max_bytes=source.max_bytes)
+        self.save(source, to_fp16(source.embeddings))
         return Graph()
 
     def measure(self, subject: Subject, _stated: Graph, progress: Progress) -> Fp16Result:
