@@ -80,10 +80,10 @@ def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: 
     checkpoint = find_checkpoint()
 
     def export(directory: Path) -> None:
-        from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
+        from attnlens_export import ExportOptions, Int8, export_bundle  # noqa: PLC0415 - imports torch
 
         print(f"Exporting {directory}, with int8: minutes ...", file=sys.stderr, flush=True)
-        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precision="int8"))
+        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precisions=[Int8()]))
 
     if not bundle.exists():
         export(bundle)

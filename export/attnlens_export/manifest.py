@@ -1,22 +1,23 @@
-"""What `manifest.json` says of a bundle's graphs, tools and files: read from the files themselves."""
+"""What `manifest.json` says of a bundle."""
 
 import importlib.metadata
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
-from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
+from attnlens.bundle import FORMAT_VERSION, describe_file
+from attnlens.v1.manifest_pb2 import Architecture, Graph, Manifest, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.contents import bundle_files, graphs_of
 from attnlens_export.graph.lint import axes_of
-from attnlens_export.graph.names import GRAPH_KINDS
 from attnlens_export.graph.read import read_structure
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.verdict import Verdict
 from attnlens_model import EncoderConfig
 
-HALF_PATH = "onnx/model_fp16.onnx"
-INT8_PATH = "onnx/model_int8.onnx"
-# Graphs of the embeddings that a bundle may have beside those.
-MORE_DATA_TYPES = {HALF_PATH: DataType.DATA_TYPE_FLOAT16, INT8_PATH: DataType.DATA_TYPE_INT8}
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 
 _DATA_TYPES: dict[int, DataType.ValueType] = {
@@ -25,37 +26,49 @@ _DATA_TYPES: dict[int, DataType.ValueType] = {
 }
 
 
-def describe_bundle(directory: Path, config: EncoderConfig) -> Manifest:
-    """Return the manifest's part that follows from the files below `directory` and the encoder's sizes."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a bundle's weights came from, as the manifest states it.
+
+    Attributes:
+        name: the model's name.
+        source: a hub id, a directory's name, or `config+seed:N` for a fresh encoder.
+        revision: the commit on the hub; empty: not known.
+        license: of the weights; empty: not stated.
+    """
+
+    name: str
+    source: str
+    revision: str = ""
+    license: str = ""
+
+
+def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verdict: Verdict) -> Manifest:
+    """Return the manifest of a bundle that is complete but for it."""
+    manifest = describe_facts(directory, config)
+    manifest.format_version = FORMAT_VERSION
+    manifest.model_name, manifest.source = origin.name, origin.source
+    manifest.source_revision, manifest.weights_license = origin.revision, origin.license
+    graphs = {graph.path: graph for graph in manifest.graphs}
+    for result in verdict.precisions:
+        result.describe(graphs[result.path])
+    manifest.parity.CopyFrom(verdict.to_message())
+    manifest.tool_versions.update(tool_versions())
+    manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
+    return manifest
+
+
+def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
+    """Return the part of a manifest that follows from the files: `check` compares it with what is stated."""
+    prompts = read_prompts(directory)
     return Manifest(
-        format_version=FORMAT_VERSION,
-        architecture=describe_architecture(config),
-        graphs=describe_graphs(directory),
-        tool_versions=tool_versions(),
-        files=[describe_file(directory, path) for path in bundle_files(directory)],
+        architecture=_describe_architecture(config),
+        graphs=[_describe_graph(directory, graph) for graph in graphs_of(directory)],
+        pooling=read_pooling(directory, config.hidden_size),
+        max_tokens=read_max_tokens(directory, config),
+        prompts=prompts.texts,
+        default_prompt_name=prompts.default_name,
     )
-
-
-def bundle_files(directory: Path) -> list[Path]:
-    """Return every file of a bundle but the manifest itself, which can't hold its own hash."""
-    manifest = directory / MANIFEST_NAME
-    return [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
-
-
-def describe_graphs(directory: Path) -> list[Graph]:
-    """Return the description of each graph."""
-    return [_describe_graph(directory, path, kind) for path, kind in graph_kinds(directory).items()]
-
-
-def graph_kinds(directory: Path) -> dict[str, GraphKind.ValueType]:
-    """Return the graphs of a bundle by path: both in fp32, then those in fp16 and int8 that are there."""
-    more = (path for path in MORE_DATA_TYPES if (directory / path).is_file())
-    return GRAPH_KINDS | dict.fromkeys(more, GraphKind.GRAPH_KIND_EMBEDDINGS)
-
-
-def data_type_of(path: str) -> DataType.ValueType:
-    """Return what the graph with this path computes in."""
-    return MORE_DATA_TYPES.get(path, DataType.DATA_TYPE_FLOAT32)
 
 
 def tool_versions() -> dict[str, str]:
@@ -69,7 +82,7 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def describe_architecture(config: EncoderConfig) -> Architecture:
+def _describe_architecture(config: EncoderConfig) -> Architecture:
     """Return the encoder's sizes as the manifest holds them."""
     return Architecture(
         family=config.family,
@@ -84,17 +97,13 @@ def describe_architecture(config: EncoderConfig) -> Architecture:
     )
 
 
-def _describe_graph(directory: Path, path: str, kind: GraphKind.ValueType) -> Graph:
-    model = read_structure(directory / path)
-    return Graph(
-        path=path,
-        kind=kind,
-        opset=model.opset_import[0].version,
-        ir_version=model.ir_version,
-        data_type=data_type_of(path),
-        inputs=[_describe_value(value) for value in model.graph.input],
-        outputs=[_describe_value(value) for value in model.graph.output],
-    )
+def _describe_graph(directory: Path, graph: Graph) -> Graph:
+    model = read_structure(directory / graph.path)
+    graph.opset = model.opset_import[0].version
+    graph.ir_version = model.ir_version
+    graph.inputs.extend(_describe_value(value) for value in model.graph.input)
+    graph.outputs.extend(_describe_value(value) for value in model.graph.output)
+    return graph
 
 
 def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:

@@ -236,7 +236,7 @@ def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
 @pytest.mark.usefixtures("broken_trace")
 def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, output: Path) -> None:
     summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, keep_failed=True))
-    assert not summary.parity.passed
+    assert not summary.verdict.passed
     manifest = read_manifest(output)
     assert not manifest.parity.passed
     verify_files(output, manifest)
@@ -250,7 +250,7 @@ def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, o
 def test_an_interrupted_export_leaves_nothing(
     stage: str, interruption: type[BaseException], tiny_config: EncoderConfig, output: Path
 ) -> None:
-    def interrupt(current: str, _done: int, _total: int) -> None:
+    def interrupt(current: str, _detail: str, _done: int, _total: int) -> None:
         if current.startswith(stage):
             raise interruption
 
@@ -264,7 +264,7 @@ def test_an_unfinished_export_has_no_manifest(tiny_config: EncoderConfig, output
     """Even where a process is killed and can't clean up."""
     seen: list[Path] = []
 
-    def look(_stage: str, _done: int, _total: int) -> None:
+    def look(_stage: str, _detail: str, _done: int, _total: int) -> None:
         assert not output.exists()
         seen.extend(output.parent.rglob("manifest.json"))
 
@@ -382,7 +382,7 @@ def test_force_does_not_delete_a_directory_with_a_manifest_of_another_kind(
 def test_what_appears_at_the_target_during_an_export_is_not_replaced(
     tiny_config: EncoderConfig, output: Path
 ) -> None:
-    def appear(stage: str, _done: int, _total: int) -> None:
+    def appear(stage: str, _detail: str, _done: int, _total: int) -> None:
         if stage.startswith("Hashing"):
             output.mkdir()
             (output / "thesis.tex").write_text("mine", encoding="utf-8")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -285,10 +286,10 @@ def test_a_signal_leaves_nothing_behind(
     number: signal.Signals, code: int, config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+    def interrupted(*arguments: Any) -> Manifest:
         assert [path.suffix for path in output.parent.iterdir()] == [".partial"]
         signal.raise_signal(number)
-        return describe_bundle(directory, config)
+        return describe_bundle(*arguments)
 
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(number, signal.SIG_DFL)  # it may be ignored, where the tests run under nohup
@@ -308,9 +309,9 @@ def test_an_ignored_hangup_stays_ignored(
 ) -> None:
     """As under nohup."""
 
-    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+    def interrupted(*arguments: Any) -> Manifest:
         signal.raise_signal(signal.SIGHUP)
-        return describe_bundle(directory, config)
+        return describe_bundle(*arguments)
 
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

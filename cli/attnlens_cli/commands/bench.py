@@ -131,7 +131,13 @@ def bench(
             rates=rates or (),
         )
         with shown_stages() as progress:
-            report = run_bench(opened, config, workload, bench_options, progress)
+            report = run_bench(
+                opened,
+                config,
+                workload,
+                bench_options,
+                lambda stage, done, total: progress(stage, "", done, total),
+            )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except StartupError as error:

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.parity.result import ParityResult
+    from attnlens_export.verdict import Verdict
 
 
-def parity_table(parity: "ParityResult", title: str) -> "Table":
+def parity_table(verdict: "Verdict", title: str) -> "Table":
     """Show the worst errors of each output of each graph."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.markup import escape  # noqa: PLC0415 - heavy
@@ -19,6 +19,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
 
     from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
 
+    parity = verdict.parity
     table = Table(
         title=f"{escape(title)}, {len(parity.cases)} input shapes",
         title_justify="left",
@@ -40,13 +41,11 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
             *_cells(figure),
             _verdict(passed=all(error.passed for error in group)),
         )
-    if parity.half is not None:
-        figure = parity.half.figure()
-        table.add_row(figure.graph.rpartition("/")[2])
-        table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=not parity.half.failures()))
+    for result in verdict.precisions:
+        for figure in result.figures():
+            table.add_row(figure.graph.rpartition("/")[2])
+            table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=result.passed))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"
-    if parity.half is not None:
-        table.caption += f"\n{parity.half.describe()}"
     left_out = parity.left_out()
     if left_out:
         table.caption += (
@@ -69,9 +68,7 @@ def _verdict(*, passed: bool) -> str:
     return "[green]passed[/]" if passed else "[red]FAILED[/]"
 
 
-def raise_failures(parity: "ParityResult") -> None:
-    """Raise ClickException with the worst failure if parity failed."""
-    from attnlens_export.bundle import describe_failure  # noqa: PLC0415 - heavy
-
-    if not parity.passed:
-        raise click.ClickException(describe_failure(parity))
+def raise_failures(verdict: "Verdict") -> None:
+    """Raise ClickException with the worst failure if a gate did not hold."""
+    if not verdict.passed:
+        raise click.ClickException(verdict.describe_failure())

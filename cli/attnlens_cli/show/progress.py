@@ -8,8 +8,8 @@ from typing import Protocol, TypeAlias
 
 import click
 
-Stages: TypeAlias = Callable[[str, int, int], None]
-"""Takes the name of a stage, how much of it is done, and its whole."""
+Stages: TypeAlias = Callable[[str, str, int, int], None]
+"""Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
 
 
 class TextProgress(Protocol):
@@ -59,7 +59,7 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
     Where stderr is not a terminal, nothing is shown, or with `in_lines` a line for each kind of stage.
     """
     if not sys.stderr.isatty():
-        yield _StageLines() if in_lines else lambda _stage, _done, _total: None
+        yield _StageLines() if in_lines else lambda _stage, _detail, _done, _total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -67,19 +67,18 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
     columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+        yield lambda stage, detail, done, total: bar.update(
+            task, description=f"{stage} {detail}", completed=done, total=total
+        )
 
 
 class _StageLines:
-    """Prints a line when a kind of stage begins."""
+    """Prints a line when a stage begins."""
 
     def __init__(self) -> None:
-        self._last_kind = ""
+        self._last_stage = ""
 
-    def __call__(self, stage: str, _done: int, total: int) -> None:
-        # "Parity 2x7 right" is the kind and then the input shape; other names are kinds as a whole.
-        kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
-        if kind != self._last_kind:
-            self._last_kind = kind
-            is_whole = total == 1 or kind == stage
-            click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)
+    def __call__(self, stage: str, detail: str, _done: int, total: int) -> None:
+        if stage != self._last_stage:
+            self._last_stage = stage
+            click.echo(f"{stage} on {total} input shapes" if detail else stage, err=True)

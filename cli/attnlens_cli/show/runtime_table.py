@@ -78,7 +78,9 @@ def runtimes_as_json(summary: "CheckSummary") -> dict[str, Any]:
     """Return the measurements in other runtimes as JSON values; nothing if none was asked for."""
     if not summary.runtimes and not summary.missing:
         return {}
-    results = [result.as_json() for result in summary.runtimes]
+    from attnlens_export.report import runtime_content  # noqa: PLC0415 - heavy
+
+    results = [runtime_content(result) for result in summary.runtimes]
     missing = [{"name": runtime.name, "reason": runtime.reason} for runtime in summary.missing]
     return {"runtimes": results, "missing_runtimes": missing}
 

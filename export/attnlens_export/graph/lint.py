@@ -13,9 +13,7 @@ import torch
 from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphKind
-from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.errors import LintError
-from attnlens_export.fp16.convert import MAX_HALF
 from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_names
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
@@ -44,12 +42,8 @@ SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
-# What a graph that is not in fp32 throughout needs beside them.
-_MORE_OPERATORS = {DataType.DATA_TYPE_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
-_MORE_TYPES: dict[DataType.ValueType, set[int]] = {
-    DataType.DATA_TYPE_FLOAT16: {TensorProto.FLOAT16},
-    DataType.DATA_TYPE_INT8: {TensorProto.INT8, TensorProto.UINT8},
-}
+MAX_FP16 = float(np.finfo(np.float16).max)
+_TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
@@ -70,7 +64,8 @@ def check_graph(
     config: EncoderConfig,
     kind: GraphKind.ValueType,
     *,
-    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+    more_operators: frozenset[str] = frozenset(),
+    more_types: frozenset[int] = frozenset(),
     directory: Path = Path(),
 ) -> None:
     """Check operators, versions, constants and the shapes of inputs and outputs.
@@ -80,7 +75,8 @@ def check_graph(
         path: what to call it in the error.
         config: the encoder that it was made from.
         kind: which outputs it must have.
-        data_type: what weights may be in beside fp32; inputs and outputs never are.
+        more_operators: what a graph in a lower precision may hold besides the operators of fp32.
+        more_types: what its weights may be in besides fp32; inputs and outputs never are.
         directory: where the files of weights are that are not in `model`.
 
     Raises:
@@ -88,8 +84,8 @@ def check_graph(
     """
     findings = [
         *_version_findings(model),
-        *_operator_findings(model, config, data_type),
-        *_initializer_findings(model, data_type),
+        *_operator_findings(model, allowed_operators(config) | more_operators),
+        *_initializer_findings(model, _TYPES | more_types),
         *_constant_findings(model, config, directory),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
@@ -126,10 +122,7 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
 
 
-def _operator_findings(
-    model: onnx.ModelProto, config: EncoderConfig, data_type: DataType.ValueType
-) -> list[str]:
-    allowed = allowed_operators(config) | _MORE_OPERATORS.get(data_type, frozenset())
+def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[str]:
     findings = []
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):
@@ -141,8 +134,7 @@ def _operator_findings(
     return findings
 
 
-def _initializer_findings(model: onnx.ModelProto, data_type: DataType.ValueType) -> list[str]:
-    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(data_type, set())
+def _initializer_findings(model: onnx.ModelProto, allowed: frozenset[int]) -> list[str]:
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
         for tensor in model.graph.initializer
@@ -161,9 +153,9 @@ def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory:
         if tensor.data_type not in _FLOAT_TYPES or tensor.name.startswith(known):
             continue
         largest = float(np.abs(read_weight(directory, tensor)).max(initial=0.0))
-        if not largest <= MAX_HALF:
+        if not largest <= MAX_FP16:
             yield (
-                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_HALF:g}: "
+                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_FP16:g}: "
                 "export the checkpoint again"
             )
 

@@ -8,7 +8,7 @@ reference.
 B batch, T tokens, D width, H heads, L layers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,10 +29,29 @@ from attnlens_export.parity.compare import (
 from attnlens_export.parity.grid import Case, Inputs, make_inputs
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
+from attnlens_export.progress import StageProgress
 from attnlens_model import Encoder, EncoderConfig
 
-CaseProgress = Callable[[int, int, str], None]
 Tensors = dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A bundle, and what its graphs are compared with.
+
+    Attributes:
+        directory: the bundle's.
+        encoder: the reference, fp32, in eval mode, on the CPU.
+        config: its configuration.
+        reference_name: where the reference's weights came from, for the report.
+        cases: the grid.
+    """
+
+    directory: Path
+    encoder: Encoder
+    config: EncoderConfig
+    reference_name: str
+    cases: Sequence[Case]
 
 
 @dataclass(frozen=True)
@@ -108,33 +127,21 @@ class _Comparison:
     reference_error_float64: float
 
 
-def measure_parity(
-    encoder: Encoder,
-    config: EncoderConfig,
-    directory: Path,
-    graph_paths: Sequence[str],
-    cases: Sequence[Case],
-    *,
-    reference_name: str,
-    progress: CaseProgress,
-) -> ParityResult:
+def measure_parity(subject: Subject, graph_paths: Sequence[str], progress: StageProgress) -> ParityResult:
     """Run every case through every graph and through PyTorch.
 
     Memory is what decides the order. Graphs without attention maps come first, one after the other, and
     their small outputs are kept; then each case is compared layer by layer.
 
     Args:
-        encoder: the reference, fp32, in eval mode, on the CPU.
-        config: its configuration.
-        directory: the bundle's directory.
-        graph_paths: the ONNX files, relative to it.
-        cases: the grid.
-        reference_name: where the reference's weights came from, for the report.
-        progress: called before each case with its number, the number of cases, and its name.
+        subject: the bundle and its reference.
+        graph_paths: the ONNX files, relative to the bundle's directory.
+        progress: called before each case.
 
     Returns:
         The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
     """
+    directory, config, cases = subject.directory, subject.config, subject.cases
     inputs = {case: make_inputs(case, config) for case in cases}
     with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
     kept: dict[str, dict[Case, Run]] = {}
@@ -155,16 +162,16 @@ def measure_parity(
             if path in kept or case.with_attentions
         }
         invariants += [run.invariants for run in runs.values()]
-        measurements += compare_case(encoder, case, inputs[case], runs)
-    progress(len(cases), len(cases), "")
+        measurements += compare_case(subject.encoder, case, inputs[case], runs)
+    progress("", len(cases), len(cases))
     return ParityResult(
-        tuple(cases), tuple(measurements), tuple(invariants), reference_name, config.max_tokens
+        tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
     )
 
 
-def _announced(cases: Sequence[Case], progress: CaseProgress) -> Iterator[Case]:
+def _announced(cases: Sequence[Case], progress: StageProgress) -> Iterator[Case]:
     for number, case in enumerate(cases):
-        progress(number, len(cases), str(case))
+        progress(str(case), number, len(cases))
         yield case
 
 

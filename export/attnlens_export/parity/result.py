@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Parity, ParityFigure
-from attnlens_export.fp16.result import HalfResult
-from attnlens_export.int8.result import Int8Result
+from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.parity.grid import Case
 
 TOLERANCE = 1e-5
@@ -127,8 +125,6 @@ class ParityResult:
         invariants: one for each graph and shape.
         reference_name: where the weights of the PyTorch encoder came from.
         max_tokens: the longest input that the encoder takes.
-        half: what was found of the graph in fp16; None where there is none.
-        int8: what was found of the graph in int8; None where there is none.
     """
 
     cases: tuple[Case, ...]
@@ -136,8 +132,6 @@ class ParityResult:
     invariants: tuple[Invariants, ...]
     reference_name: str
     max_tokens: int
-    half: HalfResult | None = None
-    int8: Int8Result | None = None
 
     @property
     def passed(self) -> bool:
@@ -148,9 +142,7 @@ class ParityResult:
         """Return a line for each gate that did not hold, the worst first."""
         by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
         lines = [line for measurement in by_excess for line in measurement.failures()]
-        lines += [line for invariants in self.invariants for line in invariants.failures()]
-        lines += self.half.failures() if self.half else []
-        return lines + (self.int8.failures() if self.int8 else [])
+        return lines + [line for invariants in self.invariants for line in invariants.failures()]
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""
@@ -175,18 +167,9 @@ class ParityResult:
             groups.setdefault((each.graph, each.output), []).append(each)
         return groups
 
-    def to_message(self) -> Parity:
-        """Return the manifest's summary."""
-        return Parity(
-            passed=self.passed,
-            tolerance=TOLERANCE,
-            reference_error_ratio=REFERENCE_ERROR_RATIO,
-            num_cases=len(self.cases),
-            figures=[
-                *(summarize(group) for group in self.by_output().values()),
-                *([self.half.figure()] if self.half else []),
-            ],
-        )
+    def figures(self) -> list[ParityFigure]:
+        """Return the worst figures of each output of each graph."""
+        return [summarize(group) for group in self.by_output().values()]
 
 
 def summarize(group: Sequence[Measurement]) -> ParityFigure:

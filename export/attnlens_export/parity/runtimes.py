@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,10 @@ from attnlens_export.graph.names import (
     HIDDEN_OUTPUT,
 )
 from attnlens_export.parity.grid import Case, Inputs, make_inputs
-from attnlens_export.parity.measure import CaseProgress, Outputs, Run, compare_case, run_case
+from attnlens_export.parity.measure import Outputs, Run, Subject, compare_case, run_case
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
-from attnlens_export.report import report_content
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_export.progress import StageProgress
+from attnlens_model import EncoderConfig
 from attnlens_runtimes import (
     FP32,
     RUNTIMES,
@@ -126,15 +125,6 @@ class RuntimeResult:
         groups = self.parity.by_output()
         return [summarize(groups[key]).min_cosine if key in groups else None for key in COLUMNS]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        content = report_content(self.parity)
-        if self.precision != FP32:
-            del content["tolerance"], content["reference_error_ratio"]
-            content["min_cosine_allowed"] = MIN_COSINE
-        head = {"name": self.name, "version": self.version, "precision": self.precision, "stops": self.stops}
-        return content | head | {"passed": self.passed, "failures": self.failures()}
-
 
 @dataclass(frozen=True)
 class RuntimeOptions:
@@ -198,86 +188,78 @@ class _ProcessGraph:
         return [hidden, *[(batch_size, self._config.num_heads, length, length)] * self._config.num_layers]
 
 
-class RuntimeParity:
-    """The reference and the cases, on which one runtime after another is measured."""
+def measure_runtime(
+    subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
+) -> list[RuntimeResult]:
+    """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: EncoderConfig,
-        directory: Path,
-        cases: Sequence[Case],
-        reference_name: str,
-    ) -> None:
-        self._encoder = encoder
-        self._config = config
-        self._directory = directory
-        self._cases = cases
-        self._reference_name = reference_name
+    Args:
+        subject: the bundle and its reference.
+        runtime: as `find_runtimes` returned it.
+        timeout_s: for each answer.
+        progress: called before each case.
+    """
+    results = [_measure(subject, runtime, timeout_s, progress)]
+    if results[0].precision != FP32 and runtime.fp32_command:
+        in_fp32 = replace(runtime, command=runtime.fp32_command)
+        results.append(_measure(subject, in_fp32, timeout_s, progress))
+    return results
 
-    def measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> list[RuntimeResult]:
-        """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
 
-        Args:
-            runtime: as `find_runtimes` returned it.
-            timeout_s: for each answer.
-            progress: called before each case with its number, the number of cases, and its name.
-        """
-        results = [self._measure(runtime, timeout_s, progress)]
-        if results[0].precision != FP32 and runtime.fp32_command:
-            in_fp32 = replace(runtime, command=runtime.fp32_command)
-            results.append(self._measure(in_fp32, timeout_s, progress))
-        return results
+def _measure(
+    subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
+) -> RuntimeResult:
+    cases, config = subject.cases, subject.config
+    measurements: list[Measurement] = []
+    invariants: list[Invariants] = []
+    stops: dict[str, str] = {}
+    with ExitStack() as processes:
+        progress("opening the graphs", 0, len(cases))
+        graphs = _open(subject, runtime, timeout_s, processes, stops)
+        for number, case in enumerate(cases):
+            progress(str(case), number, len(cases))
+            inputs = make_inputs(case, config)
+            runs = _run_case(case, inputs, graphs, config, stops)
+            invariants += [run.invariants for run in runs.values()]
+            if runs:
+                measurements += compare_case(subject.encoder, case, inputs, runs)
+    progress("", len(cases), len(cases))
+    parity = ParityResult(
+        tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
+    )
+    reduced = [graph.precision for graph in graphs if graph.precision != FP32]
+    return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
 
-    def _measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> RuntimeResult:
-        measurements: list[Measurement] = []
-        invariants: list[Invariants] = []
-        stops: dict[str, str] = {}
-        with ExitStack() as processes:
-            progress(0, len(self._cases), "opening the graphs")
-            graphs = self._open(runtime, timeout_s, processes, stops)
-            for number, case in enumerate(self._cases):
-                progress(number, len(self._cases), str(case))
-                inputs = make_inputs(case, self._config)
-                runs = self._run_case(case, inputs, graphs, stops)
-                invariants += [run.invariants for run in runs.values()]
-                if runs:
-                    measurements += compare_case(self._encoder, case, inputs, runs)
-        progress(len(self._cases), len(self._cases), "")
-        parity = ParityResult(
-            tuple(self._cases),
-            tuple(measurements),
-            tuple(invariants),
-            self._reference_name,
-            self._config.max_tokens,
-        )
-        reduced = [graph.precision for graph in graphs if graph.precision != FP32]
-        return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
 
-    def _open(
-        self, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
-    ) -> list[_ProcessGraph]:
-        graphs = []
-        for path in GRAPH_KINDS:
-            process = GraphProcess(runtime, self._directory / path, timeout_s)
-            try:
-                opened = processes.enter_context(process)
-            except RuntimeFailureError as error:
-                stops[path] = f"does not open: {error}"
-            else:
-                graphs.append(_ProcessGraph(path, opened, self._config))
-        return graphs
+def _open(
+    subject: Subject, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
+) -> list[_ProcessGraph]:
+    graphs = []
+    for path in GRAPH_KINDS:
+        process = GraphProcess(runtime, subject.directory / path, timeout_s)
+        try:
+            opened = processes.enter_context(process)
+        except RuntimeFailureError as error:
+            stops[path] = f"does not open: {error}"
+        else:
+            graphs.append(_ProcessGraph(path, opened, subject.config))
+    return graphs
 
-    def _run_case(
-        self, case: Case, inputs: Inputs, graphs: Sequence[_ProcessGraph], stops: dict[str, str]
-    ) -> dict[str, Run]:
-        """Run a case in the graphs that have not stopped; note those that stop at it."""
-        runs = {}
-        for graph in graphs:
-            if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
-                continue
-            try:
-                runs[graph.path] = run_case(graph, case, inputs, self._config)
-            except RuntimeFailureError as error:
-                stops[graph.path] = f"stopped at {case}: {error}"
-        return runs
+
+def _run_case(
+    case: Case,
+    inputs: Inputs,
+    graphs: Sequence[_ProcessGraph],
+    config: EncoderConfig,
+    stops: dict[str, str],
+) -> dict[str, Run]:
+    """Run a case in the graphs that have not stopped; note those that stop at it."""
+    runs = {}
+    for graph in graphs:
+        if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
+            continue
+        try:
+            runs[graph.path] = run_case(graph, case, inputs, config)
+        except RuntimeFailureError as error:
+            stops[graph.path] = f"stopped at {case}: {error}"
+    return runs

@@ -21,8 +21,9 @@ from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_cli.commands.check import check
 from attnlens_cli.commands.export import export
-from attnlens_export import AccuracyError, ExportOptions, SourceError, export_bundle
+from attnlens_export import AccuracyError, ExportOptions, Int8, SourceError, export_bundle
 from attnlens_export.check import check_bundle
+from attnlens_export.contents import bundle_files
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.int8 import search
@@ -51,7 +52,6 @@ from attnlens_export.int8.texts import (
     split_texts,
     write_texts,
 )
-from attnlens_export.manifest import bundle_files
 from attnlens_export.parity.grid import Inputs, small_grid
 from attnlens_export.published.pooling import read_pooling
 from attnlens_model import load_checkpoint
@@ -341,7 +341,7 @@ def agreement(**kinds: tuple[float, float]) -> Agreement:
 
 @pytest.fixture(scope="module")
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precision="int8", gate=LOOSE)
+    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precisions=[Int8(LOOSE)])
 
 
 @pytest.fixture
@@ -386,17 +386,18 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
 
 
 def test_check_measures_it_again(int8_bundle: Path) -> None:
-    parity = check_bundle(int8_bundle, grid=small_grid(2)).parity
-    assert parity.passed
-    assert parity.int8 is not None
-    assert parity.int8.agreement.mean_cosine == quantization(int8_bundle).mean_cosine_found
-    result = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
-    assert result.exit_code == 0, result.output
-    assert "model_int8.onnx against model.onnx" in result.stdout
-    assert re.search(r"gate, for each +0\.99 +0\.9\b", result.stdout)
+    verdict = check_bundle(int8_bundle, grid=small_grid(2)).verdict
+    assert verdict.passed
+    [result] = verdict.precisions
+    assert isinstance(result, Int8Result)
+    assert result.agreement.mean_cosine == quantization(int8_bundle).mean_cosine_found
+    shown = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
+    assert shown.exit_code == 0, shown.output
+    assert "model_int8.onnx against model.onnx" in shown.stdout
+    assert re.search(r"gate, for each +0\.99 +0\.9\b", shown.stdout)
     for kind in quantization(int8_bundle).kinds:
         figures = rf"{kind.mean_cosine_found:.6f} +{kind.min_cosine_found:.6f}"
-        assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", result.stdout)
+        assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", shown.stdout)
 
 
 def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
@@ -404,10 +405,11 @@ def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
     manifest = read_manifest(copied)
     del manifest.graphs[-1].quantization.kinds[:]
     write_manifest(copied, manifest)
-    parity = check_bundle(copied, grid=small_grid(2)).parity
-    assert parity.passed
-    assert parity.int8 is not None
-    assert list(parity.int8.agreement.kinds) == ["texts"]
+    verdict = check_bundle(copied, grid=small_grid(2)).verdict
+    assert verdict.passed
+    [result] = verdict.precisions
+    assert isinstance(result, Int8Result)
+    assert list(result.agreement.kinds) == ["texts"]
 
 
 def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None:
@@ -435,21 +437,21 @@ def test_check_notices_another_weight(copied: Path) -> None:
             tensor.CopyFrom(numpy_helper.from_array(np.roll(values, 1, axis=0), tensor.name))
     path.write_bytes(model.SerializeToString())
     sign(copied)
-    parity = check_bundle(copied, grid=small_grid(2)).parity
-    assert not parity.passed
-    assert "onnx/model_int8.onnx: the mean cosine of" in parity.failures()[0]
+    verdict = check_bundle(copied, grid=small_grid(2)).verdict
+    assert not verdict.passed
+    assert "onnx/model_int8.onnx: the mean cosine of" in verdict.failures()[0]
 
 
 def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
     gate = Gate(min_mean_cosine=0.9999999, min_cosine=0.9999999)
     with pytest.raises(AccuracyError, match=r"no (graph|product).* in int8 .*lower --min-mean-cosine"):
-        export_small("wordpiece", tmp_path, precision="int8", gate=gate)
+        export_small("wordpiece", tmp_path, precisions=[Int8(gate)])
     assert not (tmp_path / "bundle").exists()
 
 
 def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
-    options = ExportOptions(grid=small_grid(2), precision="int8")
+    options = ExportOptions(grid=small_grid(2), precisions=[Int8()])
     with pytest.raises(SourceError, match="calibrated with texts, and there is no tokenizer"):
         export_bundle(tmp_path / "source", tmp_path / "bundle", options)
 

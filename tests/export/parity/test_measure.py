@@ -20,9 +20,10 @@ from attnlens_export.parity.grid import (
     make_inputs,
     small_grid,
 )
-from attnlens_export.parity.measure import Graph, Outputs, measure_parity, run_case
+from attnlens_export.parity.measure import Graph, Outputs, Subject, measure_parity, run_case
 from attnlens_export.parity.result import Measurement, ParityResult, allowed_error
 from attnlens_export.report import write_report
+from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 
 Change = Callable[[Outputs, Inputs], None]
@@ -51,15 +52,8 @@ def graph_dir(tiny_trace: TracedGraph, tmp_path: Path) -> Path:
 def measure(
     encoder: Encoder, config: EncoderConfig, directory: Path, cases: list[Case], *graphs: str
 ) -> ParityResult:
-    return measure_parity(
-        encoder,
-        config,
-        directory,
-        graphs or ["model.onnx"],
-        cases,
-        reference_name="test",
-        progress=lambda _done, _total, _case: None,
-    )
+    subject = Subject(directory, encoder, config, "test", cases)
+    return measure_parity(subject, graphs or ["model.onnx"], lambda _detail, _done, _total: None)
 
 
 def test_the_grid_covers_what_it_says() -> None:
@@ -230,7 +224,7 @@ def test_every_gate_can_fail(
     monkeypatch.setattr(parity, "Graph", TamperedGraph)
     result = measure(tiny_encoder, tiny_config, graph_dir, small_grid(40))
     assert not result.passed
-    assert not result.to_message().passed
+    assert not Verdict(result).to_message().passed
     assert any(message in line for line in result.failures()), result.failures()
     assert all(line.startswith("model.onnx at ") for line in result.failures())
 
@@ -307,7 +301,7 @@ def test_maps_that_would_fill_the_memory_are_left_out(
     assert found == {("embeddings.onnx", 7), ("embeddings.onnx", 40), ("model.onnx", 7)}
     assert result.passed
     assert result.left_out() == [("model.onnx", cases[1])]
-    write_report(graph_dir, result, "tiny")
+    write_report(graph_dir, Verdict(result), "tiny")
     assert "- model.onnx at 1x40 none: not compared" in (graph_dir / "report.md").read_text(encoding="utf-8")
 
 
