@@ -276,16 +276,17 @@ def _check_invariants(
     masked = np.broadcast_to(~live[:, None, None, :], (len(live), 1, case.length, case.length))
     if config.is_causal:
         masked = masked | np.triu(np.ones((case.length, case.length), dtype=np.bool_), k=1)
-    # Where a local layer sees nothing: keys farther away than its window, and masked ones.
     places = np.arange(case.length)
-    unseen = masked | (np.abs(places[:, None] - places) > (config.local_window or case.length))
+    distances = np.abs(places[:, None] - places)
     row_sum_error = masked_weight = empty_row_weight = 0.0
     finite = bool(np.isfinite(outputs.hidden).all())
     for number, layer in enumerate(outputs.attentions):
         finite = finite and bool(np.isfinite(layer).all())
         sums = select_live(layer, live).sum(axis=-1, dtype=np.float64)
         row_sum_error = max(row_sum_error, float(np.abs(sums - 1).max()))
-        zero = unseen if config.is_local(number) else masked
+        # Where a layer sees nothing: keys farther away than its window, and masked ones.
+        reach = config.layer_attentions[number].reach
+        zero = masked if reach is None else masked | (distances > reach)
         masked_weight = max(masked_weight, float(np.abs(np.where(zero, layer, 0)).max()))
         empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
     return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)
