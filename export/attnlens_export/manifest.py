@@ -89,10 +89,10 @@ def _describe_architecture(config: EncoderConfig) -> Architecture:
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
+        intermediate_size=config.feed_forward.intermediate_size,
+        vocab_size=config.embeddings.vocab_size,
         max_position_embeddings=config.max_tokens,
-        pad_token_id=config.pad_token_id,
+        pad_token_id=config.embeddings.pad_token_id,
         is_causal=config.is_causal,
     )
 

@@ -7,18 +7,12 @@ import pytest
 from attnlens_export import bundle
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from configs import small_config
 
 
 @pytest.fixture(scope="session")
 def tiny_config() -> EncoderConfig:
-    return EncoderConfig(
-        vocab_size=101,
-        hidden_size=48,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=56,
-        max_position_embeddings=40,
-    )
+    return small_config()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """`attnlens export` and `attnlens check`: exit codes, messages, output."""
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -17,6 +16,7 @@ from attnlens_export import bundle
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
+from configs import changed
 from small_bundles import MODELS
 
 
@@ -268,7 +268,7 @@ def test_an_encoder_that_no_memory_holds_is_refused(
     tiny_config: EncoderConfig, tmp_path: Path, output: Path
 ) -> None:
     path = tmp_path / "large.json"
-    path.write_text(dataclasses.replace(tiny_config, vocab_size=10**12).to_json(), encoding="utf-8")
+    path.write_text(changed(tiny_config, {"embeddings.vocab_size": 10**12}).to_json(), encoding="utf-8")
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 1
     assert "no memory for an encoder of this size" in result.stderr

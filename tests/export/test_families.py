@@ -186,8 +186,8 @@ def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported
     assert content["hidden_size"] == config.hidden_size
     assert content["num_hidden_layers"] == config.num_layers
     assert content["num_attention_heads"] == config.num_heads
-    assert content["intermediate_size"] == config.intermediate_size
-    assert content["max_position_embeddings"] == config.max_position_embeddings
+    assert content["intermediate_size"] == config.feed_forward.intermediate_size
+    assert content["max_position_embeddings"] == config.positions.max_position_embeddings
     assert read_config(exported.bundle / "config.json") == config
     published = type(exported.model.config).from_pretrained(exported.bundle)
     assert EncoderConfig.from_dict(published.to_dict()) == config

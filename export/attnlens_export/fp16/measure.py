@@ -185,7 +185,7 @@ def _inputs(directory: Path, config: EncoderConfig, cases: Sequence[Case]) -> It
 def sentence_inputs(tokenizer_path: Path, config: EncoderConfig) -> Inputs:
     """Return `SENTENCES` as one batch, padded right."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    tokenizer.enable_padding(pad_id=config.pad_token_id)
+    tokenizer.enable_padding(pad_id=config.embeddings.pad_token_id)
     encodings = tokenizer.encode_batch(list(SENTENCES))
     types = np.array([each.type_ids for each in encodings], np.int64)
     return Inputs(

@@ -14,11 +14,11 @@ from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphKind
 from attnlens_export.errors import LintError
-from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_names
+from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_name
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import AttentionOutput, Encoder, EncoderConfig, SoftmaxAttentionConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -110,14 +110,15 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
 
 def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     """Return the operators that the graphs of this encoder may hold."""
+    softmax = [each for each in config.layer_attentions if isinstance(each, SoftmaxAttentionConfig)]
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
-        PADDING_OFFSET_OPERATORS: config.position_scheme == "padding_offset",
-        JOINING_OPERATORS: config.rotary_theta is not None or config.num_key_value_heads is not None,
-        LOCAL_OPERATORS: config.local_window is not None,
-        RMS_OPERATORS: config.norm == "rms",
-        SILU_OPERATORS: config.activation == "silu",
-        CONVOLUTION_OPERATORS: config.conv_kernel_size > 0,
+        PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
+        JOINING_OPERATORS: any(each.rotary or each.num_key_value_heads for each in softmax),
+        LOCAL_OPERATORS: any(each.window for each in softmax),
+        RMS_OPERATORS: config.norm.kind == "rms",
+        SILU_OPERATORS: config.feed_forward.activation == "silu",
+        CONVOLUTION_OPERATORS: config.convolution is not None,
     }
     return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
 
@@ -187,8 +188,20 @@ def _expected_outputs(config: EncoderConfig, kind: GraphKind.ValueType) -> Inter
     hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
     if kind == GraphKind.GRAPH_KIND_EMBEDDINGS:
         return hidden
-    weights = (BATCH_AXIS, config.num_heads, LENGTH_AXIS, LENGTH_AXIS)
-    return hidden | dict.fromkeys(output_names(config)[1:], (TensorProto.FLOAT, weights))
+    layers: Interface = {
+        output_name(output.role, layer): (TensorProto.FLOAT, _axes(output))
+        for layer in range(config.num_layers)
+        for output in config.layer_outputs(layer)
+    }
+    return hidden | layers
+
+
+def _axes(output: AttentionOutput) -> tuple[int | str, ...]:
+    axes: dict[str, tuple[int | str, ...]] = {
+        "dense": (BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS),
+        "per_token": (BATCH_AXIS, LENGTH_AXIS, output.num_heads),
+    }
+    return axes[output.layout]
 
 
 def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:

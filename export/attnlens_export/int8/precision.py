@@ -180,7 +180,7 @@ def _speeds(directory: Path, config: EncoderConfig) -> list[QuantizedSpeed]:
     for batch_size, length in TIMED_SHAPES:
         if length > config.max_tokens:
             continue
-        ids = np.random.default_rng(0).integers(0, config.vocab_size, (batch_size, length))
+        ids = np.random.default_rng(0).integers(0, config.embeddings.vocab_size, (batch_size, length))
         feed = {name: np.zeros_like(ids) for name in input_names(config)}
         feed |= {"input_ids": ids, "attention_mask": np.ones_like(ids)}
         seconds = {

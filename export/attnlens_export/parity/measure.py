@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
-from attnlens_export.graph.names import ATTENTIONS, HIDDEN_OUTPUT, map_name
+from attnlens_export.graph.names import ATTENTIONS, HIDDEN_OUTPUT, output_name
 from attnlens_export.graph.read import read_structure
 from attnlens_export.parity.compare import (
     BoolArray,
@@ -30,7 +30,7 @@ from attnlens_export.parity.grid import Case, Inputs, make_inputs
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
 from attnlens_export.progress import StageProgress
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import ATTENTION_WEIGHTS, Encoder, EncoderConfig
 
 Tensors = dict[str, FloatArray]
 
@@ -63,7 +63,9 @@ class Outputs:
 
     def by_name(self) -> Tensors:
         """Return the tensors by the names of a graph's outputs."""
-        maps = {map_name(layer): weights for layer, weights in enumerate(self.attentions)}
+        maps = {
+            output_name(ATTENTION_WEIGHTS, layer): weights for layer, weights in enumerate(self.attentions)
+        }
         return {HIDDEN_OUTPUT: self.hidden} | maps
 
 
@@ -205,7 +207,9 @@ def compare_case(
                     difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
                 )
 
-    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(map_name(layer), exact))
+    hidden = run_float64(
+        encoder, inputs, lambda layer, exact: compare(output_name(ATTENTION_WEIGHTS, layer), exact)
+    )
     compare(HIDDEN_OUTPUT, hidden)
     for path, comparisons in compared.items():
         for kind in (HIDDEN_OUTPUT, ATTENTIONS):
@@ -277,16 +281,17 @@ def _check_invariants(
     masked = np.broadcast_to(~live[:, None, None, :], (len(live), 1, case.length, case.length))
     if config.is_causal:
         masked = masked | np.triu(np.ones((case.length, case.length), dtype=np.bool_), k=1)
-    # Where a local layer sees nothing: keys farther away than its window, and masked ones.
     places = np.arange(case.length)
-    unseen = masked | (np.abs(places[:, None] - places) > (config.local_window or case.length))
+    distances = np.abs(places[:, None] - places)
     row_sum_error = masked_weight = empty_row_weight = 0.0
     finite = bool(np.isfinite(outputs.hidden).all())
     for number, layer in enumerate(outputs.attentions):
         finite = finite and bool(np.isfinite(layer).all())
         sums = select_live(layer, live).sum(axis=-1, dtype=np.float64)
         row_sum_error = max(row_sum_error, float(np.abs(sums - 1).max()))
-        zero = unseen if config.is_local(number) else masked
+        # Where a layer sees nothing: keys farther away than its window, and masked ones.
+        reach = config.layer_attentions[number].reach
+        zero = masked if reach is None else masked | (distances > reach)
         masked_weight = max(masked_weight, float(np.abs(np.where(zero, layer, 0)).max()))
         empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
     return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)

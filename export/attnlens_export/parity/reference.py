@@ -4,7 +4,7 @@ B batch, T tokens, D width, H heads, L layers.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlens_export.parity.compare import FloatArray
 from attnlens_export.parity.float64 import Float64Arithmetic
 from attnlens_export.parity.grid import Inputs
-from attnlens_model import Encoder, EncoderOutput
+from attnlens_model import ATTENTION_WEIGHTS, Encoder, EncoderOutput, OutputRole
 
 # From here on PyTorch may use all its threads.
 _TOKENS_FOR_THREADS = 256
@@ -37,8 +37,8 @@ def run_float64(encoder: Encoder, inputs: Inputs, each_map: EachMap) -> FloatArr
     """Return the hidden states of the same encoder in float64, and hand over each map as it is computed."""
     numbers = itertools.count()
 
-    def hand_over(_layer: object, _args: object, output: tuple[Tensor, Tensor]) -> None:
-        each_map(next(numbers), output[1].numpy())
+    def hand_over(_layer: object, _args: object, output: tuple[Tensor, Mapping[OutputRole, Tensor]]) -> None:
+        each_map(next(numbers), output[1][ATTENTION_WEIGHTS].numpy())
 
     # Hooks, so that no more than one layer's map exists at a time.
     hooks = [layer.register_forward_hook(hand_over) for layer in encoder.layers]

@@ -212,7 +212,9 @@ def test_a_family_converts(family: str, tmp_path: Path) -> None:
     FAMILIES[family].make().save_pretrained(tmp_path / "source")
     checkpoint = load_checkpoint(tmp_path / "source")
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
-    batches = random_batches(checkpoint.config.vocab_size, types=checkpoint.config.type_vocab_size > 1)
+    batches = random_batches(
+        checkpoint.config.embeddings.vocab_size, types=checkpoint.config.embeddings.type_vocab_size > 1
+    )
     written = write_graph(graph, [batches], tmp_path)
     groups = [group for group in find_groups(graph) if group.source in written.activations]
     methods = itertools.cycle([Method.SMOOTHED, Method.EXACT_COLUMNS, Method.PLAIN])
@@ -221,7 +223,7 @@ def test_a_family_converts(family: str, tmp_path: Path) -> None:
     assert integer_products(optimized) == sum(len(group.results) for group in groups)
     exact = open_session(written.path)
     for batch in random_batches(
-        checkpoint.config.vocab_size, types=batches[0].inputs.token_type_ids is not None, seed=1
+        checkpoint.config.embeddings.vocab_size, types=batches[0].inputs.token_type_ids is not None, seed=1
     ):
         ours, expected = (each.run(None, batch.inputs.feed())[0] for each in (session, exact))
         live = batch.inputs.attention_mask == 1

@@ -1,6 +1,5 @@
 """Parity: the grid, the measures, and that each gate can fail."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from attnlens_export.parity.result import Measurement, ParityResult, allowed_err
 from attnlens_export.report import write_report
 from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from configs import changed, small_config
 
 Change = Callable[[Outputs, Inputs], None]
 
@@ -82,8 +82,8 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
         assert np.array_equal(inputs.input_ids, again.input_ids)
         assert np.array_equal(mask, again.attention_mask)
         assert inputs.input_ids.dtype == mask.dtype == np.int64
-        assert inputs.input_ids.max() < tiny_config.vocab_size
-        assert (inputs.input_ids[mask == 0] == tiny_config.pad_token_id).all()
+        assert inputs.input_ids.max() < tiny_config.embeddings.vocab_size
+        assert (inputs.input_ids[mask == 0] == tiny_config.embeddings.pad_token_id).all()
         assert mask[0].all()
         counts = mask.sum(axis=1)
         if case.padding is Padding.EMPTY_ROW:
@@ -100,7 +100,7 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
 def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
     inputs = [make_inputs(case, tiny_config) for case in full_grid(40)]
     live = np.concatenate([each.input_ids[each.attention_mask == 1] for each in inputs])
-    assert set(live.tolist()) == set(range(tiny_config.vocab_size))
+    assert set(live.tolist()) == set(range(tiny_config.embeddings.vocab_size))
     for each in inputs:
         assert each.token_type_ids is not None
         if each.input_ids.size >= 33:
@@ -232,7 +232,7 @@ def test_every_gate_can_fail(
 def test_a_causal_encoder_must_not_look_ahead(
     tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(tiny_config, is_causal=True)
+    config = changed(tiny_config, {"is_causal": True})
     encoder = new_encoder(config, seed=0)
     graph = trace(encoder, config)
     write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
@@ -250,9 +250,12 @@ def test_a_causal_encoder_must_not_look_ahead(
     ]
 
 
+ATTENTION: dict[str, object] = {"kind": "softmax", "num_heads": 4}
+
+
 def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
     """Not even by a weight that no comparison would notice."""
-    config = dataclasses.replace(tiny_config, local_window=2, global_every_n_layers=2)
+    config = changed(tiny_config, {"attention": [ATTENTION, ATTENTION | {"window": 2}]})
     encoder = new_encoder(config, seed=0)
     traced = trace(encoder, config)
     write_embedded(tmp_path / "model.onnx", traced.proto, traced.weights)
@@ -306,13 +309,15 @@ def test_maps_that_would_fill_the_memory_are_left_out(
 
 
 def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
-    return EncoderConfig(
-        vocab_size=99,
-        hidden_size=num_heads * 64,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        intermediate_size=7,
-        max_position_embeddings=max_tokens,
+    return small_config(
+        {
+            "embeddings.vocab_size": 99,
+            "hidden_size": num_heads * 64,
+            "num_layers": num_layers,
+            "attention.num_heads": num_heads,
+            "feed_forward.intermediate_size": 7,
+            "positions.max_position_embeddings": max_tokens,
+        }
     )
 
 

@@ -19,7 +19,7 @@ from attnlens_export import SourceError
 from attnlens_export.published.side_files import write_tokenizer
 from attnlens_export.tokenizer.build import build_tokenizer
 from attnlens_export.tokenizer.sentencepiece import PROBES
-from attnlens_model import EncoderConfig
+from configs import small_config
 from small_bundles import TOKENIZERS, copy_without_json
 
 PASSAGES = [
@@ -394,7 +394,7 @@ def test_a_tokenizer_that_cuts_otherwise_than_sentencepiece_is_refused(
 def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tmp_path: Path) -> None:
     source, bundle = tmp_path / "source", tmp_path / "bundle"
     copy_without_json("byte-level", source)
-    config = EncoderConfig(300, 48, 1, 4, 56, 40, pad_token_id=1)
+    config = small_config({"embeddings.vocab_size": 300, "embeddings.pad_token_id": 1})
     assert write_tokenizer(bundle, source, None, config, 24).startswith("byte-level BPE from")
     assert json.loads((bundle / "tokenizer.json").read_text())["truncation"]["max_length"] == 24
     special = json.loads((bundle / "special_tokens_map.json").read_text())
@@ -403,7 +403,7 @@ def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tm
         "mask_token": "<mask>",
     }  # fmt: skip
     with pytest.raises(SourceError, match=r"has the id 299 .*vocab_size=299"):
-        write_tokenizer(bundle, source, None, EncoderConfig(299, 48, 1, 4, 56, 40), 24)
+        write_tokenizer(bundle, source, None, small_config({"embeddings.vocab_size": 299}), 24)
     # A tokenizer.json that is there is taken, whatever lies beside it.
     shutil.copyfile(TOKENIZERS / "byte-level" / "tokenizer.json", source / "tokenizer.json")
     assert not write_tokenizer(bundle, source, None, config, 24)
