@@ -18,7 +18,7 @@ from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, 
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import AttentionOutput, Encoder, EncoderConfig, SoftmaxAttentionConfig
+from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -29,13 +29,9 @@ ENCODER_OPERATORS = frozenset(
 )
 # What a causal mask needs beside them.
 CAUSAL_OPERATORS = frozenset({"Clip"})
-# What counting the tokens that are no padding needs beside them.
+# What counting the tokens that are not padding needs beside them.
 PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
-# What swapping the halves of queries and keys needs, and repeating heads that are shared.
-JOINING_OPERATORS = frozenset({"Concat"})
-# What the distance of two tokens, cut at the window, needs.
-LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
 # RMSNorm written out: its own operator came with opset 23.
 RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
@@ -110,17 +106,16 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
 
 def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     """Return the operators that the graphs of this encoder may hold."""
-    softmax = [each for each in config.layer_attentions if isinstance(each, SoftmaxAttentionConfig)]
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
-        JOINING_OPERATORS: any(each.rotary or each.num_key_value_heads for each in softmax),
-        LOCAL_OPERATORS: any(each.window for each in softmax),
         RMS_OPERATORS: config.norm.kind == "rms",
         SILU_OPERATORS: config.feed_forward.activation == "silu",
         CONVOLUTION_OPERATORS: config.convolution is not None,
     }
-    return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
+    attention = (layer.operators for layer in config.layer_attentions)
+    chosen = (operators for operators, is_needed in needed.items() if is_needed)
+    return ENCODER_OPERATORS.union(*chosen, *attention)
 
 
 def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[str]:

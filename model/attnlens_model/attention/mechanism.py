@@ -103,6 +103,11 @@ class AttentionConfig(ConfigPart):
         """How many places away a token sees a key at most; None: as far as there are keys."""
         return None
 
+    @property
+    def operators(self) -> frozenset[str]:
+        """The operators of ONNX that the modules need beside those of BERT; the exporter refuses others."""
+        return frozenset()
+
     def outputs(self) -> tuple[AttentionOutput, ...]:
         """Return what a layer returns, in order: by default the weights of all heads."""
         return (AttentionOutput(ATTENTION_WEIGHTS, "dense", self.num_heads, "one"),)

@@ -78,6 +78,14 @@ class SoftmaxAttentionConfig(AttentionConfig):
         """How many places away a token sees a key at most; None: as far as there are keys."""
         return self.window
 
+    @property
+    def operators(self) -> frozenset[str]:
+        """The operators of ONNX that the modules need beside those of BERT."""
+        # Concat swaps the halves of queries and keys, and repeats heads that are shared.
+        joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
+        # The distance of two tokens, cut at the window.
+        return frozenset(joining | ({"Abs", "Clip"} if self.window else set()))
+
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer."""
         return MultiHeadSelfAttention(
