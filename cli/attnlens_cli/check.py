@@ -121,9 +121,7 @@ def check(
             f"{len(summary.manifest.files)} files have the hashes of the manifest; the graphs are portable"
         )
         if summary.not_stated:
-            click.echo(
-                f"not compared, as an older attnlens did not state it: {', '.join(summary.not_stated)}"
-            )
+            click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")
         if summary.runtimes or summary.missing:
             show_runtimes(summary)
     raise_failures(verdict)
