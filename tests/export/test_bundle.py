@@ -16,7 +16,6 @@ from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import (
-    BundleSummary,
     ExportOptions,
     GraphError,
     LintError,
@@ -30,12 +29,6 @@ from attnlens_export.graph.write import Place, write_embedded
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_model import EncoderConfig
 from attnlens_server.text import TextEncoder
-
-QUICK = ExportOptions(grid=small_grid(40))
-
-
-def export_tiny(config: EncoderConfig, output: Path, options: ExportOptions = QUICK) -> BundleSummary:
-    return export_bundle(config, output, options)
 
 
 def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
@@ -170,11 +163,12 @@ def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bu
     assert names["hidden"].shape == (2, 256, 384)
 
 
-@pytest.mark.usefixtures("traced_once")
-def test_a_fresh_encoder_is_exported_reproducibly(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+def test_a_fresh_encoder_is_exported_reproducibly(
+    quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
+) -> None:
     hashes = []
     for name in ("first", "second"):
-        summary = export_tiny(tiny_config, tmp_path / name)
+        summary = export_bundle(tiny_config, tmp_path / name, quick)
         assert summary.manifest.source == "config+seed:0"
         assert summary.manifest.model_name == "bert-2x48"
         hashes.append({file.path: file.sha256 for file in summary.manifest.files})
@@ -183,20 +177,21 @@ def test_a_fresh_encoder_is_exported_reproducibly(tiny_config: EncoderConfig, tm
 
 
 def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
-    tiny_config: EncoderConfig, tmp_path: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     """The whole way, tracing included, twice with one seed and once with another."""
     config = dataclasses.replace(tiny_config, num_layers=1)
     digests = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        export_tiny(config, tmp_path / name, dataclasses.replace(QUICK, seed=seed))
+        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed))
         digests.append(hashlib.sha256((tmp_path / name / "onnx" / "model.onnx").read_bytes()).hexdigest())
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.usefixtures("traced_once")
-def test_weights_over_the_limit_go_to_a_file_of_their_own(tiny_config: EncoderConfig, output: Path) -> None:
-    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, max_embedded_bytes=10_000))
+def test_weights_over_the_limit_go_to_a_file_of_their_own(
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path
+) -> None:
+    summary = export_bundle(tiny_config, output, dataclasses.replace(quick, max_embedded_bytes=10_000))
     assert summary.manifest.parity.passed
     assert {file.path for file in summary.manifest.files} >= {"onnx/model.onnx", "onnx/model.onnx_data"}
     data_size = (output / "onnx" / "model.onnx_data").stat().st_size
@@ -216,12 +211,11 @@ def test_weights_over_the_limit_go_to_a_file_of_their_own(tiny_config: EncoderCo
     assert config["transformers.js_config"] == {"use_external_data_format": True}
 
 
-@pytest.mark.usefixtures("broken_trace")
 def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
-    tiny_config: EncoderConfig, output: Path
+    broken: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     with pytest.raises(ParityError) as caught:
-        export_tiny(tiny_config, output)
+        export_bundle(tiny_config, output, broken)
     message = str(caught.value)
     assert "onnx/model" in message
     assert any(f"at {case}: " in message for case in small_grid(40))
@@ -230,9 +224,10 @@ def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
     assert list(output.parent.iterdir()) == []
 
 
-@pytest.mark.usefixtures("broken_trace")
-def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, output: Path) -> None:
-    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, keep_failed=True))
+def test_a_failed_bundle_can_be_kept_and_is_marked(
+    broken: ExportOptions, tiny_config: EncoderConfig, output: Path
+) -> None:
+    summary = export_bundle(tiny_config, output, dataclasses.replace(broken, keep_failed=True))
     assert not summary.verdict.passed
     manifest = read_manifest(output)
     assert not manifest.parity.passed
@@ -242,7 +237,7 @@ def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, o
 
 
 def test_a_graph_that_is_not_portable_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     proto = onnx.ModelProto()
     proto.CopyFrom(tiny_trace.proto)
@@ -252,12 +247,12 @@ def test_a_graph_that_is_not_portable_ends_the_export(
     proto.graph.node.append(dropout)
     traced = TracedGraph(proto, tiny_trace.weights)
     with pytest.raises(LintError, match="Dropout is not allowed"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
+        export_bundle(tiny_config, output, dataclasses.replace(quick, tracer=lambda *_: traced))
     assert list(output.parent.iterdir()) == []
 
 
 def test_a_graph_that_is_not_onnx_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     """A node in the wrong place, which the lint does not look at."""
     proto = onnx.ModelProto()
@@ -268,12 +263,11 @@ def test_a_graph_that_is_not_onnx_ends_the_export(
     proto.graph.node.append(first)
     traced = TracedGraph(proto, tiny_trace.weights)
     with pytest.raises(GraphError, match="is not valid ONNX"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
+        export_bundle(tiny_config, output, dataclasses.replace(quick, tracer=lambda *_: traced))
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_weights_are_read_back_after_writing(
-    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a row of the token table that no input of the grid reads."""
 
@@ -286,24 +280,24 @@ def test_weights_are_read_back_after_writing(
         return places
 
     monkeypatch.setattr(bundle, "write_embedded", write_wrongly)
-    options = dataclasses.replace(QUICK, grid=[Case(1, 1, Padding.NONE)])
+    options = dataclasses.replace(quick, grid=[Case(1, 1, Padding.NONE)])
     with pytest.raises(GraphError, match=r"the bytes of embeddings\.token\.weight are not those"):
-        export_tiny(tiny_config, output, options)
+        export_bundle(tiny_config, output, options)
 
 
-@pytest.mark.usefixtures("traced_once")
-def test_pooling_options_end_up_in_the_manifest(tiny_config: EncoderConfig, output: Path) -> None:
-    options = dataclasses.replace(QUICK, pooling="cls", normalize=True)
-    pooling = export_tiny(tiny_config, output, options).manifest.pooling
+def test_pooling_options_end_up_in_the_manifest(
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path
+) -> None:
+    options = dataclasses.replace(quick, pooling="cls", normalize=True)
+    pooling = export_bundle(tiny_config, output, options).manifest.pooling
     assert pooling.pooling == Pooling.POOLING_CLS
     assert pooling.normalize
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_a_tokenizer_of_another_model_ends_the_export(
-    tiny_config: EncoderConfig, output: Path, minilm_dir: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path, minilm_dir: Path
 ) -> None:
-    options = dataclasses.replace(QUICK, tokenizer=minilm_dir / "tokenizer.json")
+    options = dataclasses.replace(quick, tokenizer=minilm_dir / "tokenizer.json")
     with pytest.raises(SourceError, match="belongs to another model"):
-        export_tiny(tiny_config, output, options)
+        export_bundle(tiny_config, output, options)
     assert list(output.parent.iterdir()) == []

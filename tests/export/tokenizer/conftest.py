@@ -1,7 +1,6 @@
 """What the tests of tokenizers share."""
 
 import importlib.util
-import json
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +51,3 @@ def sentencepiece_source(train: ModuleType, tmp_path_factory: pytest.TempPathFac
         return directory
 
     return make
-
-
-def write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
