@@ -124,6 +124,6 @@ def _show(summary: "CheckSummary") -> None:
     show_precisions(verdict)
     click.echo(f"{len(manifest.files)} files have the hashes of the manifest; the graphs are portable")
     if summary.not_stated:
-        click.echo(f"not compared, as an older attnlens did not state it: {', '.join(summary.not_stated)}")
+        click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")
     if summary.runtimes or summary.missing:
         show_runtimes(summary)
