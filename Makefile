@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check format protos clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -61,6 +61,9 @@ check: .venv/ready ## format, lint, types, imports, protos
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	cd protos && ../$(BIN)/buf lint
+
+docs: $(MINILM) ## write the code and files that pages show into the pages
+	$(BIN)/python docs/regenerate.py .minilm
 
 format: .venv/ready
 	$(BIN)/ruff format
