@@ -207,7 +207,7 @@ async def _pump(
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
         counts.truncated += sum(usage.truncated for usage in result.usages)
-        progress.advance(counts.texts, batch[-1].end_byte)
+        progress(counts.texts, batch[-1].end_byte)
 
     reading: asyncio.Task[list[Line]] | None = asyncio.create_task(batches.next())
     try:

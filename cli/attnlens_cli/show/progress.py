@@ -4,31 +4,21 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import click
 
+TextProgress: TypeAlias = Callable[[int, int], None]
+"""Takes how many texts are done, and the byte of the input at which the last one ends."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
 """Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
-
-
-class TextProgress(Protocol):
-    """Takes how far the work is."""
-
-    def advance(self, texts: int, end_byte: int) -> None:
-        """Show that `texts` texts are done; the last one ends at byte `end_byte` of the input."""
-
-
-class _Nothing:
-    def advance(self, texts: int, end_byte: int) -> None:
-        """Show nothing."""
 
 
 @contextmanager
 def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
     """Show a bar until the block ends; without `total_bytes` it only moves to and fro."""
     if not sys.stderr.isatty():
-        yield _Nothing()
+        yield lambda _texts, _end_byte: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -43,13 +33,11 @@ def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
 
-        class _Bar:
-            def advance(self, texts: int, end_byte: int) -> None:
-                """Move the bar."""
-                rate = texts / (bar.tasks[0].elapsed or 1.0)
-                bar.update(task, completed=end_byte, texts=texts, rate=rate)
+        def advance(texts: int, end_byte: int) -> None:
+            rate = texts / (bar.tasks[0].elapsed or 1.0)
+            bar.update(task, completed=end_byte, texts=texts, rate=rate)
 
-        yield _Bar()
+        yield advance
 
 
 @contextmanager

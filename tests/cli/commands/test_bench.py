@@ -64,7 +64,7 @@ def _pairs(words: list[str]) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def test_the_tables_end_with_the_line_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
+def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("wordpiece")
     result = run("bench", bundle, "--attention", "--seconds", "0.01", "--threads", "2", env={"COLUMNS": "80"})
     assert (result.returncode, result.stderr) == (0, "")
@@ -117,7 +117,7 @@ def test_no_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
     assert str(tmp_path) in result.stderr
 
 
-def test_ctrl_c_ends_what_a_bar_shows_with_a_line(small_bundle: Callable[[str], Path]) -> None:
+def test_ctrl_c_replaces_the_progress_bar_by_one_line(small_bundle: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "attnlens_cli.main", "bench", str(small_bundle("wordpiece"))]
     terminal, stderr = pty.openpty()
     with subprocess.Popen([*command, "--seconds", "0.3"], stdout=subprocess.PIPE, stderr=stderr) as process:
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_what_a_bar_shows_with_a_line(small_bundle: Callable[[str], 
         while b"settings, round 1" not in shown:
             shown += os.read(terminal, 4096)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # what a terminal says when nobody holds its other end
+        with suppress(OSError):  # a terminal raises it when its other end is closed
             while more := os.read(terminal, 4096):
                 shown += more
         assert process.communicate(timeout=20)[0] == b""

@@ -53,7 +53,7 @@ class _NotGrpc(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
+def test_another_program_at_the_address_is_reported_as_such(run: Run) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _NotGrpc) as other:
         other.daemon_threads = True
         thread = threading.Thread(target=other.serve_forever)
@@ -69,7 +69,7 @@ def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
     assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
-def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
+def test_another_grpc_server_at_the_address_is_reported_as_such(run: Run) -> None:
     other = grpc.server(ThreadPoolExecutor(1))
     address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
     other.start()
@@ -79,7 +79,7 @@ def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
     assert f"the program at {address} is not an attnlens server: give another --address" in result.stderr
 
 
-def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
+def test_no_server_within_the_timeout_is_reported_as_such(run: Run) -> None:
     with socket.socket() as silent:  # accepts no connection
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -89,14 +89,14 @@ def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
     assert f"no server answered at {address} within 0.2 s: is one there?" in result.stderr
 
 
-def test_bytes_that_are_no_message_are_one_line(run: Run, garbled_server: str) -> None:
+def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str) -> None:
     for args in (("info",), ("attend", "abc"), ("embed", __file__)):
         result = run(*args, "--address", garbled_server)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
         assert "its bytes are no message" in result.stderr
 
 
-def test_other_commands_believe_no_reply_either(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
     def change(reply: Any) -> None:
         if isinstance(reply, pb.EncodeResponse):
             reply.results[0].attention.layers[0] = 0
