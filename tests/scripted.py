@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
@@ -16,12 +16,27 @@ from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_Enc
 from attnlens.v1.manifest_pb2 import Architecture
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 
+Embed: TypeAlias = Callable[[pb.EmbedRequest, grpc.ServicerContext], pb.EmbedResponse]
 _Reply = TypeVar("_Reply")
+
+AT_ONCE = ("grpc-retry-pushback-ms", "1")
 
 NAME = "scripted"
 HIDDEN_SIZE = 4
 NUM_LAYERS = 2
 NUM_HEADS = 2
+
+
+def model(**limits: int) -> pb.Model:
+    """The only model."""
+    sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, num_heads=NUM_HEADS)
+    return pb.Model(
+        name=NAME,
+        architecture=sizes,
+        max_tokens=16,
+        limits=pb.Limits(**limits),
+        embedding_size=HIDDEN_SIZE,
+    )
 
 
 def vectors(request: pb.EmbedRequest) -> pb.EmbedResponse:
@@ -95,9 +110,7 @@ class ScriptedServer(EncoderServiceServicer):
         self.port = 0
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str | bytes]] = []
-        self.embed: Callable[[pb.EmbedRequest, grpc.ServicerContext], pb.EmbedResponse] = lambda request, _: (
-            vectors(request)
-        )
+        self.embed: Embed = lambda request, _: vectors(request)
         self.stream: Callable[[pb.EncodeRequest], Iterable[pb.EncodeStreamResponse]] = streamed
         self.holds_streams = False  # after the first message, until their client cancels them
         self.change: Callable[[Any], object] = lambda _: None
@@ -151,13 +164,9 @@ class ScriptedServer(EncoderServiceServicer):
         return ended
 
     def _model(self) -> pb.Model:
-        sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, num_heads=NUM_HEADS)
-        limits = pb.Limits(**self.limits)
-        model = pb.Model(
-            name=NAME, architecture=sizes, max_tokens=16, limits=limits, embedding_size=HIDDEN_SIZE
-        )
-        model.MergeFrom(self.model)
-        return model
+        told = model(**self.limits)
+        told.MergeFrom(self.model)
+        return told
 
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.GetModelResponse:  # noqa: N802
         self._note(request, context)
@@ -209,6 +218,19 @@ def refuse(
     """End a call as an attnlens server does, with `more` trailers."""
     context.set_trailing_metadata((("attnlens-error-reason", reason), *more))
     context.abort(code, message)
+
+
+def fails(code: grpc.StatusCode, reason: str, message: str, times: int = 1) -> Embed:
+    """Return an Embed that fails so many times first, and lets gRPC try again at once."""
+    left = [times]
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        left[0] -= 1
+        if left[0] >= 0:
+            refuse(context, code, reason, message, AT_ONCE)
+        return vectors(request)
+
+    return embed
 
 
 class _Garbled(grpc.GenericRpcHandler):

@@ -15,7 +15,6 @@ from attnlens_client.errors import (
     SlowReaderError,
     UnavailableError,
 )
-from attnlens_client.messages import EmbedOptions, EncodeOptions
 from attnlens_client.results import (
     DenseLayer,
     Embeddings,
@@ -38,9 +37,7 @@ __all__ = [
     "Client",
     "DeadlineExceededError",
     "DenseLayer",
-    "EmbedOptions",
     "Embeddings",
-    "EncodeOptions",
     "EncodedText",
     "HeadPart",
     "InputTooLongError",

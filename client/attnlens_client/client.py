@@ -1,13 +1,15 @@
 """The client for ordinary Python. `AsyncClient` is the same for asyncio."""
+# ruff: noqa: D417 - the arguments are those of the plans
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from types import TracebackType
 from typing import Self
 
-from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import messages, plans, replies
-from attnlens_client.calls import Calls
-from attnlens_client.messages import DataTypeName, HeadReductionName, PoolingName, Text
+from attnlens_client.arguments import takes
+from attnlens_client.connection import Connection
+from attnlens_client.core import methods, plans
+from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.driver import Driver
 from attnlens_client.results import (
     Array,
     Embeddings,
@@ -19,7 +21,7 @@ from attnlens_client.results import (
 )
 
 
-class Client(Calls):
+class Client(Connection):
     """A connection to an attnlens server, for use from any number of threads.
 
     Each method sends as many calls as the server's limits make necessary, a few at a time, and
@@ -31,6 +33,10 @@ class Client(Calls):
     (2, 384)
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._driver = Driver(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -41,22 +47,10 @@ class Client(Calls):
 
     def close(self) -> None:
         """Cancel what is running, which raises AttnlensError there, and close the connection."""
-        self._closed = True
-        self._channel.close()
+        self._driver.close()
 
-    def embed(
-        self,
-        texts: Iterable[Text],
-        *,
-        pooling: PoolingName | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        truncate: bool = False,
-        dtype: DataTypeName = "float32",
-        model: str = "",
-    ) -> Array:
+    @takes(plans.embed)
+    def embed(self, plan: EmbedPlan) -> Array:
         """Return one vector for each text: shape (N, D), float32 unless `dtype` says otherwise.
 
         Args:
@@ -80,62 +74,19 @@ class Client(Calls):
         >>> client.embed(["Ottawa is in Canada."], normalize=True, dtype="float16").dtype
         dtype('float16')
         """
-        result = self.embed_with_usage(
-            texts,
-            pooling=pooling,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            truncate=truncate,
-            dtype=dtype,
-            model=model,
-        )
-        return result.vectors
+        return self._driver.result(methods.run(self._session, plan)).vectors
 
-    def embed_with_usage(
-        self,
-        texts: Iterable[Text],
-        *,
-        pooling: PoolingName | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        truncate: bool = False,
-        dtype: DataTypeName = "float32",
-        model: str = "",
-    ) -> Embeddings:
+    @takes(plans.embed)
+    def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
         """Return the vectors together with the number of tokens of each text. See `embed`.
 
         >>> client.embed_with_usage(["Hello, world!"]).usages
         (Usage(num_tokens=6, num_tokens_total=6, truncated=False),)
         """
-        template = messages.embed_request(
-            pooling=pooling,
-            normalize=normalize,
-            dimensions=dimensions,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            truncate=truncate,
-            dtype=dtype,
-            model=model,
-        )
-        return self._run(self._stub.Embed, plans.embed(texts, template))
+        return self._driver.result(methods.run(self._session, plan))
 
-    def encode(
-        self,
-        texts: Iterable[Text],
-        *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        head_reduction: HeadReductionName = "none",
-        hidden_states: bool = True,
-        attentions: bool = True,
-        truncate: bool = False,
-        dtype: DataTypeName = "float32",
-        model: str = "",
-    ) -> list[EncodedText]:
+    @takes(plans.encode)
+    def encode(self, plan: EncodePlan) -> list[EncodedText]:
         """Return tokens, token vectors (T, D) and attention weights (L', H', T, T) for each text.
 
         Args:
@@ -162,31 +113,10 @@ class Client(Calls):
         >>> text.hidden_states.shape, text.attentions.shape, text.layers
         ((5, 384), (1, 1, 5, 5), (5,))
         """
-        template = messages.encode_request(
-            layers=layers,
-            heads=heads,
-            head_reduction=head_reduction,
-            hidden_states=hidden_states,
-            attentions=attentions,
-            truncate=truncate,
-            dtype=dtype,
-            model=model,
-        )
-        return self._run(self._stub.Encode, plans.encode(texts, template))
+        return self._driver.result(methods.run(self._session, plan))
 
-    def stream(
-        self,
-        texts: Iterable[Text],
-        *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        head_reduction: HeadReductionName = "none",
-        hidden_states: bool = True,
-        attentions: bool = True,
-        truncate: bool = False,
-        dtype: DataTypeName = "float32",
-        model: str = "",
-    ) -> Generator[EncodedText]:
+    @takes(plans.encode)
+    def stream(self, plan: EncodePlan) -> Generator[EncodedText]:
         """Yield what `encode` returns, one text at a time, whatever its size.
 
         Holds one text in memory. To stop early, `close()` the iterator or let go of it. The arguments are
@@ -200,31 +130,10 @@ class Client(Calls):
         5 (6, 12, 5, 5)
         6 (6, 12, 6, 6)
         """
-        template = messages.encode_request(
-            layers=layers,
-            heads=heads,
-            head_reduction=head_reduction,
-            hidden_states=hidden_states,
-            attentions=attentions,
-            truncate=truncate,
-            dtype=dtype,
-            model=model,
-        )
-        return self._assembled(plans.encode(texts, template))
+        return self._driver.items(methods.stream(self._session, plan))
 
-    def stream_parts(
-        self,
-        texts: Iterable[Text],
-        *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        head_reduction: HeadReductionName = "none",
-        hidden_states: bool = True,
-        attentions: bool = True,
-        truncate: bool = False,
-        dtype: DataTypeName = "float32",
-        model: str = "",
-    ) -> Generator[HeadPart | LayerPart]:
+    @takes(plans.encode)
+    def stream_parts(self, plan: EncodePlan) -> Generator[HeadPart | LayerPart]:
         """Yield for each text its head, then its attention weights layer by layer, (H', T, T) each.
 
         Holds one layer in memory. The arguments are those of `encode`, the failures those of `stream`.
@@ -239,25 +148,16 @@ class Client(Calls):
         0 (12, 5, 5)
         5 (12, 5, 5)
         """
-        template = messages.encode_request(
-            layers=layers,
-            heads=heads,
-            head_reduction=head_reduction,
-            hidden_states=hidden_states,
-            attentions=attentions,
-            truncate=truncate,
-            dtype=dtype,
-            model=model,
-        )
-        return self._parts(plans.encode(texts, template))
+        return self._driver.items(methods.stream_parts(self._session, plan))
 
-    def tokenize(self, texts: Iterable[str], *, model: str = "") -> list[TokenizedText]:
+    @takes(plans.tokenize)
+    def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:
         """Return all tokens of each text, whatever the model's limit, without running the model.
 
         >>> [token.text for token in client.tokenize(["unbelievable!"])[0].tokens]
         ['[CLS]', 'unbelievable', '!', '[SEP]']
         """
-        return self._run(self._stub.Tokenize, plans.tokenize(texts, model))
+        return self._driver.result(methods.run(self._session, plan))
 
     def get_model(self, name: str = "") -> ModelInfo:
         """Return sizes, limits, parity figures and versions of a model; "" is the server's only one.
@@ -266,7 +166,7 @@ class Client(Calls):
         >>> model.hidden_size, model.num_layers, model.num_heads, model.pooling
         (384, 6, 12, 'mean')
         """
-        return self._get_model(name)
+        return self._driver.result(methods.get_model(self._session, name))
 
     def list_models(self) -> list[ModelInfo]:
         """Return the models that the server holds.
@@ -274,5 +174,4 @@ class Client(Calls):
         >>> len(client.list_models())
         1
         """
-        responses = self._call_all(self._stub.ListModels, [(0, pb.ListModelsRequest())], None)
-        return [replies.model("", model) for model in responses[0].models]
+        return self._driver.result(methods.list_models(self._session))

@@ -1,37 +1,16 @@
-"""What `Client` and `AsyncClient` share: the address, the options, and how calls travel and are tried again.
-
-gRPC's own retries bridge a moment: five attempts, with the delay that the server names. A server that is
-overloaded or restarts may take longer, so `Attempts` goes on until the call's deadline, with growing random
-delays that keep many clients from coming back together.
-"""
+"""The options of `Client` and `AsyncClient`, and what gRPC is told of them."""
 
 import json
 import math
 import operator
-import random
 import re
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
-from attnlens_client import replies
-from attnlens_client.errors import (
-    AttnlensError,
-    DeadlineExceededError,
-    OverloadedError,
-    UnavailableError,
-    from_rpc_error,
-)
-
-if TYPE_CHECKING:
-    from attnlens.v1.encoder_service_pb2 import Model
-    from attnlens_client.plans import Plan, Request, Response, Result
-    from attnlens_client.results import ModelInfo
+from attnlens_client.core.session import Session
 
 SERVICE = "attnlens.v1.EncoderService"
 MAX_TIMEOUT_S = 365 * 24 * 3600.0
@@ -48,9 +27,6 @@ _RETRY_BUFFER_BYTES = 64 << 20
 _KEEPALIVE_TIME_MS = 360_000
 _KEEPALIVE_TIMEOUT_MS = 20_000
 
-_FIRST_DELAY_S = 0.1
-_MAX_DELAY_S = 5.0
-
 
 def checked_address(address: str) -> str:
     """Return `address`: HOST:PORT, or one of gRPC's other forms such as `unix:/run/attnlens.sock`.
@@ -66,7 +42,7 @@ def checked_address(address: str) -> str:
 
 
 @dataclass(eq=False, repr=False)
-class Connection(ABC):
+class Connection:
     """The options of `Client` and `AsyncClient`. The connection itself is made with the first call.
 
     Attributes:
@@ -116,96 +92,13 @@ class Connection(ABC):
             ("max_attempts", MAX_ATTEMPTS),
         ):
             _check_number(name, getattr(self, name), most)
-        # Those seen, by the name asked for. Their limits serve to split requests; a server that comes up
-        # again may have others, so nothing else is taken from here, and a refusal asks for them again.
-        self._models: dict[str, ModelInfo] = {}
-        self._closed = False
-        self._has_answered = False
-        self._open()
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Make the channel."""
-
-    def _grpc_options(self) -> list[tuple[str, Any]]:
-        """Return the options of the channel; those of the user win."""
-        options: dict[str, Any] = {
-            "grpc.service_config": json.dumps(service_config(self.max_attempts, self.wait_for_ready)),
-            "grpc.per_rpc_retry_buffer_size": _RETRY_BUFFER_BYTES,
-            "grpc.max_receive_message_length": self.max_message_bytes,
-            "grpc.max_send_message_length": UNLIMITED,
-            "grpc.keepalive_time_ms": _KEEPALIVE_TIME_MS,
-            "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
-            # Try a server that is not there again soon: within the time that the retries take.
-            "grpc.initial_reconnect_backoff_ms": 200,
-            "grpc.max_reconnect_backoff_ms": 5_000,
-        }
-        return list({**options, **dict(self.channel_options)}.items())
-
-    def _call_options(self, attempts: "Attempts") -> dict[str, Any]:
-        return {"timeout": attempts.timeout_s(), "metadata": tuple(self.metadata)}
-
-    def _attempts(self) -> "Attempts":
-        return Attempts(self.timeout_s, may_retry=self.max_attempts > 1)
-
-    def _may_pass(self, error: AttnlensError) -> bool:
-        """Tell whether the same call may succeed later."""
-        return isinstance(error, OverloadedError) or (
-            isinstance(error, UnavailableError) and self._has_answered and not self._closed
+        self._session = Session(
+            address=self.address,
+            timeout_s=self.timeout_s,
+            batch_size=self.batch_size,
+            max_in_flight=self.max_in_flight,
+            may_retry=self.max_attempts > 1,
         )
-
-    @contextmanager
-    def _translated(self, first_index: int) -> Iterator[None]:
-        """Raise what gRPC raises within the block as an AttnlensError. See `from_rpc_error`."""
-        try:
-            if self._closed:
-                raise closed_error()
-            yield
-        except grpc.RpcError as error:
-            raise (closed_error() if self._closed else self._failure(error, first_index)) from error
-        except (ValueError, grpc.aio.UsageError) as error:  # what the two APIs say of a closed channel
-            if not self._closed:
-                raise
-            raise closed_error() from error
-
-    def _failure(self, error: "grpc.RpcError | grpc.Future[Any]", first_index: int) -> AttnlensError:
-        """Return the exception for a failed call, and forget what may change while no server answers."""
-        failure = from_rpc_error(error, first_index)
-        if isinstance(failure, UnavailableError):
-            self._models.clear()
-        if isinstance(failure, DeadlineExceededError) and not failure.reason:  # gRPC has no words for it
-            message = (
-                f"a call to {self.address} took more than {self.timeout_s:g} s: give a larger timeout_s"
-                if self._has_answered
-                else f"no server answered at {self.address} within {self.timeout_s:g} s: start one there, "
-                "give another address, or a larger timeout_s"
-            )
-            return DeadlineExceededError(message, failure.code)
-        return failure
-
-    def _remembered(self, name: str, message: "Model") -> "ModelInfo":
-        """Read a model, and keep it for its limits.
-
-        Raises:
-            BadReplyError: it is not the one that was asked for, or can't be.
-        """
-        self._models[name] = replies.model(name, message)
-        return self._models[name]
-
-    def _result(
-        self,
-        plan: "Plan[Request, Response, Result]",
-        responses: "dict[int, Response]",
-        model: "ModelInfo | None",
-    ) -> "Result":
-        """Read the responses, and forget the model where another one answered.
-
-        Raises:
-            BadReplyError: a response is not what was asked for.
-        """
-        if model is not None and any(each.model != model.name for each in responses.values()):
-            self._models.clear()
-        return plan.result(responses, model)
 
 
 def _check_number(name: str, value: int, most: float) -> None:
@@ -219,9 +112,21 @@ def _check_number(name: str, value: int, most: float) -> None:
         )
 
 
-def closed_error() -> AttnlensError:
-    """Return what a call on a closed client raises."""
-    return AttnlensError("the client was closed", grpc.StatusCode.CANCELLED)
+def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
+    """Return the options of the channel; those of the user win."""
+    config = service_config(connection.max_attempts, connection.wait_for_ready)
+    options: dict[str, Any] = {
+        "grpc.service_config": json.dumps(config),
+        "grpc.per_rpc_retry_buffer_size": _RETRY_BUFFER_BYTES,
+        "grpc.max_receive_message_length": connection.max_message_bytes,
+        "grpc.max_send_message_length": UNLIMITED,
+        "grpc.keepalive_time_ms": _KEEPALIVE_TIME_MS,
+        "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
+        # Try a server that is not there again soon: within the time that the retries take.
+        "grpc.initial_reconnect_backoff_ms": 200,
+        "grpc.max_reconnect_backoff_ms": 5_000,
+    }
+    return list({**options, **dict(connection.channel_options)}.items())
 
 
 def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
@@ -237,29 +142,3 @@ def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
         }
     # Each failure takes a token and each success gives one back; no retries below half of them.
     return {"methodConfig": [method], "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1.0}}
-
-
-class Attempts:
-    """The attempts of one call, from now to its deadline."""
-
-    def __init__(self, timeout_s: float | None, *, may_retry: bool) -> None:
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._may_retry = may_retry
-        self._delay_s = _FIRST_DELAY_S
-
-    def timeout_s(self) -> float | None:
-        """Return what is left of the deadline, for the next attempt. None: there is no deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
-    def delay_s(self, error: AttnlensError) -> float:
-        """Return how long to wait before the next attempt.
-
-        Raises:
-            AttnlensError: `error`, where the deadline leaves no time for one.
-        """
-        self._delay_s = min(2 * self._delay_s, _MAX_DELAY_S)
-        delay_s = self._delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
-        left_s = self.timeout_s()
-        if not self._may_retry or (left_s is not None and left_s <= delay_s):
-            raise error
-        return delay_s

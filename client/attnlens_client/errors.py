@@ -208,6 +208,13 @@ def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int =
     return kind(message or code.name, code, reason, metadata, text_index)
 
 
+def closed_error(cause: BaseException | None = None) -> AttnlensError:
+    """Return what a call on a closed client raises."""
+    error = AttnlensError("the client was closed", grpc.StatusCode.CANCELLED)
+    error.__cause__ = cause
+    return error
+
+
 def no_message_error() -> BadReplyError:
     """Return the failure of a call whose reply has other bytes than a message of its type."""
     return BadReplyError("the reply is wrong: its bytes are no message of the reply's type")

@@ -86,12 +86,12 @@ class HeadPart:
     Attributes:
         input_index: the number of the text, from 0.
         text: the text without attention weights.
-        num_layers: how many parts with a layer follow. None: an older server does not say.
+        num_layers: how many parts with a layer follow.
     """
 
     input_index: int
     text: EncodedText
-    num_layers: int | None
+    num_layers: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

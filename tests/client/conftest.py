@@ -13,6 +13,7 @@ import pytest
 
 from attnlens_client import AsyncClient, Client
 from references import Reference
+from scripted import ScriptedServer
 from served import ServerProcess
 
 Array = npt.NDArray[np.float32]
@@ -24,6 +25,12 @@ Call = Callable[..., Any]
 def client(minilm_server: ServerProcess) -> Iterator[Client]:
     with Client(minilm_server.address) as client:
         yield client
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import asyncio
 import doctest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +12,14 @@ import pytest
 import attnlens_client
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Architecture, Dense, PoolingDefaults
-from attnlens_client import Client, HeadPart, LayerPart, messages
-from attnlens_client.parsing import model_info
+from attnlens_client import Client, HeadPart, LayerPart
+from attnlens_client.core.models import model_info
 from served import ServerProcess
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 TEXTS = [SENTENCE, "", "Zoë's café in 東京 😀", "word " * 200, "It rained."]
 
 Outputs = Callable[[str], tuple[Any, Any]]
-
-
-class DataFrame:
-    """What counts of those of pandas and polars: it has columns, and iterating gives them or their names."""
-
-    columns = ("id", "text")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-
-class NAType:
-    """What counts of pandas.NA: it is equal to nothing, and can't be asked whether it is true."""
-
-    def __eq__(self, other: object) -> Any:
-        return self
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __bool__(self) -> bool:
-        raise TypeError("boolean value of NA is ambiguous")
-
-    def __repr__(self) -> str:
-        return "<NA>"
 
 
 def test_embed_returns_the_normalized_mean_of_the_token_vectors(client: Client, outputs: Outputs) -> None:
@@ -211,104 +187,17 @@ def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
     model = model_info(pb.Model(architecture=Architecture(hidden_size=24), pooling=pooling))
     assert model.pooling == "unknown (99)"
     assert [layer.activation for layer in model.dense] == ["unknown (98)", "tanh"]
-    assert model.embedding_size == 24  # older servers did not tell it
 
 
 def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:
     names = {**vars(attnlens_client), "asyncio": asyncio, "client": client, "address": minilm_server.address}
-    modules = [attnlens_client.client, attnlens_client.async_client]
-    examples = [test for module in modules for test in doctest.DocTestFinder().find(module, globs=names)]
+    kinds = (attnlens_client.Client, attnlens_client.AsyncClient)
+    finder = doctest.DocTestFinder()
+    examples = [
+        test for kind in kinds for test in finder.find(kind, kind.__name__, module=False, globs=names)
+    ]
     runner = doctest.DocTestRunner()
     for example in examples:
         runner.run(example)
     assert runner.summarize().failed == 0
     assert sum(len(example.examples) for example in examples) >= 12
-
-
-@pytest.mark.parametrize(
-    ("texts", "options", "message"),
-    [
-        ("It rained.", {}, "give a list of texts"),
-        ([b"It rained."], {}, r"texts\[0\] is bytes"),
-        (["a", 5], {}, r"texts\[1\] is int"),
-        ({"a": "It rained."}, {}, r"texts is a dict: give its values, for instance list\(texts.values\(\)\)"),
-        ({"a", "b"}, {}, r"texts is a set, which has no order: give a list, for instance sorted\(texts\)"),
-        (frozenset("a"), {}, "texts is a frozenset"),
-        (DataFrame(), {}, r"texts is a DataFrame: give one of its columns, for instance df\['text'\]"),
-        (["a", None], {}, r"texts\[1\] is a missing value \(None\): leave it out, or give ''"),
-        (["a", float("nan")], {}, r"texts\[1\] is a missing value \(nan\)"),
-        (["a", np.float32("nan")], {}, r"texts\[1\] is a missing value \(.*nan"),
-        (["a", NAType()], {}, r"texts\[1\] is a missing value \(<NA>\)"),
-        (["a", 0.5], {}, r"texts\[1\] is float"),
-        (["a", {101: 1}], {}, r"texts\[1\] is dict"),
-        (["a", {101, 102}], {}, r"texts\[1\] is set"),
-        ([["it", "rained"]], {}, r"texts\[0\] has an entry that is no token id"),
-        (["\ud800"], {}, r"texts\[0\] can't be sent"),
-        ([[1 << 40]], {}, r"texts\[0\] can't be sent"),
-        (["a"], {"pooling": "median"}, "choose one of mean, cls, max, last_token, weighted_mean"),
-        (["a"], {"prompt": "a", "prompt_name": "b"}, "prompt_name and prompt are both given"),
-        (["a"], {"prompt": "\udcff"}, "prompt can't be sent"),
-        (["a"], {"prompt": b"query: "}, "prompt is bytes: give a str"),
-        (["a"], {"prompt_name": 5}, "prompt_name is int: give a str"),
-        (["a"], {"dimensions": 0}, "dimensions is 0"),
-        (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
-        (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
-        (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
-    ],
-)
-def test_a_wrong_argument_is_named_before_anything_is_sent(
-    texts: Any, options: dict[str, Any], message: str
-) -> None:
-    with (
-        Client("127.0.0.1:1", max_attempts=1) as client,
-        pytest.raises((TypeError, ValueError), match=message),
-    ):
-        client.embed(texts, **options)
-
-
-@pytest.mark.parametrize(
-    "options", [{"layers": []}, {"heads": []}, {"hidden_states": False, "attentions": False}]
-)
-def test_asking_encode_for_what_can_not_be_is_a_mistake(options: dict[str, Any]) -> None:
-    with Client("127.0.0.1:1", max_attempts=1) as client:
-        for method in (client.encode, client.stream, client.stream_parts):
-            with pytest.raises(ValueError, match=r"leave it out for all|use tokenize|set attentions=True"):
-                method(["a"], **options)
-
-
-@pytest.mark.parametrize("texts", [{"a": "b"}, {"a"}, None, ["a", None]])
-def test_every_method_refuses_what_holds_no_texts(texts: Any) -> None:
-    with Client("127.0.0.1:1", max_attempts=1) as client:
-        for method in (client.embed, client.encode, client.stream, client.stream_parts, client.tokenize):
-            with pytest.raises(TypeError, match="texts"):
-                method(texts)
-
-
-@pytest.mark.parametrize("kind", [list, tuple, iter, dict.fromkeys, np.array])
-def test_what_has_its_texts_in_order_is_taken(kind: Callable[[list[str]], Any]) -> None:
-    given = kind(["b", "a"])
-    assert [each.text for each in messages.inputs(given.keys() if isinstance(given, dict) else given)] == [
-        "b",
-        "a",
-    ]
-
-
-def test_a_text_that_can_not_be_tokenized_is_named() -> None:
-    with Client("127.0.0.1:1", max_attempts=1) as client:
-        with pytest.raises(ValueError, match=r"^texts\[1\] can't be sent"):
-            client.tokenize(["a", "\ud800"])
-        with pytest.raises(TypeError, match=r"^texts\[1\] is int: give a str"):
-            client.tokenize(["a", 5])  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("name", ["layers", "heads"])
-@pytest.mark.parametrize("chosen", [3, "12", [1.9], ["1"], np.array([0.5]), np.array(1), [1 << 40]])
-def test_layers_and_heads_are_lists_of_whole_numbers(name: str, chosen: Any) -> None:
-    with Client("127.0.0.1:1", max_attempts=1) as client, pytest.raises((TypeError, ValueError), match=name):
-        client.encode(["a"], **{name: chosen})
-
-
-@pytest.mark.parametrize("chosen", [np.array([0]), (0,), range(1), [np.int64(0)]])
-def test_layer_and_head_zero_alone_are_no_request_for_all(client: Client, chosen: Any) -> None:
-    [result] = client.encode(["a"], layers=chosen, heads=chosen)
-    assert (result.layers, result.heads) == ((0,), (0,))

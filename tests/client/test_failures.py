@@ -6,7 +6,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from attnlens.v1.encoder_service_pb2 import EmbedRequest
 from attnlens_client import (
     AttnlensError,
     Client,
@@ -73,7 +72,7 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
         with pytest.raises(InvalidRequestError, match=rf"texts\[0\] makes a request of .* takes {most}:"):
             client.embed([[101] * most])
         with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
-            client._call_all(client._stub.Embed, [(0, EmbedRequest(model="x" * most))], None)
+            client.embed(["a"], model="x" * most)
         assert refused.value.metadata["max_message_bytes"] == str(most)
         [text] = client.stream(["word " * 200])
         assert text.attentions is not None

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from attnlens.bundle import read_manifest
-from attnlens_client import AsyncClient, Client, OverloadedError
-from attnlens_client.connection import Attempts, service_config
+from attnlens_client import AsyncClient, Client
+from attnlens_client.connection import grpc_options, service_config
 from served import ServerProcess
 
 Call = Callable[..., Any]
@@ -117,23 +117,11 @@ def test_channel_options_of_the_caller_win() -> None:
         Client("127.0.0.1:1") as plain,
         Client("127.0.0.1:1", channel_options=[("grpc.keepalive_time_ms", 1234)]) as client,
     ):
-        options = dict(client._grpc_options())
+        options = dict(grpc_options(client))
         assert options["grpc.keepalive_time_ms"] == 1234
         assert options["grpc.max_receive_message_length"] == -1
         assert json.loads(options["grpc.service_config"])["retryThrottling"]["maxTokens"] == 1000
-        assert dict(plain._grpc_options())["grpc.keepalive_time_ms"] > 300_000
-
-
-def test_attempts_end_with_the_deadline_and_without_retries_at_once() -> None:
-    overload = OverloadedError("full")
-    attempts = Attempts(None, may_retry=True)
-    delays = [attempts.delay_s(overload) for _ in range(20)]
-    assert attempts.timeout_s() is None
-    assert 0.1 <= delays[0] <= 0.2
-    assert all(2.5 <= delay <= 5 for delay in delays[-10:])
-    for last in (Attempts(0.05, may_retry=True), Attempts(None, may_retry=False)):
-        with pytest.raises(OverloadedError, match="full"):
-            last.delay_s(overload)
+        assert dict(grpc_options(plain))["grpc.keepalive_time_ms"] > 300_000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 from attnlens.bundle import BundleError
 from attnlens_cli.commands.embed import embed
 from attnlens_cli.commands.info import info
-from attnlens_client import Client, EmbedOptions, InputTooLongError, InvalidRequestError
+from attnlens_client import Client, InputTooLongError, InvalidRequestError
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.parity.grid import Case, Padding
@@ -99,7 +99,7 @@ def theirs(checkpoint: Path) -> Any:
 def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
     client: Client, theirs: Any
 ) -> None:
-    choices: list[EmbedOptions] = [
+    choices: list[dict[str, Any]] = [
         {},
         {"prompt_name": "query"},
         {"prompt_name": "document"},
@@ -107,7 +107,7 @@ def test_prompts_dense_layers_and_pooling_are_those_of_sentence_transformers(
         {"prompt": ""},
     ]
     for choice in choices:
-        options: EmbedOptions = {**choice, "truncate": True}
+        options: dict[str, Any] = {**choice, "truncate": True}
         found = client.embed(TEXTS, **options)
         assert found.shape == (5, 48)
         np.testing.assert_allclose(found, theirs.encode(TEXTS, **choice), atol=1e-5, err_msg=str(choice))
@@ -222,7 +222,7 @@ def test_a_manifest_with_other_prompts_or_layers_than_the_files_is_refused(
 
 
 def test_a_checked_bundle_has_the_prompts_and_layers_of_its_files(bundle: Path) -> None:
-    assert check_bundle(bundle, grid=GRID).parity.passed
+    assert check_bundle(bundle, grid=GRID).verdict.passed
 
 
 def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from attnlens_model.family import Family
 _CONFIG = ConfigTable(
     keys=bert.KEYS,
     pad_token_id=1,
-    implied={"position_scheme": "padding_offset"},
+    implied={"positions.scheme": "padding_offset"},
     required_values=bert.REQUIRED_VALUES,
 )
 

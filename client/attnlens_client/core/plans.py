@@ -3,20 +3,35 @@
 Letters: N texts.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
 
 from attnlens.tensors import numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import messages, replies, splitting
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens_client.core import replies, requests, splitting
+from attnlens_client.core.events import Method
+from attnlens_client.core.replies import Reply
+from attnlens_client.core.requests import (
+    HEAD_REDUCTIONS,
+    MAX_INT32,
+    POOLINGS,
+    DataTypeName,
+    HeadReductionName,
+    PoolingName,
+    Text,
+    chosen,
+    chosen_numbers,
+    data_type,
+    sendable,
+)
 from attnlens_client.errors import InvalidRequestError
-from attnlens_client.messages import Text
-from attnlens_client.replies import Reply
 from attnlens_client.results import Embeddings, EncodedText, ModelInfo, TokenizedText
 
 Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest)
@@ -32,6 +47,7 @@ class Plan(Generic[Request, Response, Result]):
     """The calls of one method.
 
     Attributes:
+        method: the method of the service.
         template: the request without its texts.
         texts: the N texts, as `template` takes them.
         request_bytes: what each takes in a request, shape (N,).
@@ -41,6 +57,7 @@ class Plan(Generic[Request, Response, Result]):
         parse: makes the result of the replies, and of a model where there are no texts and so no replies.
     """
 
+    method: Method
     template: Request
     texts: Sequence[Any]
     request_bytes: Sequence[int]
@@ -99,11 +116,41 @@ class Plan(Generic[Request, Response, Result]):
         return self.parse([(first, end - first, responses[first]) for first, end in ends], model)
 
 
+EmbedPlan: TypeAlias = Plan[pb.EmbedRequest, pb.EmbedResponse, Embeddings]
+EncodePlan: TypeAlias = Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]
+TokenizePlan: TypeAlias = Plan[pb.TokenizeRequest, pb.TokenizeResponse, list[TokenizedText]]
+
+
 def embed(
-    texts: Iterable[Text], template: pb.EmbedRequest
-) -> Plan[pb.EmbedRequest, pb.EmbedResponse, Embeddings]:
-    """Plan `embed`."""
-    inputs = messages.inputs(texts)
+    texts: Iterable[Text],
+    *,
+    pooling: PoolingName | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    truncate: bool = False,
+    dtype: DataTypeName = "float32",
+    model: str = "",
+) -> EmbedPlan:
+    """Plan `Client.embed`, whose arguments these are."""
+    if dimensions is not None and not 1 <= operator.index(dimensions) <= MAX_INT32:
+        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
+    if prompt_name is not None and prompt is not None:
+        raise ValueError("prompt_name and prompt are both given: choose one")
+    template = pb.EmbedRequest(
+        model=model,
+        truncate=truncate,
+        pooling=Pooling.POOLING_UNSPECIFIED if pooling is None else chosen("pooling", pooling, POOLINGS),
+        normalize=normalize,
+        dimensions=dimensions or 0,
+        data_type=data_type(dtype),
+    )
+    if prompt_name is not None:
+        template.prompt_name = sendable("prompt_name", prompt_name)
+    if prompt is not None:
+        template.prompt = sendable("prompt", prompt)
+    inputs = requests.inputs(texts)
 
     def parse(received: Sequence[Reply[pb.EmbedResponse]], model: ModelInfo | None) -> Embeddings:
         if inputs or model is None:
@@ -111,39 +158,72 @@ def embed(
         return _no_embeddings(template, model)
 
     return Plan(
+        method="Embed",
         template=template,
         texts=inputs,
-        request_bytes=[each.ByteSize() for each in inputs],
+        request_bytes=[text.ByteSize() for text in inputs],
         response_bytes=lambda model: [splitting.embed_response_bytes(template, model)] * len(inputs),
-        text_bytes=[len(each.text.encode()) for each in inputs],
-        prompt_bytes=lambda model: messages.prompt_bytes(template, model),
+        text_bytes=[len(text.text.encode()) for text in inputs],
+        prompt_bytes=lambda model: requests.prompt_bytes(template, model),
         parse=parse,
         needs_fresh_model=not inputs,  # it alone tells the width
     )
 
 
 def encode(
-    texts: Iterable[Text], template: pb.EncodeRequest
-) -> Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]:
-    """Plan `encode` and the streams."""
-    inputs = messages.inputs(texts)
+    texts: Iterable[Text],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    head_reduction: HeadReductionName = "none",
+    hidden_states: bool = True,
+    attentions: bool = True,
+    truncate: bool = False,
+    dtype: DataTypeName = "float32",
+    model: str = "",
+) -> EncodePlan:
+    """Plan `Client.encode` and the streams, whose arguments these are."""
+    outputs = [
+        output
+        for wanted, output in (
+            (hidden_states, pb.ENCODE_OUTPUT_LAST_HIDDEN_STATE),
+            (attentions, pb.ENCODE_OUTPUT_ATTENTIONS),
+        )
+        if wanted
+    ]
+    if not outputs:
+        raise ValueError("hidden_states and attentions are both False: for tokens alone use tokenize")
+    chosen_layers, chosen_heads = chosen_numbers("layers", layers), chosen_numbers("heads", heads)
+    reduction = chosen("head_reduction", head_reduction, HEAD_REDUCTIONS)
+    if not attentions and (chosen_layers or chosen_heads or head_reduction != "none"):
+        raise ValueError("layers, heads and head_reduction choose attention weights: set attentions=True")
+    template = pb.EncodeRequest(
+        model=model,
+        truncate=truncate,
+        outputs=outputs,
+        layers=chosen_layers,
+        heads=chosen_heads,
+        head_reduction=reduction if attentions else pb.HEAD_REDUCTION_UNSPECIFIED,
+        data_type=data_type(dtype),
+    )
+    inputs = requests.inputs(texts)
     return Plan(
+        method="Encode",
         template=template,
         texts=inputs,
-        request_bytes=[each.ByteSize() for each in inputs],
+        request_bytes=[text.ByteSize() for text in inputs],
         response_bytes=lambda model: splitting.encode_response_bytes(template, inputs, model),
-        text_bytes=[len(each.text.encode()) for each in inputs],
+        text_bytes=[len(text.text.encode()) for text in inputs],
         parse=lambda received, _: replies.encoded_texts(template, received),
     )
 
 
-def tokenize(
-    texts: Iterable[str], model: str
-) -> Plan[pb.TokenizeRequest, pb.TokenizeResponse, list[TokenizedText]]:
-    """Plan `tokenize`."""
-    strings, template = messages.strings(texts), pb.TokenizeRequest(model=model)
-    sizes = [len(each.encode()) for each in strings]
+def tokenize(texts: Iterable[str], *, model: str = "") -> TokenizePlan:
+    """Plan `Client.tokenize`, whose arguments these are."""
+    strings, template = requests.strings(texts), pb.TokenizeRequest(model=model)
+    sizes = [len(text.encode()) for text in strings]
     return Plan(
+        method="Tokenize",
         template=template,
         texts=strings,
         request_bytes=sizes,

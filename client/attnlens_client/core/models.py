@@ -1,16 +1,35 @@
-"""Messages that only have to be put into the classes of results.py: models and tokens. See replies.py."""
+"""Models and tokens: from messages to the classes of results.py."""
 
 from collections.abc import Iterable
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_client.core.checks import wrong_reply
 from attnlens_client.results import DenseLayer, Limits, ModelInfo, Parity, ParityFigure, Token
 
 _PRECISIONS: dict[DataType.ValueType, str] = {
     DataType.DATA_TYPE_FLOAT16: "fp16",
     DataType.DATA_TYPE_INT8: "int8",
 }
+
+
+def model(name: str, message: pb.Model) -> ModelInfo:
+    """Read the model that was asked for by `name`; "" is any.
+
+    Raises:
+        BadReplyError: it is another one, or its sizes and limits can't be.
+    """
+    if name not in ("", message.name):
+        raise wrong_reply(f"the model is {message.name!r} instead of {name!r}")
+    info = model_info(message)
+    for size in ("hidden_size", "num_layers", "num_heads", "embedding_size", "max_tokens"):
+        if getattr(info, size) < 1:
+            raise wrong_reply(f"the {size} of the model {info.name!r} is {getattr(info, size)}")
+    for limit in message.limits.DESCRIPTOR.fields:
+        if getattr(message.limits, limit.name) < 0:
+            raise wrong_reply(f"the limit {limit.name} is {getattr(message.limits, limit.name)}")
+    return info
 
 
 def model_info(message: pb.Model) -> ModelInfo:
@@ -28,7 +47,7 @@ def model_info(message: pb.Model) -> ModelInfo:
         vocab_size=sizes.vocab_size,
         max_position_embeddings=sizes.max_position_embeddings,
         is_causal=sizes.is_causal,
-        embedding_size=message.embedding_size or sizes.hidden_size,  # older servers do not tell it
+        embedding_size=message.embedding_size,
         pooling=_enum_name(Pooling, message.pooling.pooling),
         dense=tuple(_dense_layer(layer) for layer in message.pooling.dense),
         normalize=message.pooling.normalize,
@@ -43,7 +62,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             max_batch_tokens=limits.max_batch_tokens,
             max_message_bytes=limits.max_message_bytes,
             max_request_text_bytes=limits.max_request_text_bytes,
-            max_request_bytes=limits.max_request_bytes or limits.max_message_bytes,  # older servers have one
+            max_request_bytes=limits.max_request_bytes,
         ),
         execution_providers=tuple(message.execution_providers),
         precision=_PRECISIONS.get(message.precision, "fp32"),

@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 
 from attnlens.v1.encoder_service_pb2 import Input, Limits, Model
 from attnlens.v1.manifest_pb2 import Architecture
-from attnlens_client import plans
-from attnlens_client.errors import InvalidRequestError
-from attnlens_client.messages import EmbedOptions, embed_request, encode_request
-from attnlens_client.parsing import model_info
-from attnlens_client.results import ModelInfo
-from attnlens_client.splitting import (
+from attnlens_client.core import plans
+from attnlens_client.core.models import model_info
+from attnlens_client.core.splitting import (
     Cost,
     calls_at_a_time,
     embed_response_bytes,
     encode_response_bytes,
     split,
 )
+from attnlens_client.errors import InvalidRequestError
+from attnlens_client.results import ModelInfo
 
 LIMITS = st.integers(min_value=0, max_value=50)
 
@@ -65,23 +64,20 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
         assert len(run) == 1 or max_text == 0 or text <= max_text
 
 
-def test_the_limit_of_requests_is_that_of_messages_where_a_server_has_one_alone() -> None:
-    assert _model(max_message_bytes=7).limits.max_request_bytes == 7
-    assert _model(max_message_bytes=7, max_request_bytes=5).limits.max_request_bytes == 5
-
-
-@pytest.mark.parametrize(("limits", "runs"), [({"max_request_bytes": 5_000}, 5), ({}, 1)])
+@pytest.mark.parametrize(
+    ("limits", "runs"), [({"max_request_bytes": 5_000}, 5), ({"max_request_bytes": 1 << 20}, 1)]
+)
 def test_ids_are_split_by_the_size_of_the_request(limits: dict[str, int], runs: int) -> None:
     model = _model(max_message_bytes=1 << 20, **limits)
     texts = [[1000] * 1000] * 10  # two bytes each
-    requests = [request for _, request in plans.embed(texts, embed_request()).requests(model, 100)]
+    requests = [request for _, request in plans.embed(texts).requests(model, 100)]
     assert len(requests) == runs
     assert all(request.ByteSize() <= model.limits.max_request_bytes for request in requests)
 
 
 def test_a_prompt_leaves_less_room_for_texts() -> None:
     model = _model(max_request_bytes=1000)
-    plan = plans.embed(["x" * 80] * 8, embed_request(prompt="p" * 500))
+    plan = plans.embed(["x" * 80] * 8, prompt="p" * 500)
     requests = [request for _, request in plan.requests(model, 100)]
     assert sum(len(each.inputs) for each in requests) == 8
     assert all(request.ByteSize() <= 1000 for request in requests)
@@ -90,13 +86,13 @@ def test_a_prompt_leaves_less_room_for_texts() -> None:
 def test_costs_are_bounds_of_what_is_sent() -> None:
     texts = [Input(text="a"), Input(text="word " * 1000)]
     model = _model()
-    assert embed_response_bytes(embed_request(), model) >= 384 * 4
-    everything = encode_response_bytes(encode_request(), texts, model)
+    assert embed_response_bytes(plans.embed([]).template, model) >= 384 * 4
+    everything = encode_response_bytes(plans.encode([]).template, texts, model)
     assert everything[0] >= 3 * 384 * 4 + 72 * 3 * 3 * 4
     assert everything[1] >= 256 * 384 * 4 + 72 * 256 * 256 * 4
-    one_map = encode_request(layers=[0], heads=[1, 2], hidden_states=False)
+    one_map = plans.encode([], layers=[0], heads=[1, 2], hidden_states=False).template
     assert 2 * 256 * 256 * 4 <= encode_response_bytes(one_map, texts, model)[1] < 3 * 256 * 256 * 4
-    mean = encode_request(layers=[0], head_reduction="mean", hidden_states=False, dtype="float16")
+    mean = plans.encode([], layers=[0], head_reduction="mean", hidden_states=False, dtype="float16").template
     assert 256 * 256 * 2 <= encode_response_bytes(mean, texts, model)[1] < 2 * 256 * 256 * 2
 
 
@@ -110,19 +106,19 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
         ({"prompt_name": "no"}, 0, [6]),
     ],
 )
-def test_the_bytes_of_a_prompt_count_for_each_text(options: EmbedOptions, size: int, runs: list[int]) -> None:
+def test_the_bytes_of_a_prompt_count_for_each_text(
+    options: dict[str, Any], size: int, runs: list[int]
+) -> None:
     prompts = {"query": "query: ", "passage": "passage: "}
     limits = Limits(max_request_text_bytes=30, max_text_bytes=15)
     message = Model(embedding_size=4, prompts=prompts, default_prompt_name="passage", limits=limits)
     model = model_info(message)
-    requests = [
-        request for _, request in plans.embed(["abcde"] * 6, embed_request(**options)).requests(model, 100)
-    ]
+    requests = [request for _, request in plans.embed(["abcde"] * 6, **options).requests(model, 100)]
     assert [len(each.inputs) for each in requests] == runs
     with pytest.raises(
         InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, a text may have 15"
     ):
-        list(plans.embed(["x" * (16 - size)], embed_request(**options)).requests(model, 100))
+        list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:

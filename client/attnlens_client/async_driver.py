@@ -1,0 +1,141 @@
+"""How `AsyncClient` carries out the steps of the core: with calls that are awaited. See driver.py."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any, TypeVar
+
+import grpc
+
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens_client.connection import Connection, grpc_options
+from attnlens_client.core.events import Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.errors import AttnlensError, closed_error, no_message_error
+
+_T = TypeVar("_T")
+
+
+class AsyncDriver:
+    """A channel whose calls are awaited, all in one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        options, credentials = grpc_options(connection), connection.credentials
+        self.channel = (
+            grpc.aio.insecure_channel(connection.address, options)
+            if credentials is None
+            else grpc.aio.secure_channel(connection.address, credentials, options)
+        )
+        self.stub = EncoderServiceStub(self.channel)
+        self.metadata = tuple(connection.metadata)
+        self.calls: set[grpc.aio.Call] = set()  # those under way, of all methods
+        self.is_closed = False
+
+    async def close(self) -> None:
+        """Cancel what is running, and close the channel."""
+        self.is_closed = True
+        for call in tuple(self.calls):
+            call.cancel()
+        await self.channel.close()
+
+    async def result(self, steps: Steps[_T]) -> _T:
+        """Return the only item of a method."""
+        [result] = [item async for item in self.items(steps)]
+        return result
+
+    async def items(self, steps: Steps[_T]) -> AsyncGenerator[_T]:
+        """Yield the items of a method as they come."""
+        running = _Running(self)
+        event = None
+        try:
+            while True:
+                try:
+                    command = steps.send(event)
+                except StopIteration:
+                    return
+                event = None
+                if isinstance(command, Item):
+                    yield command.value
+                elif isinstance(command, Start):
+                    running.start(command)
+                else:
+                    event = await running.wait(command.seconds)
+        finally:
+            running.cancel()
+
+
+class _Running:
+    """The calls of one method that are under way: several with one reply each, or one stream."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+        self._calls: set[grpc.aio.Call] = set()
+        self._replies: set[asyncio.Task[Event | AttnlensError]] = set()
+        self._stream: tuple[int, Any] | None = None
+
+    def start(self, command: Start) -> None:
+        """Start a call."""
+        if self._driver.is_closed:
+            raise closed_error()
+        method, call_id = getattr(self._driver.stub, command.method), command.call_id
+        call = method(command.request, timeout=command.timeout_s, metadata=self._driver.metadata)
+        self._calls.add(call)
+        self._driver.calls.add(call)
+        if command.method == "EncodeStream":
+            self._stream = call_id, call
+        else:
+            self._replies.add(asyncio.ensure_future(self._reply(call_id, call)))
+
+    async def wait(self, seconds: float | None) -> Event | None:
+        """Return the next event. None: there was none for so many seconds."""
+        if self._stream is not None:
+            call_id, stream = self._stream
+            event = await self._event(call_id, stream.read())
+            if not isinstance(event, Reply):
+                self._stream = None
+                self._end(stream)
+        elif self._replies:
+            ended, _ = await asyncio.wait(self._replies, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                return None
+            task = ended.pop()
+            self._replies.discard(task)
+            event = task.result()
+        else:
+            await asyncio.sleep(seconds or 0)
+            return None
+        if isinstance(event, AttnlensError):
+            raise event
+        return event
+
+    async def _reply(self, call_id: int, call: Any) -> Event | AttnlensError:  # noqa: ANN401 - gRPC's call
+        try:
+            return await self._event(call_id, call)
+        finally:
+            self._end(call)
+
+    async def _event(self, call_id: int, message: Awaitable[Any]) -> Event | AttnlensError:
+        """Return what becomes of the next message of a call, or the failure that ends the method."""
+        try:
+            received = await message
+        except grpc.RpcError as error:
+            return closed_error(error) if self._driver.is_closed else Failed(call_id, error)
+        except asyncio.CancelledError as error:  # of the call by `close`, or of the task that waits for it
+            task = asyncio.current_task()
+            if not self._driver.is_closed or (task is not None and task.cancelling()):
+                raise
+            return closed_error(error)
+        if received is grpc.aio.EOF:
+            return Ended(call_id)
+        # grpc.aio leaves out bytes that are no message.
+        return no_message_error() if received is None else Reply(call_id, received)
+
+    def _end(self, call: grpc.aio.Call) -> None:
+        call.cancel()
+        self._calls.discard(call)
+        self._driver.calls.discard(call)
+
+    def cancel(self) -> None:
+        """End whatever still runs."""
+        for call in tuple(self._calls):
+            self._end(call)
+        for task in self._replies:
+            task.cancel()

@@ -1,0 +1,117 @@
+"""What the calls of one client share: its limits, the models seen, and when a failed call is made again.
+
+gRPC's own retries bridge a moment: five attempts, with the delay that the server names. A server that is
+overloaded or restarts may take longer, so `Attempts` goes on until the call's deadline, with growing random
+delays that keep many clients from coming back together.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from attnlens.v1.encoder_service_pb2 import Model
+from attnlens_client.core import models
+from attnlens_client.errors import (
+    AttnlensError,
+    DeadlineExceededError,
+    OverloadedError,
+    UnavailableError,
+    from_rpc_error,
+)
+from attnlens_client.results import ModelInfo
+
+_FIRST_DELAY_S = 0.1
+_MAX_DELAY_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The settings and the memory of one client. Threads share it: each field changes as a whole.
+
+    Attributes:
+        address, timeout_s, batch_size, max_in_flight: as in `Connection`.
+        may_retry: whether a call may be made again at all.
+        clock: seconds that never go back.
+        spread: a random share of a delay, from 0.5 to 1.
+        models: those seen, by the name asked for. Their limits serve to split requests; a server that comes
+            up again may have others, so nothing else is taken from here, and a refusal asks for them again.
+        has_answered: whether a server has ever answered.
+    """
+
+    address: str
+    timeout_s: float | None
+    batch_size: int
+    max_in_flight: int
+    may_retry: bool
+    clock: Callable[[], float] = time.monotonic
+    spread: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
+    models: dict[str, ModelInfo] = field(default_factory=dict)
+    has_answered: bool = False
+
+    def remember(self, name: str, message: Model) -> ModelInfo:
+        """Read a model, and keep it for its limits.
+
+        Raises:
+            BadReplyError: it is not the one that was asked for, or can't be.
+        """
+        self.models[name] = models.model(name, message)
+        return self.models[name]
+
+    def forget_if_replaced(self, model: ModelInfo | None, responses: Mapping[int, Any]) -> None:
+        """Forget the models where another one has answered than `model`, by whose limits calls were made."""
+        if model is not None and any(response.model != model.name for response in responses.values()):
+            self.models.clear()
+
+    def may_pass(self, error: AttnlensError) -> bool:
+        """Tell whether the same call may succeed later."""
+        return isinstance(error, OverloadedError) or (
+            isinstance(error, UnavailableError) and self.has_answered
+        )
+
+    def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:
+        """Return the exception for a failed call, and forget what may change while no server answers."""
+        failure = from_rpc_error(error, first_index)
+        if isinstance(failure, UnavailableError):
+            self.models.clear()
+        if isinstance(failure, DeadlineExceededError) and not failure.reason:  # gRPC has no words for it
+            message = (
+                f"a call to {self.address} took more than {self.timeout_s:g} s: give a larger timeout_s"
+                if self.has_answered
+                else f"no server answered at {self.address} within {self.timeout_s:g} s: start one there, "
+                "give another address, or a larger timeout_s"
+            )
+            failure = DeadlineExceededError(message, failure.code)
+        failure.__cause__ = error
+        return failure
+
+
+class Attempts:
+    """The attempts of one call, from now to its deadline."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        timeout_s = session.timeout_s
+        self._deadline = None if timeout_s is None else session.clock() + timeout_s
+        self._delay_s = _FIRST_DELAY_S
+
+    def timeout_s(self) -> float | None:
+        """Return what is left of the deadline, for the next attempt. None: there is no deadline."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._session.clock())
+
+    def delay_s(self, error: AttnlensError) -> float:
+        """Return how long to wait before the next attempt.
+
+        Raises:
+            AttnlensError: `error`, where it will not pass or the deadline leaves no time for an attempt.
+        """
+        self._delay_s = min(2 * self._delay_s, _MAX_DELAY_S)
+        delay_s = self._delay_s * self._session.spread()
+        left_s = self.timeout_s()
+        is_last = not self._session.may_retry or (left_s is not None and left_s <= delay_s)
+        if is_last or not self._session.may_pass(error):
+            raise error
+        return delay_s

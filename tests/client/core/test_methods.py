@@ -1,0 +1,317 @@
+"""The steps of the core, carried out by hand: no server, no channel, no clock that runs."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+
+import scripted
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_client import (
+    BadReplyError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
+from attnlens_client.core import methods, plans
+from attnlens_client.core.events import Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.core.session import Attempts, Session
+
+_T = TypeVar("_T")
+
+
+class Refusal(grpc.RpcError):
+    """A failed call, as gRPC tells it."""
+
+    def __init__(self, code: grpc.StatusCode, message: str = "", *, reason: str = "") -> None:
+        self._code, self._message, self._reason = code, message, reason
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._message
+
+    def trailing_metadata(self) -> Any:
+        return (("attnlens-error-reason", self._reason),) if self._reason else ()
+
+
+OVERLOADED = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", reason="OVERLOADED")
+AWAY = Refusal(grpc.StatusCode.UNAVAILABLE, "away")
+LATE = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+@dataclass
+class Simulation:
+    """A driver without calls: `answer` says what becomes of each, at once, or when the clock says so.
+
+    Attributes:
+        now: the clock, which goes on only while the core waits.
+        pick: which of the events that are there comes next.
+        log: what the core has asked for.
+    """
+
+    answer: Callable[[Start], list[Event]]
+    now: float = 0.0
+    pick: Callable[[list[Event]], int] = lambda _: 0
+    log: list[Start | float] = field(default_factory=list)
+    most_running: int = 0
+
+    def session(self, **settings: Any) -> Session:
+        settings = {
+            "address": "there:1",
+            "timeout_s": 60.0,
+            "batch_size": 128,
+            "max_in_flight": 4,
+            "may_retry": True,
+            **settings,
+        }
+        return Session(**settings, clock=lambda: self.now, spread=lambda: 1.0)
+
+    def items(self, steps: Steps[_T]) -> Iterator[_T]:
+        ready: list[Event] = []
+        event: Event | None = None
+        while True:
+            try:
+                command = steps.send(event)
+            except StopIteration:
+                return
+            event = None
+            if isinstance(command, Item):
+                yield command.value
+            elif isinstance(command, Start):
+                self.log.append(command)
+                ready += self.answer(command)
+                self.most_running = max(self.most_running, len(ready))
+            elif ready:
+                event = ready.pop(self.pick(ready))
+            else:
+                assert command.seconds is not None, "the core waits for ever"
+                self.log.append(command.seconds)
+                self.now += command.seconds
+
+    @property
+    def methods(self) -> list[str]:
+        return [entry.method for entry in self.log if isinstance(entry, Start)]
+
+    @property
+    def waits(self) -> list[float]:
+        return [entry for entry in self.log if isinstance(entry, float)]
+
+
+def served(start: Start, **limits: int) -> list[Event]:
+    """Answer as the scripted server does."""
+    if start.method == "GetModel":
+        return [Reply(start.call_id, pb.GetModelResponse(model=scripted.model(**limits)))]
+    if start.method == "EncodeStream":
+        parts = scripted.streamed(start.request.encode)
+        return [*(Reply(start.call_id, part) for part in parts), Ended(start.call_id)]
+    return [Reply(start.call_id, scripted.vectors(start.request))]
+
+
+def failing(*errors: Refusal, method: str = "Embed") -> Callable[[Start], list[Event]]:
+    """Let the first calls of a method fail, then answer."""
+    left = iter(errors)
+
+    def answer(start: Start) -> list[Event]:
+        error = next(left, None) if start.method == method else None
+        return served(start) if error is None else [Failed(start.call_id, error)]
+
+    return answer
+
+
+def test_one_short_text_is_one_call() -> None:
+    simulation = Simulation(served)
+    [result] = simulation.items(methods.run(simulation.session(), plans.embed(["abc"])))
+    assert result.vectors.tolist() == [[3.0] * 4]
+    assert simulation.methods == ["Embed"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_results_come_in_the_order_of_the_texts_whichever_call_ends_first(order: tuple[int, ...]) -> None:
+    simulation = Simulation(served)
+    ranks = dict(enumerate(order))
+    simulation.pick = lambda ready: min(
+        range(len(ready)), key=lambda place: ranks.get(ready[place].call_id, 0)
+    )
+    session = simulation.session(batch_size=1)
+    [result] = simulation.items(methods.run(session, plans.embed(["a", "bb", "ccc"])))
+    assert result.vectors[:, 0].tolist() == [1, 2, 3]
+    assert simulation.methods == ["GetModel", *["Embed"] * 3]
+    assert simulation.most_running == 3
+
+
+def test_no_more_calls_run_at_a_time_than_may() -> None:
+    simulation = Simulation(served)
+    session = simulation.session(batch_size=1, max_in_flight=2)
+    list(simulation.items(methods.run(session, plans.embed(["a"] * 9))))
+    assert simulation.methods.count("Embed") == 9
+    assert simulation.most_running == 2
+
+
+def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
+    simulation = Simulation(failing(*[OVERLOADED] * 8))
+    [result] = simulation.items(methods.run(simulation.session(), plans.embed(["abc"])))
+    assert result.vectors.shape == (1, 4)
+    assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+    timeouts = [entry.timeout_s for entry in simulation.log if isinstance(entry, Start)]
+    assert timeouts == pytest.approx([60, 59.8, 59.4, 58.6, 57, 53.8, 48.8, 43.8, 38.8])
+
+
+def test_the_deadline_ends_the_retries_with_what_the_server_said() -> None:
+    simulation = Simulation(failing(*[OVERLOADED] * 50))
+    with pytest.raises(OverloadedError, match="full") as caught:
+        list(simulation.items(methods.run(simulation.session(timeout_s=3.0), plans.embed(["abc"]))))
+    assert caught.value.__cause__ is OVERLOADED
+    assert simulation.now <= 3.0
+    simulation = Simulation(failing(*[OVERLOADED] * 50))
+    with pytest.raises(OverloadedError):
+        list(simulation.items(methods.run(simulation.session(may_retry=False), plans.embed(["abc"]))))
+    assert simulation.waits == []
+
+
+def test_without_a_deadline_the_retries_go_on() -> None:
+    simulation = Simulation(failing(*[OVERLOADED] * 500))
+    session = simulation.session(timeout_s=None)
+    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1
+    assert Attempts(session).timeout_s() is None
+
+
+def test_a_server_that_goes_away_is_awaited_once_it_has_answered() -> None:
+    simulation = Simulation(failing(AWAY))
+    session = simulation.session()
+    with pytest.raises(UnavailableError, match="away"):
+        list(simulation.items(methods.run(session, plans.embed(["abc"]))))
+    assert simulation.waits == []
+    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1  # it has answered
+    simulation.answer = failing(AWAY, AWAY)
+    assert len(list(simulation.items(methods.run(session, plans.embed(["abc"]))))) == 1
+    assert simulation.waits == pytest.approx([0.2, 0.4])
+
+
+def test_a_refused_call_is_made_again_while_others_still_run() -> None:
+    """The oldest call never ends before the one that was refused has been made again."""
+    held: list[Event] = []
+    starts: list[int] = []
+
+    def answer(start: Start) -> list[Event]:
+        if start.method != "Embed":
+            return served(start)
+        starts.append(start.call_id)
+        if start.call_id == 0:
+            held.extend(served(start))
+            return []
+        return [Failed(1, OVERLOADED)] if starts.count(1) == 1 else served(start) + held
+
+    simulation = Simulation(answer)
+    steps = methods.run(simulation.session(batch_size=1), plans.embed(["oldest", "b"]))
+    [result] = simulation.items(steps)
+    assert result.vectors[:, 0].tolist() == [6, 1]
+    assert starts == [0, 1, 1]
+
+
+def test_a_failure_that_will_not_pass_is_raised_with_the_callers_number() -> None:
+    def answer(start: Start) -> list[Event]:
+        if start.call_id != 2:
+            return served(start)
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        return [Failed(2, Refusal(code, "inputs[0].text is bad", reason="INVALID_FIELD"))]
+
+    simulation = Simulation(answer)
+    session = simulation.session(batch_size=1)
+    with pytest.raises(InvalidRequestError, match=r"^texts\[2\]\.text is bad") as caught:
+        list(simulation.items(methods.run(session, plans.embed(["a", "b", "c"]))))
+    assert caught.value.text_index == 2
+
+
+def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
+    limits = {"max_inputs_per_request": 4}
+
+    def answer(start: Start) -> list[Event]:
+        if start.method == "Embed" and len(start.request.inputs) > limits["max_inputs_per_request"]:
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            return [Failed(start.call_id, Refusal(code, "too many", reason="INVALID_FIELD"))]
+        return served(start, **limits)
+
+    simulation = Simulation(answer)
+    session = simulation.session()
+    list(simulation.items(methods.run(session, plans.embed(["a"] * 4))))
+    limits["max_inputs_per_request"] = 2
+    simulation.log.clear()
+    [result] = simulation.items(methods.run(session, plans.embed(["a"] * 4)))
+    assert result.vectors.shape == (4, 4)
+    assert simulation.methods == ["Embed", "GetModel", "Embed", "Embed"]
+    simulation.log.clear()
+    simulation.answer = failing(*[Refusal(grpc.StatusCode.INVALID_ARGUMENT, "bad")] * 9)
+    with pytest.raises(InvalidRequestError, match="bad"):  # with limits that are asked for first: once
+        list(simulation.items(methods.run(simulation.session(), plans.embed(["a"] * 4))))
+    assert simulation.methods == ["GetModel", "Embed"]
+
+
+def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> None:
+    simulation = Simulation(failing(LATE))
+    session = simulation.session(timeout_s=0.3)
+    with pytest.raises(DeadlineExceededError, match=r"no server answered at there:1 within 0.3 s: start one"):
+        list(simulation.items(methods.run(session, plans.embed(["a"]))))
+    list(simulation.items(methods.run(session, plans.embed(["a"]))))
+    simulation.answer = failing(LATE)
+    with pytest.raises(DeadlineExceededError, match=r"a call to there:1 took more than 0.3 s: give a larger"):
+        list(simulation.items(methods.run(session, plans.embed(["a"]))))
+
+
+def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
+    simulation = Simulation(served)
+    steps = methods.stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
+    texts = simulation.items(steps)
+    assert next(texts).num_tokens == 1
+    assert simulation.methods == ["GetModel", "EncodeStream"]  # the second call starts when it is needed
+    assert [text.num_tokens for text in texts] == [2, 3]
+    assert simulation.methods == ["GetModel", "EncodeStream", "EncodeStream"]
+
+
+def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None:
+    simulation = Simulation(failing(OVERLOADED, OVERLOADED, method="EncodeStream"))
+    texts = list(simulation.items(methods.stream(simulation.session(), plans.encode(["ab"]))))
+    assert [text.num_tokens for text in texts] == [2]
+    assert simulation.waits == pytest.approx([0.2, 0.4])
+    simulation.answer = lambda start: [served(start)[0], Failed(start.call_id, OVERLOADED)]
+    with pytest.raises(OverloadedError):
+        list(simulation.items(methods.stream(simulation.session(), plans.encode(["ab"]))))
+    assert simulation.waits == pytest.approx([0.2, 0.4])
+
+
+def test_a_stream_that_ends_too_soon_is_a_bad_reply() -> None:
+    simulation = Simulation(lambda start: [*served(start)[:2], Ended(start.call_id)])
+    with pytest.raises(BadReplyError, match="1 instead of 2 layers"):
+        list(simulation.items(methods.stream_parts(simulation.session(), plans.encode(["ab"]))))
+
+
+def test_models_are_forgotten_when_another_one_answers() -> None:
+    simulation = Simulation(served)
+    session = simulation.session()
+    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    assert list(session.models) == [""]
+
+    def renamed(start: Start) -> list[Event]:
+        [event] = served(start)
+        assert isinstance(event, Reply)
+        event.message.model = "other"
+        return [event]
+
+    simulation.answer = renamed
+    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    assert session.models == {}
+
+
+def test_the_delays_of_two_clients_differ() -> None:
+    session = Simulation(served).session()
+    random_session = Session(address="there:1", timeout_s=None, batch_size=1, max_in_flight=1, may_retry=True)
+    fixed, spread = Attempts(session), Attempts(random_session)
+    error = OverloadedError("full")
+    delays = [(fixed.delay_s(error), spread.delay_s(error)) for _ in range(9)]
+    assert all(most / 2 <= delay <= most for most, delay in delays)
+    assert len({most / delay for most, delay in delays}) > 1

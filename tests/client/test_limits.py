@@ -1,0 +1,134 @@
+"""How both clients keep the limits of a server, which may change: against a scripted server."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_client import Client, HeadPart, InvalidRequestError, UnavailableError
+from scripted import ScriptedServer, fails, refuse, vectors
+
+Call = Callable[..., Any]
+
+
+def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Call) -> None:
+    large = "é" * 40_000
+    with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
+        for texts, size in ((["a", "b" * 1001], 1001), (["a", large], 80_000)):
+            with pytest.raises(
+                InvalidRequestError, match=rf"^texts\[1\] has {size} bytes, .* 1000"
+            ) as caught:
+                call("embed", texts)
+            assert caught.value.text_index == 1
+        for method in ("embed", "encode", "tokenize"):  # one large text alone
+            with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
+                call(method, [large])
+        assert {type(each) for each in server.requests} == {pb.GetModelRequest}
+        assert call("embed", ["b" * 1000]).shape == (1, 4)
+    with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
+        with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
+            call("embed", [large])
+        assert call("embed", ["b"]).shape == (1, 4)  # a short text needs no other call
+        assert [type(each) for each in server.requests] == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None:
+    with ScriptedServer(max_request_text_bytes=10) as server, connect(server.address) as call:
+        assert call("embed", ["éé", "12345", "1", "2", "123456789", "", "1"])[:, 0].tolist() == [
+            2, 5, 1, 1, 9, 0, 1,
+        ]  # fmt: skip
+        sizes = [
+            sum(len(text.text.encode()) for text in each.inputs)
+            for each in server.requests
+            if isinstance(each, pb.EmbedRequest)
+        ]
+        assert sorted(sizes) == [1, 10, 10]
+        assert len(call("tokenize", ["12345"] * 5)) == 5
+        assert sum(isinstance(each, pb.TokenizeRequest) for each in server.requests) == 3
+
+
+def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: ScriptedServer) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="dimensions is 5: scripted has 4"):
+            client.embed([], dimensions=5)
+        assert client.embed([], dimensions=4).shape == (0, 4)
+
+
+def _kinds(server: ScriptedServer) -> list[type[Any]]:
+    kinds = [type(each) for each in server.requests]
+    server.requests.clear()
+    return kinds
+
+
+def test_the_limits_are_asked_for_once(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address) as call:
+        for _ in range(3):
+            call("embed", ["a", "b"])
+    assert _kinds(server) == [pb.GetModelRequest, *[pb.EmbedRequest] * 3]
+
+
+def test_other_limits_at_the_same_address_are_asked_for_when_they_matter(
+    server: ScriptedServer, connect: Call
+) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        most = server.limits["max_inputs_per_request"]
+        if len(request.inputs) > most:
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", f"inputs has more than {most}")
+        return vectors(request)
+
+    server.embed = embed
+    server.limits |= {"max_inputs_per_request": 4, "max_text_bytes": 10}
+    with connect(server.address) as call:
+        call("embed", ["a"] * 4)
+        server.limits["max_inputs_per_request"] = 2
+        assert call("embed", ["a"] * 4).shape == (4, 4)  # the server refused the call of 4
+        _kinds(server)
+        assert call("embed", ["a"] * 4).shape == (4, 4)
+        assert _kinds(server) == [pb.EmbedRequest] * 2
+        server.limits["max_text_bytes"] = 20
+        assert call("embed", ["a" * 15, "b"]).shape == (2, 4)  # the client would have refused it
+        with pytest.raises(InvalidRequestError, match="has 30 bytes, a text may have 20"):
+            call("embed", ["a" * 30, "b"])
+
+
+def test_another_model_at_the_same_address_has_its_own_limits_and_width(
+    server: ScriptedServer, connect: Call
+) -> None:
+    with connect(server.address) as call:
+        assert call("embed", ["a", "b"]).shape == (2, 4)
+        server.model.name, server.model.embedding_size = "other", 7
+        assert call("embed", []).shape == (0, 7)
+        server.model.name = "third"
+        server.change = lambda reply: (
+            setattr(reply, "model", "third") if isinstance(reply, pb.EmbedResponse) else None
+        )
+        call("embed", ["a", "b"])
+        _kinds(server)
+        call("embed", ["a", "b"])
+        assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_server_that_was_away_is_asked_for_its_limits_again(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address, max_attempts=1) as call:
+        call("embed", ["a", "b"])
+        server.embed = fails(grpc.StatusCode.UNAVAILABLE, "", "away")
+        with pytest.raises(UnavailableError):
+            call("embed", ["a", "b"])
+        _kinds(server)
+        call("embed", ["a", "b"])
+        assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
+
+
+def test_a_stream_asks_for_the_limits_and_needs_no_number_of_layers(
+    server: ScriptedServer, connect: Call
+) -> None:
+    with connect(server.address) as call:
+        for _ in range(2):
+            assert [text.layers for text in call("stream", ["a", "b"])] == [(0, 1)] * 2
+        assert _kinds(server) == [pb.GetModelRequest, pb.EncodeStreamRequest] * 2
+        assert [text.layers for text in call("stream", ["a"])] == [(0, 1)]
+        assert _kinds(server) == [pb.EncodeStreamRequest]
+        heads = [part.num_layers for part in call("stream_parts", ["a", "b"]) if isinstance(part, HeadPart)]
+        assert heads == [2, 2]
