@@ -66,8 +66,7 @@ class EncoderConfig(ConfigPart):
         # One spelling of a pattern, so that equal encoders have equal configurations.
         object.__setattr__(self, "attention", _shortest_pattern(self.layer_attentions))
 
-    def check(self) -> None:
-        """Check the ranges of the sizes, and what parts ask of each other."""
+    def _check(self) -> None:
         for name in ("hidden_size", "num_layers"):
             self.require(name, getattr(self, name) >= 1, "must be at least 1")
         self.require("hidden_dropout", 0 <= self.hidden_dropout < 1, "must be at least 0 and less than 1")
@@ -216,6 +215,6 @@ def _pattern(attention: AttentionConfig | tuple[AttentionConfig, ...]) -> tuple[
 def _shortest_pattern(
     layers: tuple[AttentionConfig, ...],
 ) -> AttentionConfig | tuple[AttentionConfig, ...]:
-    """Return the shortest pattern that is repeated over the layers; one that is all alike is no pattern."""
+    """Return the shortest pattern that is repeated over the layers; layers that are all alike need none."""
     length = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return layers[:length] if length > 1 else layers[0]

@@ -25,23 +25,22 @@ class ConfigPart:
     them, perhaps with None.
 
     Raises:
-        ConfigError: a value has the wrong type, is not one of its `Literal`, or fails `check`.
+        ConfigError: a value has the wrong type, is not one of its `Literal`, or fails `_check`.
     """
 
     path: ClassVar[str] = ""
-    """Where this part stands in the whole configuration."""
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        """Remember where this part stands in the whole configuration; where its base does unless stated."""
+        cls.path = cls.path if path is None else path
 
     def __post_init__(self) -> None:
         for name, wanted in field_types(type(self)).items():
             _check_type(join(self.path, name), getattr(self, name), wanted)
-        self.check()
+        self._check()
 
-    def check(self) -> None:
-        """Check the ranges of this part's values.
-
-        Raises:
-            ConfigError: one is out of range.
-        """
+    def _check(self) -> None:
+        """Refuse what the types allow and the part does not."""
 
     def require(self, name: str, holds: bool, limit: str) -> None:
         """Refuse the value of field `name` unless `holds`; `limit` says what would be right.
@@ -139,7 +138,7 @@ class _Reader:
         part = next(parts_in(wanted), None)
         if part is None:
             return value
-        may_be_list = any(get_origin(each) is tuple for each in _alternatives(wanted))
+        may_be_list = any(get_origin(option) is tuple for option in _alternatives(wanted))
         if may_be_list and isinstance(value, list | tuple):
             return tuple(self.value(item, part, f"{path}[{index}]") for index, item in enumerate(value))
         if not isinstance(value, Mapping):
@@ -165,19 +164,19 @@ def _alternatives(wanted: object) -> tuple[Any, ...]:
 
 def parts_in(wanted: object) -> Iterator[type[ConfigPart]]:
     """Yield the class of the part that an annotation allows, by itself or in a tuple."""
-    for each in _alternatives(wanted):
-        if isinstance(each, type) and issubclass(each, ConfigPart):
-            yield each
+    for option in _alternatives(wanted):
+        if isinstance(option, type) and issubclass(option, ConfigPart):
+            yield option
 
 
 def _check_type(path: str, value: object, wanted: object) -> None:
-    if any(_accepts(value, each) for each in _alternatives(wanted)):
+    if any(_accepts(value, option) for option in _alternatives(wanted)):
         return
     if get_origin(wanted) is Literal and isinstance(value, str):
         choices = get_args(wanted)
         close = suggestion(value, choices)
         raise ConfigError(f"{path}={value!r} is not supported{close}: choose one of {', '.join(choices)}")
-    names = " or ".join(_name(each) for each in _alternatives(wanted))
+    names = " or ".join(_name(option) for option in _alternatives(wanted))
     raise ConfigError(f"{path}={value!r} is {type(value).__name__}: it must be {names}")
 
 

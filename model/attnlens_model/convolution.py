@@ -6,7 +6,7 @@ Letters in shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from attnlens_model.config_part import ConfigPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvolutionConfig(ConfigPart):
+class ConvolutionConfig(ConfigPart, path="convolution"):
     """A convolution beside the first layer.
 
     Attributes:
@@ -24,14 +24,11 @@ class ConvolutionConfig(ConfigPart):
         activation: as that of the feed-forward part, or "tanh".
     """
 
-    path: ClassVar[str] = "convolution"
-
     kernel_size: int
     groups: int = 1
     activation: Literal[Activation, "tanh"] = "tanh"
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         size = self.kernel_size
         self.require("kernel_size", size >= 1 and size % 2 == 1, "must be odd and at least 1")
 

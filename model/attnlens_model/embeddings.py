@@ -4,7 +4,7 @@ Letters in shapes: B batch, T tokens, E embedding width, D encoder width (E = D 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ EMBEDDING_STD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingsConfig(ConfigPart):
+class EmbeddingsConfig(ConfigPart, path="embeddings"):
     """The tables of tokens and of token types, and what is done with their sum.
 
     Attributes:
@@ -30,8 +30,6 @@ class EmbeddingsConfig(ConfigPart):
         norm: whether the embeddings are normalised.
     """
 
-    path: ClassVar[str] = "embeddings"
-
     vocab_size: int
     pad_token_id: int = 0
     type_vocab_size: int = 2
@@ -39,8 +37,7 @@ class EmbeddingsConfig(ConfigPart):
     projection: Literal["after_norm", "before_norm"] = "after_norm"
     norm: bool = True
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         self.require("vocab_size", self.vocab_size >= 1, "must be at least 1")
         limit, last = "must be from 0 to vocab_size - 1", self.vocab_size - 1
         self.require("pad_token_id", 0 <= self.pad_token_id <= last, f"{limit} = {last}")
@@ -50,7 +47,7 @@ class EmbeddingsConfig(ConfigPart):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositionsConfig(ConfigPart):
+class PositionsConfig(ConfigPart, path="positions"):
     """The positions, learned or computed.
 
     Attributes:
@@ -60,20 +57,17 @@ class PositionsConfig(ConfigPart):
             none is added; positions reach the encoder through its attention, if at all.
     """
 
-    path: ClassVar[str] = "positions"
-
     max_position_embeddings: int
     scheme: Literal["absolute", "padding_offset", "none"] = "absolute"
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         self.require("max_position_embeddings", self.max_position_embeddings >= 1, "must be at least 1")
 
 
 def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tensor:
     """Return which position embedding each token gets when positions are counted over tokens alone.
 
-    The n-th token that is no padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
+    The n-th token that is not padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
     gets `pad_token_id` (Liu et al. 2019, in fairseq's implementation). The publishers take for padding what
     has the padding id; here it is what the attention mask leaves out. The two differ only for a text that
     itself contains the padding token.

@@ -95,4 +95,6 @@ def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters,
 
 
 def _named(modules: Parameters, kind: str) -> Parameters:
-    return f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{each}.{kind}" for each in modules)
+    return (
+        f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{module}.{kind}" for module in modules)
+    )

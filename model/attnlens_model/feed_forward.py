@@ -4,7 +4,7 @@ Letters in shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from attnlens_model.config_part import ConfigPart
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig(ConfigPart):
+class FeedForwardConfig(ConfigPart, path="feed_forward"):
     """The feed-forward part of every layer.
 
     Attributes:
@@ -24,16 +24,13 @@ class FeedForwardConfig(ConfigPart):
         down_bias: whether the projection down has one.
     """
 
-    path: ClassVar[str] = "feed_forward"
-
     intermediate_size: int
     kind: Literal["plain", "gated"] = "plain"
     activation: Activation = "gelu"
     up_bias: bool = True
     down_bias: bool = True
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         self.require("intermediate_size", self.intermediate_size >= 1, "must be at least 1")
 
 

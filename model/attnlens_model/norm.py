@@ -4,7 +4,7 @@ Letters in shapes: B batch, T tokens, D width.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from attnlens_model.config_part import ConfigPart, is_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormConfig(ConfigPart):
+class NormConfig(ConfigPart, path="norm"):
     """The norms of an encoder.
 
     Attributes:
@@ -25,15 +25,12 @@ class NormConfig(ConfigPart):
             normalised.
     """
 
-    path: ClassVar[str] = "norm"
-
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
     placement: Literal["post", "pre"] = "post"
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")
 
 

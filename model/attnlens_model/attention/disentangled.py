@@ -96,7 +96,7 @@ def bucketed_distances(max_distance: int, num_buckets: int, max_relative_positio
     buckets = list(range(min(middle, max_distance) + 1))
     step = 0
     for distance in range(middle + 1, max_distance + 1):
-        # step >= log(distance / middle) / log(end / middle) * steps, raised to what has no fractions
+        # step >= log(distance / middle) / log(end / middle) * steps, as powers: without fractions
         while end**step * middle**steps < distance**steps * middle**step:
             step += 1
         buckets.append(middle + step)

@@ -10,7 +10,7 @@ Letters in shapes: B batch, T tokens, D width, H heads.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType
 
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ class BatchInputs(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(ConfigPart):
+class AttentionConfig(ConfigPart, path="attention"):
     """Base of the configurations of all mechanisms.
 
     Attributes:
@@ -72,14 +72,11 @@ class AttentionConfig(ConfigPart):
         dropout: probability of dropping an attention weight, in training.
     """
 
-    path: ClassVar[str] = "attention"
-
     kind: str
     num_heads: int
     dropout: float = 0.1
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         self.require("num_heads", self.num_heads >= 1, "must be at least 1")
         self.require("dropout", 0 <= self.dropout < 1, "must be at least 0 and less than 1")
 

@@ -7,7 +7,6 @@ Letters in shapes: T tokens, H heads, R buckets, M the longest input.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ _FEWEST_BUCKETS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeBiasConfig(ConfigPart):
+class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
     """Which biases each head adds to its scores; all layers of one configuration have the same.
 
     Attributes:
@@ -27,13 +26,10 @@ class RelativeBiasConfig(ConfigPart):
         max_distance: from this distance on all share the last bucket.
     """
 
-    path: ClassVar[str] = "attention.relative_bias"
-
     num_buckets: int
     max_distance: int = 128
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         buckets = self.num_buckets
         is_usable = buckets >= _FEWEST_BUCKETS and buckets % 2 == 0
         self.require("num_buckets", is_usable, f"must be even and at least {_FEWEST_BUCKETS}")
@@ -58,7 +54,7 @@ def relative_position_bucket(relative_position: int, num_buckets: int, max_dista
     if distance < exact:
         return first + distance
     logarithmic = half - exact
-    # step <= log(distance / exact) / log(max_distance / exact) * logarithmic, raised to what has no fractions
+    # step <= log(distance / exact) / log(max_distance / exact) * logarithmic, as powers: without fractions
     reached = [
         step
         for step in range(1, logarithmic)

@@ -11,7 +11,7 @@ Letters in shapes: B batch, H heads, T tokens, K head width, M the longest input
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from attnlens_model.config_part import ConfigPart, is_positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotaryConfig(ConfigPart):
+class RotaryConfig(ConfigPart, path="attention.rotary"):
     """By which angles queries and keys are turned.
 
     Attributes:
@@ -28,13 +28,10 @@ class RotaryConfig(ConfigPart):
         divisor: see `theta`; 1 is the paper's.
     """
 
-    path: ClassVar[str] = "attention.rotary"
-
     theta: float
     divisor: float = 1.0
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
+    def _check(self) -> None:
         for name in ("theta", "divisor"):
             self.require(name, is_positive(getattr(self, name)), "must be greater than 0")
 

@@ -49,9 +49,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
 
-    def check(self) -> None:
-        """Check the ranges of this part's values."""
-        super().check()
+    def _check(self) -> None:
+        super()._check()
         for name in ("head_size", "window"):
             value = getattr(self, name)
             self.require(name, value is None or value >= 1, "must be at least 1, or null")
