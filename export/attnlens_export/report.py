@@ -68,13 +68,13 @@ def _parity_content(result: ParityResult) -> dict[str, Any]:
         "reference": result.reference_name,
         "max_position_embeddings": result.max_tokens,
         "longest_input_tokens": {
-            f"{graph} {output}": max(each.case.length for each in group)
+            f"{graph} {output}": max(measurement.case.length for measurement in group)
             for (graph, output), group in result.by_output().items()
         },
         "failures": result.failures(),
         "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
-        "measurements": [_as_json(each) for each in result.measurements],
-        "invariants": [_as_json(each) for each in result.invariants],
+        "measurements": [_as_json(measurement) for measurement in result.measurements],
+        "invariants": [_as_json(invariants) for invariants in result.invariants],
     }
 
 
@@ -134,10 +134,10 @@ def _figures_table(figures: list[ParityFigure]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     rows += [
-        f"| {each.graph} | {each.output} | {each.max_abs_error:.2e} | {each.max_abs_error_float64:.2e} | "
-        f"{each.torch_abs_error_float64:.2e} | {each.mean_abs_error:.2e} | {each.p99_abs_error:.2e} | "
-        f"{1 - each.min_cosine:.1e} |"
-        for each in figures
+        f"| {figure.graph} | {figure.output} | {figure.max_abs_error:.2e} | "
+        f"{figure.max_abs_error_float64:.2e} | {figure.torch_abs_error_float64:.2e} | {figure.mean_abs_error:.2e} | {figure.p99_abs_error:.2e} | "
+        f"{1 - figure.min_cosine:.1e} |"
+        for figure in figures
     ]
     return "\n".join(rows)
 
@@ -151,11 +151,11 @@ def _worst_line(found: Measurement) -> str:
 
 
 def _invariants_list(result: ParityResult) -> str:
-    row_sum = max_or_nan(each.row_sum_error for each in result.invariants)
-    masked = max_or_nan(each.masked_weight for each in result.invariants)
-    empty = max_or_nan(each.empty_row_weight for each in result.invariants)
-    alone = max_or_nan(each.alone_error for each in result.measurements)
-    finite = all(each.finite for each in result.invariants)
+    row_sum = max_or_nan(found.row_sum_error for found in result.invariants)
+    masked = max_or_nan(found.masked_weight for found in result.invariants)
+    empty = max_or_nan(found.empty_row_weight for found in result.invariants)
+    alone = max_or_nan(found.alone_error for found in result.measurements)
+    finite = all(found.finite for found in result.invariants)
     return "\n".join(
         [
             f"- attention rows of live tokens sum to 1 within {row_sum:.1e}",

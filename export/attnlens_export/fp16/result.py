@@ -83,31 +83,34 @@ class Fp16Result(PrecisionResult):
     def failures(self) -> list[str]:
         """Return a line for each gate that did not hold, those of the smallest cosine first."""
         by_cosine = sorted(
-            self.measurements, key=lambda each: float(np.nan_to_num(each.min_cosine, nan=-1.0))
+            self.measurements, key=lambda measurement: float(np.nan_to_num(measurement.min_cosine, nan=-1.0))
         )
         return [line for measurement in by_cosine for line in measurement.failures()]
 
     @property
     def largest(self) -> Fp16Measurement:
         """The measurement with the largest value in fp16."""
-        return max(self.measurements, key=lambda each: float(np.nan_to_num(each.largest_value, nan=np.inf)))
+        return max(
+            self.measurements,
+            key=lambda measurement: float(np.nan_to_num(measurement.largest_value, nan=np.inf)),
+        )
 
     def figures(self) -> list[ParityFigure]:
         """Return the worst figures of all inputs; a NaN is worse than any number."""
         worst = {
-            name: float(np.max([getattr(each, name) for each in self.measurements]))
+            name: float(np.max([getattr(measurement, name) for measurement in self.measurements]))
             for name in ("max_abs_error", "max_abs_error_float64", "torch_abs_error_float64", "p99_abs_error")
         }
-        counts = [each.num_elements for each in self.measurements]
+        counts = [measurement.num_elements for measurement in self.measurements]
         figure = ParityFigure(
             graph=self.measurements[0].graph,
             output=self.measurements[0].output,
             mean_abs_error=float(
-                np.average([each.mean_abs_error for each in self.measurements], weights=counts)
+                np.average([measurement.mean_abs_error for measurement in self.measurements], weights=counts)
             ),
-            min_cosine=float(np.min([each.min_cosine for each in self.measurements])),
-            longest_input_tokens=max(each.length for each in self.measurements),
-            max_fp16_value=float(np.max([each.largest_value for each in self.measurements])),
+            min_cosine=float(np.min([measurement.min_cosine for measurement in self.measurements])),
+            longest_input_tokens=max(measurement.length for measurement in self.measurements),
+            max_fp16_value=float(np.max([measurement.largest_value for measurement in self.measurements])),
             **worst,
         )
         return [figure]

@@ -141,7 +141,7 @@ def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
     """Return the graph that computes `last_hidden_state` alone, with the same weights.
 
     Weights of attention that are no output are not zeroed: a softmax is exactly 0 at masked keys already,
-    save in rows in which every key is masked, and these are padding. It takes 1 % less time, in int8 4 %.
+    except in rows in which every key is masked, and these are padding. It takes 1 % less time, in int8 4 %.
     """
     proto = copy.deepcopy(attentions.proto)
     del proto.graph.output[1:]

@@ -146,15 +146,15 @@ class ParityResult:
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""
-        measured = {(each.graph, each.case) for each in self.invariants}
-        graphs = dict.fromkeys(each.graph for each in self.invariants)
+        measured = {(found.graph, found.case) for found in self.invariants}
+        graphs = dict.fromkeys(found.graph for found in self.invariants)
         return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
 
     def describe_lengths(self) -> str:
         """Return one line: the longest input that was compared, of each output where they differ."""
         longest: dict[str, int] = {}
-        for each in self.measurements:
-            longest[each.output] = max(longest.get(each.output, 0), each.case.length)
+        for measurement in self.measurements:
+            longest[measurement.output] = max(longest.get(measurement.output, 0), measurement.case.length)
         named = ", ".join(f"{output} {length}" for output, length in longest.items())
         lengths = set(longest.values())
         tokens = str(lengths.pop()) if len(lengths) == 1 else named
@@ -163,8 +163,8 @@ class ParityResult:
     def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by graph and output kind."""
         groups: dict[tuple[str, str], list[Measurement]] = {}
-        for each in self.measurements:
-            groups.setdefault((each.graph, each.output), []).append(each)
+        for measurement in self.measurements:
+            groups.setdefault((measurement.graph, measurement.output), []).append(measurement)
         return groups
 
     def figures(self) -> list[ParityFigure]:
@@ -174,23 +174,25 @@ class ParityResult:
 
 def summarize(group: Sequence[Measurement]) -> ParityFigure:
     """Return the worst figures of one output of one graph; a NaN is worse than any number."""
-    counts = [each.num_elements for each in group]
+    counts = [measurement.num_elements for measurement in group]
     return ParityFigure(
         graph=group[0].graph,
         output=group[0].output,
-        max_abs_error=max_or_nan(each.max_abs_error for each in group),
-        max_abs_error_float64=max_or_nan(each.max_abs_error_float64 for each in group),
-        torch_abs_error_float64=max_or_nan(each.torch_abs_error_float64 for each in group),
-        mean_abs_error=float(np.average([each.mean_abs_error for each in group], weights=counts)),
-        p99_abs_error=max_or_nan(each.p99_abs_error for each in group),
-        min_cosine=-max_or_nan(-each.min_cosine for each in group),
-        longest_input_tokens=max(each.case.length for each in group),
+        max_abs_error=max_or_nan(measurement.max_abs_error for measurement in group),
+        max_abs_error_float64=max_or_nan(measurement.max_abs_error_float64 for measurement in group),
+        torch_abs_error_float64=max_or_nan(measurement.torch_abs_error_float64 for measurement in group),
+        mean_abs_error=float(
+            np.average([measurement.mean_abs_error for measurement in group], weights=counts)
+        ),
+        p99_abs_error=max_or_nan(measurement.p99_abs_error for measurement in group),
+        min_cosine=-max_or_nan(-measurement.min_cosine for measurement in group),
+        longest_input_tokens=max(measurement.case.length for measurement in group),
     )
 
 
 def worst(group: Sequence[Measurement]) -> Measurement:
     """Return the measurement with the largest error against PyTorch fp32."""
-    return max(group, key=lambda each: float(np.nan_to_num(each.max_abs_error, nan=np.inf)))
+    return max(group, key=lambda measurement: float(np.nan_to_num(measurement.max_abs_error, nan=np.inf)))
 
 
 def max_or_nan(values: Iterable[float]) -> float:
