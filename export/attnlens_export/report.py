@@ -133,12 +133,16 @@ def _figures_table(figures: list[ParityFigure]) -> str:
         "| graph | output | ONNX - PyTorch | ONNX - float64 | PyTorch - float64 | mean | p99 | 1 - cosine |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows += [
-        f"| {figure.graph} | {figure.output} | {figure.max_abs_error:.2e} | "
-        f"{figure.max_abs_error_float64:.2e} | {figure.torch_abs_error_float64:.2e} | {figure.mean_abs_error:.2e} | {figure.p99_abs_error:.2e} | "
-        f"{1 - figure.min_cosine:.1e} |"
-        for figure in figures
-    ]
+    for figure in figures:
+        errors = (
+            figure.max_abs_error,
+            figure.max_abs_error_float64,
+            figure.torch_abs_error_float64,
+            figure.mean_abs_error,
+            figure.p99_abs_error,
+        )
+        cells = [figure.graph, figure.output, *(f"{error:.2e}" for error in errors)]
+        rows.append(f"| {' | '.join(cells)} | {1 - figure.min_cosine:.1e} |")
     return "\n".join(rows)
 
 

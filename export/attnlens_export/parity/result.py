@@ -18,12 +18,11 @@ def allowed_error(torch_abs_error_float64: float) -> float:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One output kind of one graph on one input shape, live tokens only.
+class Errors:
+    """How far one output of one graph is from PyTorch's on one input, live tokens only.
 
     Attributes:
         graph: the ONNX file.
-        case: the input shape.
         output: `last_hidden_state` or `attentions` (all layers together).
         max_abs_error: the largest |ONNX - PyTorch fp32|.
         max_abs_error_float64: the largest |ONNX - PyTorch float64|.
@@ -32,15 +31,9 @@ class Measurement:
         p99_abs_error: its 99th percentile; for attentions the largest of any layer.
         min_cosine: the smallest cosine between a row of ONNX and of PyTorch fp32.
         num_elements: the number of elements compared.
-        allowed_error: the gate for `max_abs_error` and `alone_error`.
-        alone_error: the largest difference between the shortest text in the batch and the same text alone.
-        worst_output: the tensor with the largest error.
-        worst_index: where in it: (batch, token, component), or (batch, head, query, key).
-        worst_values: what ONNX and PyTorch fp32 have there.
     """
 
     graph: str
-    case: Case
     output: str
     max_abs_error: float
     max_abs_error_float64: float
@@ -49,6 +42,22 @@ class Measurement:
     p99_abs_error: float
     min_cosine: float
     num_elements: int
+
+
+@dataclass(frozen=True)
+class Measurement(Errors):
+    """The errors on one input shape, and whether they pass.
+
+    Attributes:
+        case: the input shape.
+        allowed_error: the gate for `max_abs_error` and `alone_error`.
+        alone_error: the largest difference between the shortest text in the batch and the same text alone.
+        worst_output: the tensor with the largest error.
+        worst_index: where in it: (batch, token, component), or (batch, head, query, key).
+        worst_values: what ONNX and PyTorch fp32 have there.
+    """
+
+    case: Case
     allowed_error: float
     alone_error: float
     worst_output: str
@@ -174,19 +183,22 @@ class ParityResult:
 
 def summarize(group: Sequence[Measurement]) -> ParityFigure:
     """Return the worst figures of one output of one graph; a NaN is worse than any number."""
-    counts = [measurement.num_elements for measurement in group]
+    return worst_figures(group, max(measurement.case.length for measurement in group))
+
+
+def worst_figures(group: Sequence[Errors], longest_input_tokens: int) -> ParityFigure:
+    """Return the worst errors of a group; a NaN is worse than any number."""
+    counts = [errors.num_elements for errors in group]
     return ParityFigure(
         graph=group[0].graph,
         output=group[0].output,
-        max_abs_error=max_or_nan(measurement.max_abs_error for measurement in group),
-        max_abs_error_float64=max_or_nan(measurement.max_abs_error_float64 for measurement in group),
-        torch_abs_error_float64=max_or_nan(measurement.torch_abs_error_float64 for measurement in group),
-        mean_abs_error=float(
-            np.average([measurement.mean_abs_error for measurement in group], weights=counts)
-        ),
-        p99_abs_error=max_or_nan(measurement.p99_abs_error for measurement in group),
-        min_cosine=-max_or_nan(-measurement.min_cosine for measurement in group),
-        longest_input_tokens=max(measurement.case.length for measurement in group),
+        max_abs_error=max_or_nan(errors.max_abs_error for errors in group),
+        max_abs_error_float64=max_or_nan(errors.max_abs_error_float64 for errors in group),
+        torch_abs_error_float64=max_or_nan(errors.torch_abs_error_float64 for errors in group),
+        mean_abs_error=float(np.average([errors.mean_abs_error for errors in group], weights=counts)),
+        p99_abs_error=max_or_nan(errors.p99_abs_error for errors in group),
+        min_cosine=-max_or_nan(-errors.min_cosine for errors in group),
+        longest_input_tokens=longest_input_tokens,
     )
 
 
