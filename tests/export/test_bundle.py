@@ -184,7 +184,7 @@ def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
     config = changed(tiny_config, {"num_layers": 1})
     digests = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed))
+        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed, tracer=None))
         digests.append(hashlib.sha256((tmp_path / name / "onnx" / "model.onnx").read_bytes()).hexdigest())
     assert digests[0] == digests[1] != digests[2]
 
