@@ -2,7 +2,7 @@
 
 A batch is padded to its longest text, on CUDA a little beyond it, so texts of like length belong together; a
 batch has room for a number of tokens, because that is what time and memory depend on. The oldest text is
-always in the batch, hence none waits for more batches than there are texts before it, whatever arrives later.
+always in the batch, so none waits for more batches than there are texts before it, whatever arrives later.
 """
 
 import math
@@ -40,8 +40,8 @@ class LengthBuckets:
     """The lengths that batches are padded to.
 
     Attributes:
-        multiple: they are multiples of it,
-        max_length: except this, the positions of the model.
+        multiple: each length is a multiple of it, or `max_length`.
+        max_length: the positions of the model.
     """
 
     multiple: int
@@ -51,6 +51,28 @@ class LengthBuckets:
         """Return the length of a batch whose longest text has `num_tokens`."""
         rounded = math.ceil(num_tokens / self.multiple) * self.multiple
         return max(num_tokens, min(rounded, self.max_length))
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """Chooses batches for the lanes of a graph.
+
+    Attributes:
+        limits: what a batch may hold.
+        buckets: what batches are padded to; None: to their longest text.
+    """
+
+    limits: BatchLimits
+    buckets: LengthBuckets | None = None
+
+    def choose(self, lengths: Sequence[int], num_idle: int) -> list[int]:
+        """Return which of the waiting texts a lane takes, `num_idle` lanes being idle, itself included."""
+        padded = [self.padded_length(length) for length in lengths]
+        return pack(padded, share(padded, self.limits, num_idle))
+
+    def padded_length(self, num_tokens: int) -> int:
+        """Return the length of a batch whose longest text has `num_tokens`."""
+        return self.buckets.round_up(num_tokens) if self.buckets else num_tokens
 
 
 def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLimits:

@@ -1,23 +1,27 @@
 """Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnlens.bundle import BundleError, FileState, find_graph, read_manifest, state_of, verify_files
+from attnlens.bundle import (
+    MANIFEST_NAME,
+    BundleError,
+    FileState,
+    read_manifest,
+    state_of,
+    verify_files,
+)
 from attnlens.dense import DenseLayer, open_dense
-from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.bundle.check import check_manifest
+from attnlens_server.bundle.files import MappedFiles, graph_files
+from attnlens_server.bundle.manifest import DATA_TYPES, read_model
+from attnlens_server.bundle.model import Graph, Kind, Model
 from attnlens_server.config import Precision
 from attnlens_server.errors import StartupError, UnusableGraphError
-from attnlens_server.graph_files import MappedFiles, graph_files
-from attnlens_server.manifest_check import check_manifest
 
-DATA_TYPES: dict[Precision, DataType.ValueType] = {
-    "fp32": DataType.DATA_TYPE_FLOAT32,
-    "fp16": DataType.DATA_TYPE_FLOAT16,
-    "int8": DataType.DATA_TYPE_INT8,
-}
 TOKENIZER_NAME = "tokenizer.json"
 
 
@@ -28,6 +32,7 @@ class Bundle:
     Attributes:
         directory: where it is.
         manifest: what it says of itself.
+        model: what the other rooms need of it.
         dense: the layers that pooled vectors go through.
         precision: of the graph that computes embeddings; attention is always computed in fp32.
         states: of each listed file by its path, from just before its hash was compared.
@@ -35,29 +40,14 @@ class Bundle:
 
     directory: Path
     manifest: Manifest
+    model: Model
     dense: tuple[DenseLayer, ...]
     precision: Precision = "fp32"
     states: Mapping[str, FileState] = field(default_factory=dict)
 
-    @property
-    def embeddings(self) -> Graph:
-        """The graph that returns `last_hidden_state` alone."""
-        return find_graph(self.manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DATA_TYPES[self.precision])
-
-    @property
-    def attentions(self) -> Graph:
-        """The graph that returns the attention weights, too."""
-        return find_graph(self.manifest, GraphKind.GRAPH_KIND_ATTENTIONS)
-
-    @property
-    def embeddings_path(self) -> Path:
-        """The ONNX file of `embeddings`."""
-        return self.directory / self.embeddings.path
-
-    @property
-    def attentions_path(self) -> Path:
-        """The ONNX file of `attentions`."""
-        return self.directory / self.attentions.path
+    def graph_path(self, kind: Kind) -> Path:
+        """Return the ONNX file of a graph."""
+        return self.directory / self.model.graphs[kind].path
 
     @property
     def tokenizer_path(self) -> Path | None:
@@ -123,13 +113,15 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         dense = open_dense(directory, manifest)
     except BundleError as error:
         raise StartupError(str(error)) from error
+    digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
     bundle = Bundle(
         directory=directory,
         manifest=manifest,
+        model=read_model(manifest, digest, precision),
         dense=dense,
         precision=precision,
         states=states,
     )
-    for graph in (bundle.embeddings, bundle.attentions):
+    for graph in bundle.model.graphs.values():
         graph_files(directory, graph.path, states)
     return bundle

@@ -27,36 +27,30 @@ def keep_white_space(tokenizer: tokenizers.Tokenizer) -> None:
     """Let the tokenizer report white space with its token: what it trims itself may end before it starts."""
     processor: Any = tokenizer.post_processor
     is_sequence = isinstance(processor, processors.Sequence)
-    for each in processor if is_sequence else [processor]:
-        if isinstance(each, processors.ByteLevel | processors.RobertaProcessing):
-            each.trim_offsets = False
+    for step in processor if is_sequence else [processor]:
+        if isinstance(step, processors.ByteLevel | processors.RobertaProcessing):
+            step.trim_offsets = False
 
 
-def token_places(text: str, encoding: tokenizers.Encoding, *, is_cut: bool) -> list[Place]:
-    """Return the place of each token of an encoding; (0, 0) for those that the text does not hold.
+def token_places(
+    text: str, tokens: Sequence[str], reported: Sequence[Place], *, is_cut: bool
+) -> list[Place]:
+    """Return the places of the tokens of a text, special tokens left out.
 
     Args:
         text: what was tokenized.
-        encoding: by a tokenizer that went through `keep_white_space`.
+        tokens: the tokenizer's spelling of each.
+        reported: where a tokenizer that went through `keep_white_space` says that they stand.
         is_cut: whether tokens were cut off at the end.
     """
-    # Each access to a list of the encoding builds the whole list.
-    is_special, offsets, tokens = encoding.special_tokens_mask, encoding.offsets, encoding.tokens
-    rows = [row for row, special in enumerate(is_special) if not special]
-    reported = [offsets[row] for row in rows]
     # What follows the last token of a cut text is unknown: it may begin at once.
     last = max((end for _, end in reported), default=0) - 1 if is_cut else len(text)
     following = [*(start for start, _ in reported[1:]), last]
     places = [
-        _place(text, tokens[row], place, next_start)
-        for row, place, next_start in zip(rows, reported, following, strict=False)
+        _place(text, token, place, next_start)
+        for token, place, next_start in zip(tokens, reported, following, strict=False)
     ]
-    if not text.isascii():
-        places = _with_marks(text, places, limit=last + 1 if is_cut else len(text))
-    result = [(0, 0)] * len(is_special)
-    for row, place in zip(rows, places, strict=True):
-        result[row] = place
-    return result
+    return places if text.isascii() else _with_marks(text, places, limit=last + 1 if is_cut else len(text))
 
 
 def _place(text: str, token: str, reported: Place, next_start: int) -> Place:

@@ -4,14 +4,15 @@ Two things are counted. Texts that wait or run, for each graph by itself, so tha
 attention does not shut out embeddings. And the memory of calls: what they brought, what is being made for
 them, and replies that their clients have not read yet, which is where the memory goes when they read slowly.
 
-Everything here runs on the event loop, hence no locks.
+Everything here runs on the event loop, so there are no locks.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from attnlens_server.engine import SessionWorker
+from attnlens_server.bundle import Kind
 from attnlens_server.errors import NeverFitsError, OverloadedError
 
 MEMORY_RETRY_S = 0.25
@@ -20,46 +21,48 @@ MEMORY_RETRY_S = 0.25
 class Admission:
     """Counts what is inside."""
 
-    def __init__(self, max_texts: int, max_bytes: int) -> None:
+    def __init__(self, max_texts: int, max_bytes: int, retry_after_s: Callable[[Kind], float]) -> None:
         """Count from nothing.
 
         Args:
-            max_texts: texts that may wait or run, for each worker by itself.
+            max_texts: texts that may wait or run, for each graph by itself.
             max_bytes: memory that all calls together may take.
+            retry_after_s: when those should come back who find no place at a graph.
         """
         self.max_bytes = max_bytes
         self._max_texts = max_texts
-        self._num_texts: Counter[SessionWorker] = Counter()
+        self._retry_after_s = retry_after_s
+        self._num_texts: Counter[Kind] = Counter()
         self._num_bytes = 0
 
     @contextmanager
-    def texts(self, worker: SessionWorker, count: int) -> Iterator[None]:
-        """Hold `count` places of a worker while the block runs.
+    def texts(self, kind: Kind, count: int) -> Iterator[None]:
+        """Hold `count` places at a graph while the block runs.
 
         Raises:
             OverloadedError: there are not as many.
         """
-        if not self.try_texts(worker, count):
+        if not self.try_texts(kind, count):
             raise OverloadedError(
-                f"{self._num_texts[worker]} texts wait or run, at most {self._max_texts} may, and the "
+                f"{self._num_texts[kind]} texts wait or run, at most {self._max_texts} may, and the "
                 f"request has {count}: try again later",
-                retry_after_s=worker.retry_after_s(),
+                retry_after_s=self._retry_after_s(kind),
             )
         try:
             yield
         finally:
-            self.give_back_texts(worker, count)
+            self.give_back_texts(kind, count)
 
-    def try_texts(self, worker: SessionWorker, count: int) -> bool:
-        """Take `count` places of a worker if there are as many."""
-        if self._num_texts[worker] + count > self._max_texts:
+    def try_texts(self, kind: Kind, count: int) -> bool:
+        """Take `count` places at a graph if there are as many."""
+        if self._num_texts[kind] + count > self._max_texts:
             return False
-        self._num_texts[worker] += count
+        self._num_texts[kind] += count
         return True
 
-    def give_back_texts(self, worker: SessionWorker, count: int) -> None:
+    def give_back_texts(self, kind: Kind, count: int) -> None:
         """Give back what `try_texts` took."""
-        self._num_texts[worker] -= count
+        self._num_texts[kind] -= count
 
     def take_memory(self, size_bytes: int) -> None:
         """Take some of the memory of calls.
@@ -124,3 +127,16 @@ class Reservation:
     def release(self) -> None:
         """Give back all."""
         self.shrink(self._size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a call may take. Whoever makes one releases its memory when the reply is sent.
+
+    Attributes:
+        memory: what the call has reserved.
+        deadline: when it must be over, on the clock of `time.monotonic`; None: never.
+    """
+
+    memory: Reservation
+    deadline: float | None = None
