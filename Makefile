@@ -55,10 +55,11 @@ test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools a
 bench: .venv/ready ## our engine and server beside what else there is; BENCH=--quick for a look
 	$(BIN)/python -m bench $(BENCH)
 
-check: .venv/ready ## format, lint, types, protos
+check: .venv/ready ## format, lint, types, imports, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	cd protos && ../$(BIN)/buf lint
 
 format: .venv/ready

@@ -14,12 +14,14 @@ from typing import Literal
 import onnx
 
 from attnlens.bundle import write_manifest
-from attnlens.v1.manifest_pb2 import Manifest, Quantization
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens.v1.quantization_pb2 import Quantization
 from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import GraphError, ParityError, SourceError
 from attnlens_export.fp16.convert import to_half
 from attnlens_export.fp16.measure import measure_half
 from attnlens_export.graph.lint import check_graph
+from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH, GRAPH_PURPOSES
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import (
@@ -33,17 +35,7 @@ from attnlens_export.graph.write import (
 )
 from attnlens_export.int8.quantize import Int8Options, measure_int8, write_int8
 from attnlens_export.int8.result import Gate
-from attnlens_export.manifest import (
-    ATTENTIONS_PATH,
-    DATA_PATH,
-    EMBEDDINGS_PATH,
-    GRAPH_KINDS,
-    HALF_PATH,
-    INT8_PATH,
-    data_type_of,
-    describe_bundle,
-    graph_kinds,
-)
+from attnlens_export.manifest import HALF_PATH, INT8_PATH, describe_bundle, graph_purposes, precision_of
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import measure_parity
 from attnlens_export.parity.result import ParityResult
@@ -59,6 +51,7 @@ from attnlens_export.published.side_files import (
 )
 from attnlens_export.report import write_report
 from attnlens_export.staging import staged
+from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_model import Checkpoint, Encoder, EncoderConfig, load_checkpoint, new_encoder
 
 Progress = Callable[[str, int, int], None]
@@ -206,14 +199,14 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
         GraphError: ONNX refuses one.
         LintError: one is not what a bundle promises.
     """
-    for path, kind in graph_kinds(directory).items():
+    for path, purpose in graph_purposes(directory).items():
         try:
             check_valid(directory / path)
         except onnx.checker.ValidationError as error:
             raise GraphError(f"{directory / path} is not valid ONNX: {error}") from error
         structure = read_structure(directory / path)
         where = (directory / path).parent
-        check_graph(structure, path, config, kind, data_type=data_type_of(path), directory=where)
+        check_graph(structure, path, config, purpose, precision=precision_of(path), directory=where)
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
@@ -293,7 +286,7 @@ def _build(
         model.encoder,
         config,
         directory,
-        list(GRAPH_KINDS),
+        list(GRAPH_PURPOSES),
         cases,
         reference_name=model.source,
         progress=case_progress,
@@ -319,6 +312,7 @@ def _build(
     manifest.prompts.update(prompts.texts)
     manifest.default_prompt_name = prompts.default_name
     manifest.max_tokens = max_tokens
+    manifest.text_pairs = takes_pairs(directory, config)
     manifest.parity.CopyFrom(parity.to_message())
     write_manifest(directory, manifest)
     return manifest, parity, built_tokenizer

@@ -17,24 +17,22 @@ import torch
 from google.protobuf import json_format
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import Graph, GraphKind, Manifest
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Manifest, Precision
 from attnlens_export.bundle import Progress, check_graphs, no_progress
 from attnlens_export.errors import GraphError, SourceError
 from attnlens_export.fp16.measure import measure_half
+from attnlens_export.graph.names import EMBEDDINGS_PATH, GRAPH_PURPOSES
 from attnlens_export.graph.read import external_files, read_structure, read_weight
 from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
 from attnlens_export.int8.quantize import measure_int8
-from attnlens_export.int8.result import Gate
+from attnlens_export.int8.result import claimed_gate
 from attnlens_export.manifest import (
-    EMBEDDINGS_PATH,
-    GRAPH_KINDS,
     HALF_PATH,
     INT8_PATH,
     bundle_files,
     describe_architecture,
     describe_graphs,
-    graph_kinds,
+    graph_purposes,
 )
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import CaseProgress, measure_parity
@@ -49,6 +47,7 @@ from attnlens_export.parity.runtimes import (
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 _LEFT_BY_OTHERS = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.ini")
@@ -120,14 +119,14 @@ def check_bundle(
         if checkpoint.config != config:
             raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
         encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"
-    for path in GRAPH_KINDS:
+    for path in GRAPH_PURPOSES:
         _compare_weights(directory / path, encoder, name)
     cases = grid or default_grid(config, parity_tokens)
     parity = measure_parity(
         encoder,
         config,
         directory,
-        list(GRAPH_KINDS),
+        list(GRAPH_PURPOSES),
         cases,
         reference_name=name,
         progress=_progress_of("Parity", progress),
@@ -137,8 +136,10 @@ def check_bundle(
         parity = replace(parity, half=half)
     if (directory / INT8_PATH).is_file():
         progress("Int8 against fp32", 0, 1)
-        claimed = find_graph(manifest, GraphKind.GRAPH_KIND_EMBEDDINGS, DataType.DATA_TYPE_INT8).quantization
-        gate = Gate(claimed.min_mean_cosine, claimed.min_cosine)
+        claimed = find_graph(
+            manifest, GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS, Precision.PRECISION_INT8
+        ).quantization
+        gate = claimed_gate(manifest)
         parity = replace(parity, int8=measure_int8(directory, config, gate, claimed.kinds))
     if runtimes is None:
         return CheckSummary(manifest, parity)
@@ -169,7 +170,7 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
     ]
     if unlisted:
         raise BundleError(f"{unlisted[0]} is not in the manifest: remove it, or export the bundle again")
-    for graph in graph_kinds(directory):
+    for graph in graph_purposes(directory):
         for path in external_files(directory / graph):
             if path not in listed:
                 raise BundleError(
@@ -181,6 +182,7 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
         graphs=[_without_quantization(graph) for graph in manifest.graphs],
         pooling=manifest.pooling,
         max_tokens=manifest.max_tokens,
+        text_pairs=manifest.text_pairs,
         prompts=manifest.prompts,
         default_prompt_name=manifest.default_prompt_name,
     )
@@ -190,6 +192,7 @@ def _check_claims(directory: Path, manifest: Manifest, config: EncoderConfig) ->
         graphs=describe_graphs(directory),
         pooling=read_pooling(directory, config.hidden_size),
         max_tokens=read_max_tokens(directory, config),
+        text_pairs=takes_pairs(directory, config),
         prompts=prompts.texts,
         default_prompt_name=prompts.default_name,
     )

@@ -6,23 +6,35 @@ from pathlib import Path
 import onnx
 
 from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
-from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, ValueInfo
+from attnlens.v1.manifest_pb2 import (
+    Architecture,
+    Graph,
+    GraphOutput,
+    GraphPurpose,
+    LayerInfo,
+    Manifest,
+    OutputLayout,
+    OutputRole,
+    Precision,
+    RowSum,
+    ValueInfo,
+)
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.graph.lint import axes_of
-from attnlens_export.graph.read import read_structure
+from attnlens_export.graph.names import (
+    ATTENTION_PREFIX,
+    GRAPH_IDS,
+    GRAPH_PURPOSES,
+    HIDDEN_OUTPUT,
+    input_names,
+)
+from attnlens_export.graph.read import external_files, read_structure
 from attnlens_model import EncoderConfig
 
-EMBEDDINGS_PATH = "onnx/model.onnx"
-ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 HALF_PATH = "onnx/model_fp16.onnx"
 INT8_PATH = "onnx/model_int8.onnx"
-DATA_PATH = "onnx/model.onnx_data"
-GRAPH_KINDS = {
-    EMBEDDINGS_PATH: GraphKind.GRAPH_KIND_EMBEDDINGS,
-    ATTENTIONS_PATH: GraphKind.GRAPH_KIND_ATTENTIONS,
-}
 # Graphs of the embeddings that a bundle may have beside those.
-MORE_DATA_TYPES = {HALF_PATH: DataType.DATA_TYPE_FLOAT16, INT8_PATH: DataType.DATA_TYPE_INT8}
+MORE_PRECISIONS = {HALF_PATH: Precision.PRECISION_FP16, INT8_PATH: Precision.PRECISION_INT8}
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 
 _DATA_TYPES: dict[int, DataType.ValueType] = {
@@ -50,18 +62,18 @@ def bundle_files(directory: Path) -> list[Path]:
 
 def describe_graphs(directory: Path) -> list[Graph]:
     """Return the description of each graph."""
-    return [_describe_graph(directory, path, kind) for path, kind in graph_kinds(directory).items()]
+    return [_describe_graph(directory, path, purpose) for path, purpose in graph_purposes(directory).items()]
 
 
-def graph_kinds(directory: Path) -> dict[str, GraphKind.ValueType]:
+def graph_purposes(directory: Path) -> dict[str, GraphPurpose.ValueType]:
     """Return the graphs of a bundle by path: both in fp32, then those in fp16 and int8 that are there."""
-    more = (path for path in MORE_DATA_TYPES if (directory / path).is_file())
-    return GRAPH_KINDS | dict.fromkeys(more, GraphKind.GRAPH_KIND_EMBEDDINGS)
+    more = (path for path in MORE_PRECISIONS if (directory / path).is_file())
+    return GRAPH_PURPOSES | dict.fromkeys(more, GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
 
 
-def data_type_of(path: str) -> DataType.ValueType:
+def precision_of(path: str) -> Precision.ValueType:
     """Return what the graph with this path computes in."""
-    return MORE_DATA_TYPES.get(path, DataType.DATA_TYPE_FLOAT32)
+    return MORE_PRECISIONS.get(path, Precision.PRECISION_FP32)
 
 
 def tool_versions() -> dict[str, str]:
@@ -84,22 +96,55 @@ def describe_architecture(config: EncoderConfig) -> Architecture:
         num_heads=config.num_heads,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
+        type_vocab_size=config.type_vocab_size if "token_type_ids" in input_names(config) else 0,
         max_position_embeddings=config.max_tokens,
         pad_token_id=config.pad_token_id,
         is_causal=config.is_causal,
+        layers=[_describe_layer(config, layer) for layer in range(config.num_layers)],
     )
 
 
-def _describe_graph(directory: Path, path: str, kind: GraphKind.ValueType) -> Graph:
+def _describe_layer(config: EncoderConfig, layer: int) -> LayerInfo:
+    is_disentangled = config.disentangled_attention != "none"
+    return LayerInfo(
+        attention="disentangled" if is_disentangled else "softmax",
+        num_heads=config.num_heads,
+        num_key_value_heads=config.num_key_value_heads or config.num_heads,
+        head_size=config.head_dim,
+        window=(config.local_window or 0) if config.is_local(layer) else 0,
+    )
+
+
+def _describe_graph(directory: Path, path: str, purpose: GraphPurpose.ValueType) -> Graph:
     model = read_structure(directory / path)
+    data_files = (file.relative_to(directory).as_posix() for file in external_files(directory / path))
     return Graph(
+        id=GRAPH_IDS[path],
         path=path,
-        kind=kind,
+        data_files=sorted(set(data_files) - {path}),
+        purpose=purpose,
+        precision=precision_of(path),
         opset=model.opset_import[0].version,
         ir_version=model.ir_version,
-        data_type=data_type_of(path),
         inputs=[_describe_value(value) for value in model.graph.input],
-        outputs=[_describe_value(value) for value in model.graph.output],
+        outputs=[_describe_output(value) for value in model.graph.output],
+    )
+
+
+def _describe_output(value: onnx.ValueInfoProto) -> GraphOutput:
+    if value.name == HIDDEN_OUTPUT:
+        return GraphOutput(
+            value=_describe_value(value),
+            role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
+            layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
+        )
+    return GraphOutput(
+        value=_describe_value(value),
+        role=OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
+        layer=int(value.name.removeprefix(ATTENTION_PREFIX)),
+        layout=OutputLayout.OUTPUT_LAYOUT_DENSE,
+        num_heads=value.type.tensor_type.shape.dim[1].dim_value,
+        row_sum=RowSum.ROW_SUM_ONE,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlens.v1.manifest_pb2 import ParityFigure
+from attnlens.v1.manifest_pb2 import OutputRole, ParityFigure
 from attnlens_export.fp16.result import MIN_COSINE, HalfResult
 from attnlens_export.int8.result import Int8Result
 from attnlens_export.json_files import write_json
@@ -153,13 +153,21 @@ def _figures_table(figures: list[ParityFigure]) -> str:
         "| graph | output | ONNX - PyTorch | ONNX - float64 | PyTorch - float64 | mean | p99 | 1 - cosine |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows += [
-        f"| {each.graph} | {each.output} | {each.max_abs_error:.2e} | {each.max_abs_error_float64:.2e} | "
-        f"{each.torch_abs_error_float64:.2e} | {each.mean_abs_error:.2e} | {each.p99_abs_error:.2e} | "
-        f"{1 - each.min_cosine:.1e} |"
-        for each in figures
-    ]
+    for figure in figures:
+        errors = (
+            figure.max_abs_error,
+            figure.max_abs_error_float64,
+            figure.torch_abs_error_float64,
+            figure.mean_abs_error,
+            figure.p99_abs_error,
+        )
+        cells = [figure.graph, _role(figure.role), *(f"{error:.2e}" for error in errors)]
+        rows.append(f"| {' | '.join(cells)} | {1 - figure.min_cosine:.1e} |")
     return "\n".join(rows)
+
+
+def _role(role: OutputRole.ValueType) -> str:
+    return OutputRole.Name(role).removeprefix("OUTPUT_ROLE_").lower()
 
 
 def _worst_line(found: Measurement) -> str:

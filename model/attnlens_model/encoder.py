@@ -18,15 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention import AttentionMask, causal_keep_mask, prepare_mask, window_keep_mask
+from attnlens_model.attention.disentangled import DistanceEmbeddings
+from attnlens_model.attention.masks import AttentionMask, causal_keep_mask, prepare_mask, window_keep_mask
+from attnlens_model.attention.relative_bias import RelativePositionBias
+from attnlens_model.attention.rotary import RotaryTables, Rotation
 from attnlens_model.config import EncoderConfig
 from attnlens_model.convolution import NeighbourConvolution
-from attnlens_model.disentangled import DistanceEmbeddings
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
 from attnlens_model.norm import make_norm
-from attnlens_model.relative_bias import RelativePositionBias
-from attnlens_model.rotary import RotaryTables, Rotation
 
 
 class EncoderOutput(NamedTuple):

@@ -6,11 +6,12 @@ Letters in shapes: B batch, T tokens, D width, H heads.
 from torch import Tensor, nn
 
 from attnlens_model.activations import ACTIVATIONS, GATE_ACTIVATIONS
-from attnlens_model.attention import AttentionMask, MultiHeadSelfAttention
+from attnlens_model.attention.disentangled import DisentangledSelfAttention, Distances
+from attnlens_model.attention.masks import AttentionMask
+from attnlens_model.attention.rotary import Rotation
+from attnlens_model.attention.softmax import MultiHeadSelfAttention
 from attnlens_model.config import EncoderConfig
-from attnlens_model.disentangled import DisentangledSelfAttention, Distances
 from attnlens_model.norm import make_norm
-from attnlens_model.rotary import Rotation
 
 
 class FeedForward(nn.Module):

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from google.protobuf import json_format
 
-from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphKind, Manifest
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphPurpose, Manifest, Precision
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -133,17 +132,17 @@ def _verify_file(directory: Path, expected: BundleFile) -> FileState:
 
 def find_graph(
     manifest: Manifest,
-    kind: GraphKind.ValueType,
-    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+    purpose: GraphPurpose.ValueType,
+    precision: Precision.ValueType = Precision.PRECISION_FP32,
 ) -> Graph:
-    """Return the graph of `kind` that computes in `data_type`.
+    """Return the graph that is there for `purpose` and computes in `precision`.
 
     Raises:
         BundleError: the bundle has no such graph, or several.
     """
-    found = [graph for graph in manifest.graphs if (graph.kind, graph.data_type) == (kind, data_type)]
+    found = [graph for graph in manifest.graphs if (graph.purpose, graph.precision) == (purpose, precision)]
     if len(found) != 1:
-        names = f"{GraphKind.Name(kind)} graph of {DataType.Name(data_type)}"
+        names = f"{GraphPurpose.Name(purpose)} graph in {Precision.Name(precision)}"
         number = "no" if not found else f"more than one ({', '.join(graph.path for graph in found)})"
         raise BundleError(f"the bundle of {manifest.model_name!r} has {number} {names}")
     return found[0]

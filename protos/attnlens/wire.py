@@ -1,4 +1,4 @@
-"""Walking a message in the protobuf wire format (https://protobuf.dev/programming-guides/encoding) by hand.
+"""Reading and writing the protobuf wire format (https://protobuf.dev/programming-guides/encoding) by hand.
 
 For files that are mostly weights, as those of ONNX are: a parser would hold the whole file, and what it makes
 of it, in memory.
@@ -66,3 +66,18 @@ def _read_varint(data: Bytes, position: int) -> tuple[int, int]:
             return number, position
         shift += 7
     raise ValueError(f"a number of more than 64 bits at byte {position}")
+
+
+def start_field(number: int, length: int) -> bytes:
+    """Return what precedes the content of a length-delimited field: its number, type and length in bytes."""
+    return write_varint(number << 3 | LENGTH_DELIMITED) + write_varint(length)
+
+
+def write_varint(number: int) -> bytes:
+    """Return a number from 0 as bytes: seven bits in each, the eighth says that more follow."""
+    encoded = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - the largest number of seven bits
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)

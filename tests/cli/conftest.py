@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -30,3 +32,9 @@ def run() -> Run:
         )
 
     return run_attnlens
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(max_text_bytes=1000) as server:
+        yield server

@@ -199,3 +199,22 @@ def test_a_mistake_in_the_configuration_file_is_named(
     result = run("--config-file", file, "info")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert line in result.stderr
+
+
+def test_grpc_prints_nothing_of_its_own(run: Run) -> None:
+    program = (
+        "import atexit, os; atexit.register(lambda: print(os.environ['GRPC_VERBOSITY'])); "
+        "from attnlens_cli.main import main; main()"
+    )
+    told = ["-c", program]
+    assert run("--version", command=[sys.executable, *told]).stdout.endswith("\nNONE\n")
+    chosen = run("--version", command=[sys.executable, *told], env={"GRPC_VERBOSITY": "ERROR"})
+    assert chosen.stdout.endswith("\nERROR\n")
+
+
+def test_a_flag_is_no_value_in_the_configuration_file(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "attnlens.toml"
+    file.write_text("[info]\ntimeout = true\n")
+    result = run("--config-file", file, "info")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "timeout is true in table [info] of the configuration file: it takes a value" in result.stderr

@@ -126,7 +126,7 @@ def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
 ) -> None:
     snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
     MODELS["wordpiece"].make().save_pretrained(snapshot)
-    monkeypatch.setattr("attnlens_model.hub.snapshot_download", lambda *_, **__: str(snapshot))
+    monkeypatch.setattr("attnlens_model.checkpoint.hub.snapshot_download", lambda *_, **__: str(snapshot))
     result = run_export("org/name", "--output", output)
     assert result.exit_code == 0, result.output
     assert f"from org/name at {snapshot.name}\n" in result.stdout

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from attnlens_export.check import rebuild_encoder
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.grid import Case, small_grid
 from attnlens_export.parity.runtimes import RuntimeOptions, RuntimeParity, RuntimeResult, find_runtimes
 from attnlens_model import read_config

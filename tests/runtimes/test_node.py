@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_export.manifest import ATTENTIONS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH
 from attnlens_runtimes import GraphProcess, RuntimeFailureError
 from runtimes.measured import TOLERANCE, alter, found, measure
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.grid import Case, Padding
 from attnlens_export.parity.runtimes import RuntimeOptions, find_runtimes
 from attnlens_runtimes import RUNTIMES, NotInstalledError, UnknownRuntimeError

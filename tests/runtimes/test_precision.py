@@ -14,12 +14,12 @@ import pytest
 from onnx import numpy_helper
 from tokenizers import Tokenizer
 
+from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.read import read_structure
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.compare import difference
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_export.parity.measure import Graph
-from attnlens_model.attention import MASKED_SCORE
+from attnlens_model.attention.masks import MASKED_SCORE
 from attnlens_runtimes import FP32, GraphProcess
 from attnlens_runtimes.runtime import Feed
 from runtimes.measured import found, measure_all

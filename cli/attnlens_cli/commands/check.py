@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,9 @@ from attnlens_cli.show.parity_table import parity_table, raise_failures
 from attnlens_cli.show.progress import shown_stages
 from attnlens_cli.show.quantization_table import show_quantization
 from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
+
+if TYPE_CHECKING:
+    from attnlens_export.check import CheckSummary
 
 EPILOG = """\b
 Example:
@@ -64,16 +68,13 @@ def check(
     Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
     must also be equal to those inside, bit for bit.
 
-    With --runtime the graphs must pass in other runtimes too, each in a process of its own. One that is not
-    installed is an error if it was named, and a remark with `all`.
+    With --runtime the graphs must pass in other runtimes too, each in a process of its own. A runtime that is
+    not installed is an error if it was named; with `all` it is only reported.
     """
-    from rich.console import Console  # noqa: PLC0415 - heavy
-
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
     from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
-    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
-    from attnlens_export.runtime_parity import RuntimeOptions  # noqa: PLC0415 - heavy
+    from attnlens_export.parity.runtimes import RuntimeOptions  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
     from attnlens_runtimes import NotInstalledError, UnknownRuntimeError  # noqa: PLC0415 - heavy
 
@@ -94,25 +95,32 @@ def check(
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError, ModelError, NotInstalledError) as error:
         raise click.ClickException(str(error)) from error
-    parity = summary.parity
     if as_json:
-        manifest = summary.manifest
-        content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
-        content |= report_content(parity)
-        click.echo(json.dumps(content | runtimes_as_json(summary), indent=2))
+        click.echo(json.dumps(_as_json(summary), indent=2))
     else:
-        Console().print(
-            parity_table(parity, f"{summary.manifest.model_name} against {parity.reference_name}")
-        )
-        show_quantization(summary.manifest, parity)
-        click.echo(
-            f"{len(summary.manifest.files)} files have the hashes of the manifest; the graphs are portable"
-        )
-        if summary.runtimes or summary.missing:
-            show_runtimes(summary)
-    raise_failures(parity)
+        _show(summary)
+    raise_failures(summary.parity)
     raise_runtime_failures(summary)
     if not summary.manifest.parity.passed:
         raise click.ClickException(
             f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
         )
+
+
+def _as_json(summary: "CheckSummary") -> dict[str, Any]:
+    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
+
+    manifest = summary.manifest
+    content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
+    return content | report_content(summary.parity) | runtimes_as_json(summary)
+
+
+def _show(summary: "CheckSummary") -> None:
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    manifest, parity = summary.manifest, summary.parity
+    Console().print(parity_table(parity, f"{manifest.model_name} against {parity.reference_name}"))
+    show_quantization(manifest, parity)
+    click.echo(f"{len(manifest.files)} files have the hashes of the manifest; the graphs are portable")
+    if summary.runtimes or summary.missing:
+        show_runtimes(summary)

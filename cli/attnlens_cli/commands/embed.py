@@ -24,7 +24,7 @@ from attnlens_cli.show.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from attnlens_cli.files.vector_files import VectorWriter
-    from attnlens_client import AsyncClient, Embeddings, EmbedOptions
+    from attnlens_client import AsyncClient, AttnlensError, Embeddings, EmbedOptions
 
 _STDIO = "-"
 
@@ -113,8 +113,8 @@ def embed(
 ) -> None:
     """Turn each line of FILE (- or nothing: standard input) into a vector.
 
-    FILE holds one text a line, an empty line being an empty text, so that row i belongs to line i; or,
-    as JSON lines, objects with the text under "text". The output appears under its name only when it
+    FILE holds one text a line. An empty line is an empty text, so that row i belongs to line i. A file of
+    JSON lines holds objects with the text under "text". The output appears under its name only when it
     is complete.
     """
     if options["prompt_name"] is not None and options["prompt"] is not None:
@@ -145,10 +145,10 @@ async def _run(job: Job, server: Server) -> Counts:
     settings = server.client_settings()
     async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
         model = await client.get_model(server.model)
-        job.options["model"] = model.name  # of all calls, whatever becomes of the server meanwhile
+        job.options["model"] = model.name  # another model at this address must not answer later calls
         try:
             like = await client.embed([], **job.options)  # (0, D)
-        except ValueError as error:  # bytes that are no UTF-8
+        except ValueError as error:  # for instance a prompt that is not UTF-8
             raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
             if job.output == _STDIO:
@@ -172,10 +172,10 @@ async def _run(job: Job, server: Server) -> Counts:
 
 
 def _lines(job: Job, max_text_bytes: int) -> Iterator[Line]:
-    """Yield the lines of the input, in the thread that reads them: it may wait, and nobody else closes it."""
+    """Yield the lines of the input; the thread that reads them also opens and closes the file."""
     name = _name(job.input)
     try:
-        # Not sys.stdin: the interpreter would wait for its lock at the end.
+        # Not sys.stdin: at exit the interpreter would wait for the lock that this thread holds.
         with open(0 if job.input == _STDIO else job.input, "rb", closefd=job.input != _STDIO) as file:
             yield from read_lines(file, name, is_jsonl=job.is_jsonl, max_text_bytes=max_text_bytes)
     except OSError as error:
@@ -231,18 +231,27 @@ async def _pump(
 
 
 async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
-    """Embed one batch; a text that is to blame is named by its line."""
-    from attnlens_client import AttnlensError, BadReplyError
+    """Embed one batch."""
+    from attnlens_client import AttnlensError
 
     try:
         return await client.embed_with_usage([line.text for line in batch], **job.options)
     except AttnlensError as error:
         if error.text_index is None or error.text_index >= len(batch):
             raise
-        where = f"{_name(job.input)}, line {batch[error.text_index].number}"
-        message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: where, error.message)
-        kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
-        raise kind(message.replace("set truncate", "give --truncate")) from error
+        raise _line_error(error, f"{_name(job.input)}, line {batch[error.text_index].number}") from error
+
+
+def _line_error(error: "AttnlensError", line_name: str) -> click.ClickException:
+    """Return the failure that names the line where `error` names a text of the call.
+
+    Only this function knows how the client's messages name a text: `texts[7]` or `texts[7].text`.
+    """
+    from attnlens_client import BadReplyError
+
+    message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: line_name, error.message)
+    kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
+    return kind(message.replace("set truncate", "give --truncate"))
 
 
 def _size(name: str) -> int | None:

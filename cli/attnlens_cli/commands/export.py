@@ -28,10 +28,10 @@ MAX_SEED = 2**64 - 1
 
 def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     prompts: dict[str, str] = {}
-    for each in given:
-        name, separator, text = each.partition("=")
+    for prompt in given:
+        name, separator, text = prompt.partition("=")
         if not name or not separator:
-            raise click.BadParameter(f"{each!r} is not NAME=TEXT, for instance 'query=query: '")
+            raise click.BadParameter(f"{prompt!r} is not NAME=TEXT, for instance 'query=query: '")
         if name in prompts:
             raise click.BadParameter(f"{name!r} is given twice")
         prompts[name] = text
@@ -133,11 +133,9 @@ def export(
 ) -> None:
     """Turn a checkpoint into a verified ONNX bundle.
 
-    SOURCE is a directory or a hub id. The bundle appears in DIR when its graphs were compared with PyTorch
-    and agree; otherwise nothing is left there.
+    SOURCE is a directory or a hub id. The bundle appears in DIR only after its graphs were compared with
+    PyTorch and agree; otherwise nothing is left there.
     """
-    from rich.console import Console  # noqa: PLC0415 - heavy
-
     from attnlens_export import (  # noqa: PLC0415 - heavy
         ExportError,
         ExportOptions,
@@ -169,11 +167,7 @@ def export(
         raise click.UsageError(str(error)) from error
     except (ExportError, ModelError) as error:
         raise click.ClickException(str(error)) from error
-    Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
-    show_quantization(summary.manifest, summary.parity)
-    click.echo(_describe(summary))
-    for warning in summary.warnings:
-        click.secho(f"warning: {warning}", fg="yellow", err=True)
+    _show(summary)
     raise_failures(summary.parity)
     with stopped_by_signals():
         for layout, repository in repositories.items():
@@ -182,7 +176,7 @@ def export(
 
 
 def _beside(output: Path, layout: str) -> Path:
-    if output.name in {"", ".."}:  # a place without a name of its own, like "."
+    if output.name in {"", ".."}:  # "." has no name of its own
         output = Path(os.path.realpath(output))
     return Path(f"{output}-{layout}")
 
@@ -205,6 +199,16 @@ def _read_config(path: Path) -> "EncoderConfig":
         return read_config(path)
     except ConfigError as error:
         raise click.BadParameter(str(error), param_hint="--config") from error
+
+
+def _show(summary: "BundleSummary") -> None:
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
+    show_quantization(summary.manifest, summary.parity)
+    click.echo(_describe(summary))
+    for warning in summary.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
 
 
 def _describe(summary: "BundleSummary") -> str:

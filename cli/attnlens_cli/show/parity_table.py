@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.result import ParityResult
+    from attnlens_export.parity.result import ParityResult
 
 
 def parity_table(parity: "ParityResult", title: str) -> "Table":
@@ -17,7 +17,7 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
     from rich.markup import escape  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
-    from attnlens_export.result import summarize  # noqa: PLC0415 - heavy
+    from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
 
     table = Table(
         title=f"{escape(title)}, {len(parity.cases)} input shapes",

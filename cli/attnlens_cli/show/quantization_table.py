@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from attnlens.v1.manifest_pb2 import Manifest, Quantization
+    from attnlens.v1.manifest_pb2 import Manifest
+    from attnlens.v1.quantization_pb2 import Quantization
     from attnlens_export.parity.result import ParityResult
 
 
@@ -48,7 +49,7 @@ def show_quantization(manifest: "Manifest", parity: "ParityResult") -> None:
 
 def _describe(quantization: "Quantization") -> str:
     """Return a line on the products, and one on the speed where the export was."""
-    from attnlens.v1.manifest_pb2 import QuantizationMethod  # noqa: PLC0415 - heavy
+    from attnlens.v1.quantization_pb2 import QuantizationMethod  # noqa: PLC0415 - heavy
 
     methods = Counter(
         QuantizationMethod.Name(product.method).removeprefix("QUANTIZATION_METHOD_").lower()

@@ -29,9 +29,9 @@ from attnlens_export.fp16.convert import (
     round_weight,
 )
 from attnlens_export.fp16.result import HalfMeasurement, HalfResult
+from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names
 from attnlens_export.graph.read import read_structure, read_weight
-from attnlens_export.graph.trace import HIDDEN_OUTPUT, input_names
-from attnlens_export.manifest import EMBEDDINGS_PATH, HALF_PATH
+from attnlens_export.manifest import HALF_PATH
 from attnlens_export.parity.compare import FloatArray, difference, max_abs_difference
 from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs, make_inputs
 from attnlens_export.parity.measure import CaseProgress, Graph

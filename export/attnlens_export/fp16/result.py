@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import ParityFigure
+from attnlens.v1.manifest_pb2 import Gate, GateKind, ParityFigure
 from attnlens_export.fp16.convert import MAX_HALF, HalfWeights
+from attnlens_export.graph.names import GRAPH_IDS, ROLES
 
 MIN_COSINE = 0.9999
 
@@ -85,6 +86,17 @@ class HalfResult:
         """The measurement with the largest value in fp16."""
         return max(self.measurements, key=lambda each: float(np.nan_to_num(each.largest_value, nan=np.inf)))
 
+    def gates(self) -> list[Gate]:
+        """Return both gates with what was found."""
+        figure = self.figure()
+        return [
+            Gate(graph=figure.graph, role=figure.role, kind=kind, limit=limit, found=found)
+            for kind, limit, found in (
+                (GateKind.GATE_KIND_MIN_COSINE, MIN_COSINE, figure.min_cosine),
+                (GateKind.GATE_KIND_MAX_FP16_VALUE, MAX_HALF, figure.max_fp16_value),
+            )
+        ]
+
     def figure(self) -> ParityFigure:
         """Return the worst figures of all inputs; a NaN is worse than any number."""
         worst = {
@@ -93,8 +105,8 @@ class HalfResult:
         }
         counts = [each.num_elements for each in self.measurements]
         return ParityFigure(
-            graph=self.measurements[0].graph,
-            output=self.measurements[0].output,
+            graph=GRAPH_IDS[self.measurements[0].graph],
+            role=ROLES[self.measurements[0].output],
             mean_abs_error=float(
                 np.average([each.mean_abs_error for each in self.measurements], weights=counts)
             ),

@@ -12,20 +12,13 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from attnlens.v1.manifest_pb2 import GraphKind
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import GraphPurpose, Precision
 from attnlens_export.errors import LintError
 from attnlens_export.fp16.convert import MAX_HALF
+from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_names
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
-from attnlens_export.graph.trace import (
-    BATCH_AXIS,
-    HIDDEN_OUTPUT,
-    LENGTH_AXIS,
-    OPSET,
-    input_names,
-    output_names,
-)
+from attnlens_export.graph.trace import OPSET
 from attnlens_model import Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
@@ -51,10 +44,10 @@ SILU_OPERATORS = frozenset({"Sigmoid"})
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
 # What a graph that is not in fp32 throughout needs beside them.
-_MORE_OPERATORS = {DataType.DATA_TYPE_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
-_MORE_TYPES: dict[DataType.ValueType, set[int]] = {
-    DataType.DATA_TYPE_FLOAT16: {TensorProto.FLOAT16},
-    DataType.DATA_TYPE_INT8: {TensorProto.INT8, TensorProto.UINT8},
+_MORE_OPERATORS = {Precision.PRECISION_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
+_MORE_TYPES: dict[Precision.ValueType, set[int]] = {
+    Precision.PRECISION_FP16: {TensorProto.FLOAT16},
+    Precision.PRECISION_INT8: {TensorProto.INT8, TensorProto.UINT8},
 }
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
@@ -74,9 +67,9 @@ def check_graph(
     model: onnx.ModelProto,
     path: str,
     config: EncoderConfig,
-    kind: GraphKind.ValueType,
+    purpose: GraphPurpose.ValueType,
     *,
-    data_type: DataType.ValueType = DataType.DATA_TYPE_FLOAT32,
+    precision: Precision.ValueType = Precision.PRECISION_FP32,
     directory: Path = Path(),
 ) -> None:
     """Check operators, versions, constants and the shapes of inputs and outputs.
@@ -85,8 +78,8 @@ def check_graph(
         model: the graph; its weights need not be loaded.
         path: what to call it in the error.
         config: the encoder that it was made from.
-        kind: which outputs it must have.
-        data_type: what weights may be in beside fp32; inputs and outputs never are.
+        purpose: which outputs it must have.
+        precision: what weights may be in beside fp32; inputs and outputs never are.
         directory: where the files of weights are that are not in `model`.
 
     Raises:
@@ -94,12 +87,12 @@ def check_graph(
     """
     findings = [
         *_version_findings(model),
-        *_operator_findings(model, config, data_type),
-        *_initializer_findings(model, data_type),
+        *_operator_findings(model, config, precision),
+        *_initializer_findings(model, precision),
         *_constant_findings(model, config, directory),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
-        *_interface_findings("output", model.graph.output, _expected_outputs(config, kind)),
+        *_interface_findings("output", model.graph.output, _expected_outputs(config, purpose)),
     ]
     if findings:
         raise LintError(path, findings)
@@ -133,9 +126,9 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
 
 
 def _operator_findings(
-    model: onnx.ModelProto, config: EncoderConfig, data_type: DataType.ValueType
+    model: onnx.ModelProto, config: EncoderConfig, precision: Precision.ValueType
 ) -> list[str]:
-    allowed = allowed_operators(config) | _MORE_OPERATORS.get(data_type, frozenset())
+    allowed = allowed_operators(config) | _MORE_OPERATORS.get(precision, frozenset())
     findings = []
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):
@@ -147,8 +140,8 @@ def _operator_findings(
     return findings
 
 
-def _initializer_findings(model: onnx.ModelProto, data_type: DataType.ValueType) -> list[str]:
-    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(data_type, set())
+def _initializer_findings(model: onnx.ModelProto, precision: Precision.ValueType) -> list[str]:
+    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(precision, set())
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
         for tensor in model.graph.initializer
@@ -197,9 +190,9 @@ def _expected_inputs(config: EncoderConfig) -> Interface:
     return dict.fromkeys(input_names(config), (TensorProto.INT64, (BATCH_AXIS, LENGTH_AXIS)))
 
 
-def _expected_outputs(config: EncoderConfig, kind: GraphKind.ValueType) -> Interface:
+def _expected_outputs(config: EncoderConfig, purpose: GraphPurpose.ValueType) -> Interface:
     hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
-    if kind == GraphKind.GRAPH_KIND_EMBEDDINGS:
+    if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden
     weights = (BATCH_AXIS, config.num_heads, LENGTH_AXIS, LENGTH_AXIS)
     return hidden | dict.fromkeys(output_names(config)[1:], (TensorProto.FLOAT, weights))

@@ -24,18 +24,15 @@ from onnxscript import opset17 as op17
 from torch import nn
 
 from attnlens_export.errors import GraphError
+from attnlens_export.graph.names import ATTENTION_PREFIX, BATCH_AXIS, LENGTH_AXIS, input_names, output_names
 from attnlens_export.graph.simplify import simplify
 from attnlens_model import Encoder, EncoderConfig
 
 OPSET = 17
-BATCH_AXIS = "batch_size"
-LENGTH_AXIS = "sequence_length"
 # Any example other than 1 x 1 will do that fits the table of positions; a length of 1 would be taken for a
 # constant, so a table of one position is traced with two tokens, over which it broadcasts.
 EXAMPLE_BATCH_SIZE = 2
 EXAMPLE_LENGTHS = (2, 9)
-HIDDEN_OUTPUT = "last_hidden_state"
-ATTENTION_PREFIX = "attentions."
 
 
 @dataclass(frozen=True)
@@ -59,17 +56,6 @@ class TracedGraph:
             numpy_helper.from_array(array, name) for name, array in self.weights.items()
         )
         return model
-
-
-def input_names(config: EncoderConfig) -> list[str]:
-    """Return the graph's inputs in order; `token_type_ids` only where there is more than one type."""
-    names = ["input_ids", "attention_mask"]
-    return [*names, "token_type_ids"] if config.type_vocab_size > 1 else names
-
-
-def output_names(config: EncoderConfig) -> list[str]:
-    """Return the outputs of the attention graph in order."""
-    return [HIDDEN_OUTPUT, *(f"{ATTENTION_PREFIX}{layer}" for layer in range(config.num_layers))]
 
 
 class _AllOutputs(nn.Module):

@@ -5,8 +5,8 @@ a multiple of 64 bytes. `onnx/model_attentions.onnx` says of each of those weigh
 `model.onnx`, from this byte, so many bytes". The standard allows any file and any offset there. Where the
 weights do not fit into one protobuf message (2 GiB), both graphs point into `onnx/model.onnx_data` instead.
 
-The protobuf wire format (https://protobuf.dev/programming-guides/encoding) is written by hand for the outer
-fields only: a message with a length in front, again and again. A `doc_string` of blanks in front of the raw
+The protobuf wire format is written by hand (attnlens.wire) for the outer fields only: a message with a length
+in front, again and again. A `doc_string` of blanks in front of the raw
 data moves them to the next multiple of 64; parsers take fields in any order.
 """
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from attnlens.wire import start_field
 from attnlens_export.errors import GraphError
 
 ALIGNMENT = 64
@@ -27,10 +28,9 @@ SHARED_FROM_BYTES = 1024
 # A protobuf message must stay below 2 GiB; the graph's structure takes far less than the difference.
 MAX_EMBEDDED_BYTES = 2**31 - 2**24
 
-MODEL_GRAPH = 7
-GRAPH_INITIALIZER = 5
-TENSOR_RAW_DATA = 9
-_LENGTH_DELIMITED = 2
+MODEL_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+GRAPH_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+TENSOR_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
 
 # So much of a weight is copied at a time.
 _BLOCK_BYTES = 2**24
@@ -78,17 +78,18 @@ def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Arr
     envelope = onnx.ModelProto()
     envelope.CopyFrom(proto)
     envelope.ClearField("graph")
-    start = envelope.SerializeToString() + _tag(MODEL_GRAPH)
+    model = envelope.SerializeToString()
     nodes = proto.graph.SerializeToString()
     # The graph's length stands before it in 1 to 5 bytes and, through the padding, depends on how many.
-    for length_size in range(1, 6):
-        graph_offset = len(start) + length_size
+    for header_size in range(2, 7):
+        graph_offset = len(model) + header_size
         end, headers = _lay_out(weights, graph_offset + len(nodes))
-        if len(_varint(end - graph_offset)) == length_size:
+        start = model + start_field(MODEL_GRAPH, end - graph_offset)
+        if len(start) == graph_offset:
             break
     places = {}
     with path.open("wb") as file:
-        file.write(start + _varint(end - graph_offset) + nodes)
+        file.write(start + nodes)
         for name, header in headers.items():
             file.write(header)
             if weights[name].nbytes >= SHARED_FROM_BYTES:
@@ -165,12 +166,12 @@ def _lay_out(weights: Mapping[str, Array], position: int) -> tuple[int, dict[str
 def _headers(name: str, array: Array) -> Iterator[bytes]:
     """Yield what may precede a weight's bytes, each with one blank of padding more."""
     tensor = _describe(name, array)
-    raw = _tag(TENSOR_RAW_DATA) + _varint(array.nbytes)
+    raw = start_field(TENSOR_RAW_DATA, array.nbytes)
     # Twice the alignment, since a longer header may also lengthen the length before it.
     for blanks in range(2 * ALIGNMENT):
         tensor.doc_string = " " * blanks
         fields = tensor.SerializeToString() + raw
-        yield _tag(GRAPH_INITIALIZER) + _varint(len(fields) + array.nbytes) + fields
+        yield start_field(GRAPH_INITIALIZER, len(fields) + array.nbytes) + fields
 
 
 def _describe(name: str, array: Array) -> onnx.TensorProto:
@@ -185,16 +186,3 @@ def _blocks(array: Array) -> Iterator[bytes]:
     step = max(1, _BLOCK_BYTES * len(rows) // max(1, array.nbytes))
     for start in range(0, len(rows), step):
         yield rows[start : start + step].astype(little_endian, copy=False).tobytes()
-
-
-def _tag(field: int) -> bytes:
-    return _varint(field << 3 | _LENGTH_DELIMITED)
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits a byte, the eighth says that more follow
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

@@ -11,7 +11,7 @@ import onnxruntime
 from attnlens.dense import open_layers
 from attnlens.pooling import Pooling, finish, normalize, pool
 from attnlens.v1.manifest_pb2 import PoolingDefaults
-from attnlens_export.graph.trace import HIDDEN_OUTPUT
+from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.int8.products import FloatArray
 from attnlens_export.int8.texts import Batch
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import (
+from attnlens.v1.quantization_pb2 import (
     Quantization,
     QuantizationMethod,
     QuantizedProduct,
@@ -18,7 +18,8 @@ from attnlens.v1.manifest_pb2 import (
     QuantizedTextKind,
 )
 from attnlens_export.errors import AccuracyError
-from attnlens_export.graph.trace import TracedGraph, input_names
+from attnlens_export.graph.names import EMBEDDINGS_PATH, input_names
+from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.graph.write import MAX_EMBEDDED_BYTES, Place, write_reduced
 from attnlens_export.int8.agreement import Embedder, alone_error, compare, run_all
 from attnlens_export.int8.products import find_groups
@@ -27,7 +28,7 @@ from attnlens_export.int8.result import Gate, Int8Result
 from attnlens_export.int8.search import Candidate, Search, Source
 from attnlens_export.int8.sessions import measure_seconds, open_session
 from attnlens_export.int8.texts import make_batches, read_kinds, read_written, split_texts, write_texts
-from attnlens_export.manifest import EMBEDDINGS_PATH, INT8_PATH
+from attnlens_export.manifest import INT8_PATH
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_model import EncoderConfig

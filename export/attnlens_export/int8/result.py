@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Quantization, QuantizedTextKind
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
+from attnlens.v1.quantization_pb2 import Quantization, QuantizedTextKind
 from attnlens_export.int8.agreement import Agreement
 
+GRAPH_ID = "embeddings.int8"
 # A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
 MAX_ALONE_ERROR = 1e-5
 
@@ -77,12 +80,37 @@ class Int8Result:
                 f"at most {MAX_ALONE_ERROR:g} is allowed"
             )
 
+    def gates(self) -> list[manifest_pb2.Gate]:
+        """Return the gates of each kind of text with what was found."""
+        return [
+            manifest_pb2.Gate(
+                graph=GRAPH_ID,
+                role=OutputRole.OUTPUT_ROLE_EMBEDDING,
+                kind=gate_kind,
+                limit=limit,
+                found=found,
+                text_kind=name,
+            )
+            for name, kind in self.agreement.kinds.items()
+            for gate_kind, limit, found in (
+                (GateKind.GATE_KIND_MEAN_COSINE, self.gate.min_mean_cosine, kind.mean_cosine),
+                (GateKind.GATE_KIND_MIN_COSINE, self.gate.min_cosine, kind.min_cosine),
+            )
+        ] + [
+            manifest_pb2.Gate(
+                graph=GRAPH_ID,
+                role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
+                kind=GateKind.GATE_KIND_MAX_ALONE_ERROR,
+                limit=MAX_ALONE_ERROR,
+                found=self.alone_error,
+            )
+        ]
+
     def write_to(self, message: Quantization) -> None:
         """Put the measurements into the manifest's message."""
-        message.min_mean_cosine, message.min_cosine = self.gate.min_mean_cosine, self.gate.min_cosine
         message.num_texts, message.num_tokens = self.num_texts, self.num_tokens
         found = self.agreement
-        message.mean_cosine_found, message.min_cosine_found = found.mean_cosine, found.min_cosine
+        message.mean_cosine, message.min_cosine = found.mean_cosine, found.min_cosine
         message.mean_token_cosine, message.min_token_cosine = found.mean_token_cosine, found.min_token_cosine
         message.neighbour_agreement = found.neighbour_agreement
         message.alone_error = self.alone_error
@@ -91,8 +119,18 @@ class Int8Result:
             QuantizedTextKind(
                 name=name,
                 num_texts=kind.num_texts,
-                mean_cosine_found=kind.mean_cosine,
-                min_cosine_found=kind.min_cosine,
+                mean_cosine=kind.mean_cosine,
+                min_cosine=kind.min_cosine,
             )
             for name, kind in found.kinds.items()
         )
+
+
+def claimed_gate(manifest: Manifest) -> Gate:
+    """Return the gate that the graph in int8 had to pass when it was made."""
+    limits = {
+        gate.kind: gate.limit
+        for gate in manifest.parity.gates
+        if gate.graph == GRAPH_ID and gate.role == OutputRole.OUTPUT_ROLE_EMBEDDING
+    }
+    return Gate(limits[GateKind.GATE_KIND_MEAN_COSINE], limits[GateKind.GATE_KIND_MIN_COSINE])

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from attnlens.bundle import BundleError
 from attnlens_export.errors import SourceError
-from attnlens_export.graph.trace import input_names
+from attnlens_export.graph.names import input_names
 from attnlens_export.parity.grid import Inputs
 from attnlens_model import EncoderConfig
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Precision
 from attnlens_export.layouts.served_model import ServedModel, Tree
 
 
@@ -25,7 +25,7 @@ def ovms_tree(models: Sequence[ServedModel]) -> Tree:
 
 def _config(model: ServedModel) -> dict[str, Any]:
     config: dict[str, Any] = {"name": model.name, "base_path": model.name}
-    if model.graph.data_type == DataType.DATA_TYPE_FLOAT32:
+    if model.graph.precision == Precision.PRECISION_FP32:
         # OpenVINO computes in bf16 or fp16 where the processor has it, which is not what parity measured.
         config["plugin_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
     return config

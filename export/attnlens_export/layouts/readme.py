@@ -53,7 +53,7 @@ The vector of a text is `last_hidden_state` after {pooling} pooling over its tok
 
 
 def _describe(model: ServedModel) -> str:
-    outputs = [value.name for value in model.graph.outputs]
+    outputs = [output.value.name for output in model.graph.outputs]
     names = outputs if len(outputs) < 3 else [outputs[0], f"{outputs[1]} ... {outputs[-1]}"]  # noqa: PLR2004
     inputs = ", ".join(f"`{value.name}`" for value in model.graph.inputs)
     return f"- `{model.name}`: {inputs} to {', '.join(f'`{name}`' for name in names)}"

@@ -7,7 +7,7 @@ ONNX model of several files is a directory `model.onnx` with a `model.onnx` in i
 
 from collections.abc import Sequence
 
-from attnlens.v1.manifest_pb2 import ValueInfo
+from attnlens.v1.manifest_pb2 import Precision, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.layouts.served_model import GRAPH_NAME, ServedModel, Tree
 
@@ -41,13 +41,14 @@ def triton_tree(models: Sequence[ServedModel]) -> Tree:
 
 
 def _config(model: ServedModel) -> str:
-    half_precision = model.graph.data_type == DataType.DATA_TYPE_FLOAT16
+    outputs = [output.value for output in model.graph.outputs]
+    half_precision = model.graph.precision == Precision.PRECISION_FP16
     return (
         f"{_BATCHING}{_HALF_PRECISION if half_precision else ''}"
         f'name: "{model.name}"\n'
         'backend: "onnxruntime"\n'
         "max_batch_size: 0\n"
-        f"{_values('input', model.graph.inputs)}{_values('output', model.graph.outputs)}"
+        f"{_values('input', model.graph.inputs)}{_values('output', outputs)}"
     )
 
 

@@ -27,7 +27,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_export.graph.trace import input_names
+from attnlens_export.graph.names import input_names
 from attnlens_model import EncoderConfig
 
 SEED = 20_260_101

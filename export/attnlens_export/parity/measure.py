@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
+from attnlens_export.graph.names import ATTENTIONS, HIDDEN_OUTPUT, map_name
 from attnlens_export.graph.read import read_structure
-from attnlens_export.graph.trace import ATTENTION_PREFIX, HIDDEN_OUTPUT
 from attnlens_export.parity.compare import (
     BoolArray,
     Difference,
@@ -30,8 +30,6 @@ from attnlens_export.parity.grid import Case, Inputs, make_inputs
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
 from attnlens_model import Encoder, EncoderConfig
-
-ATTENTIONS = "attentions"
 
 CaseProgress = Callable[[int, int, str], None]
 Tensors = dict[str, FloatArray]
@@ -46,7 +44,7 @@ class Outputs:
 
     def by_name(self) -> Tensors:
         """Return the tensors by the names of a graph's outputs."""
-        maps = {_map_name(layer): weights for layer, weights in enumerate(self.attentions)}
+        maps = {map_name(layer): weights for layer, weights in enumerate(self.attentions)}
         return {HIDDEN_OUTPUT: self.hidden} | maps
 
 
@@ -200,7 +198,7 @@ def compare_case(
                     difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
                 )
 
-    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(_map_name(layer), exact))
+    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(map_name(layer), exact))
     compare(HIDDEN_OUTPUT, hidden)
     for path, comparisons in compared.items():
         for kind in (HIDDEN_OUTPUT, ATTENTIONS):
@@ -234,10 +232,6 @@ def _measurement(
         worst_index=found[worst].index,
         worst_values=found[worst].values,
     )
-
-
-def _map_name(layer: int) -> str:
-    return f"{ATTENTION_PREFIX}{layer}"
 
 
 def _kind(name: str) -> str:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Parity, ParityFigure
+from attnlens.v1.manifest_pb2 import Gate, GateKind, Parity, ParityFigure
 from attnlens_export.fp16.result import HalfResult
+from attnlens_export.graph.names import GRAPH_IDS, ROLES
 from attnlens_export.int8.result import Int8Result
 from attnlens_export.parity.grid import Case
 
@@ -179,9 +180,12 @@ class ParityResult:
         """Return the manifest's summary."""
         return Parity(
             passed=self.passed,
-            tolerance=TOLERANCE,
-            reference_error_ratio=REFERENCE_ERROR_RATIO,
             num_cases=len(self.cases),
+            gates=[
+                *(gate for group in self.by_output().values() for gate in gates(group)),
+                *(self.half.gates() if self.half else []),
+                *(self.int8.gates() if self.int8 else []),
+            ],
             figures=[
                 *(summarize(group) for group in self.by_output().values()),
                 *([self.half.figure()] if self.half else []),
@@ -189,12 +193,34 @@ class ParityResult:
         )
 
 
+def gates(group: Sequence[Measurement]) -> list[Gate]:
+    """Return the gates of one output of one graph, each with the case that came nearest to its limit."""
+    return [
+        Gate(
+            graph=GRAPH_IDS[group[0].graph],
+            role=ROLES[group[0].output],
+            kind=kind,
+            limit=nearest.allowed_error,
+            found=getattr(nearest, name),
+        )
+        for kind, name in (
+            (GateKind.GATE_KIND_MAX_ABS_ERROR, "max_abs_error"),
+            (GateKind.GATE_KIND_MAX_ALONE_ERROR, "alone_error"),
+        )
+        for nearest in [max(group, key=lambda found: _use(getattr(found, name), found.allowed_error))]
+    ]
+
+
+def _use(error: float, allowed: float) -> float:
+    return float(np.nan_to_num(error / allowed, nan=np.inf))
+
+
 def summarize(group: Sequence[Measurement]) -> ParityFigure:
     """Return the worst figures of one output of one graph; a NaN is worse than any number."""
     counts = [each.num_elements for each in group]
     return ParityFigure(
-        graph=group[0].graph,
-        output=group[0].output,
+        graph=GRAPH_IDS[group[0].graph],
+        role=ROLES[group[0].output],
         max_abs_error=max_or_nan(each.max_abs_error for each in group),
         max_abs_error_float64=max_or_nan(each.max_abs_error_float64 for each in group),
         torch_abs_error_float64=max_or_nan(each.torch_abs_error_float64 for each in group),

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from attnlens_export.graph.trace import HIDDEN_OUTPUT
-from attnlens_export.manifest import ATTENTIONS_PATH, EMBEDDINGS_PATH, GRAPH_KINDS
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
-from attnlens_export.parity.measure import (
+from attnlens_export.graph.names import (
     ATTENTIONS,
-    CaseProgress,
-    Outputs,
-    Run,
-    compare_case,
-    run_case,
+    ATTENTIONS_PATH,
+    EMBEDDINGS_PATH,
+    GRAPH_PURPOSES,
+    HIDDEN_OUTPUT,
 )
+from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.measure import CaseProgress, Outputs, Run, compare_case, run_case
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
 from attnlens_export.report import report_content
 from attnlens_model import Encoder, EncoderConfig
@@ -98,7 +96,7 @@ class RuntimeResult:
     @property
     def num_cases(self) -> int:
         """On how many cases both graphs ran."""
-        return min(sum(each.graph == path for each in self.parity.invariants) for path in GRAPH_KINDS)
+        return min(sum(each.graph == path for each in self.parity.invariants) for path in GRAPH_PURPOSES)
 
     def failures(self) -> list[str]:
         """Return a line for each graph that was stopped and each gate that did not hold."""
@@ -260,7 +258,7 @@ class RuntimeParity:
         self, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
     ) -> list[_ProcessGraph]:
         graphs = []
-        for path in GRAPH_KINDS:
+        for path in GRAPH_PURPOSES:
             process = GraphProcess(runtime, self._directory / path, timeout_s)
             try:
                 opened = processes.enter_context(process)

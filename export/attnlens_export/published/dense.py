@@ -10,7 +10,7 @@ import safetensors.numpy
 from attnlens.v1.manifest_pb2 import Activation, Dense
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
-from attnlens_model.tensor_files import read_tensors
+from attnlens_model.checkpoint.tensor_files import read_tensors
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

@@ -1,6 +1,6 @@
-"""The registry of families: every module of this package that defines `FAMILY`.
+"""The registry of families: every module of this package. Each defines `FAMILY`.
 
-Adding a family means adding a module here; nothing else changes.
+Adding a family means adding a module here; nothing else changes. What families share is in packages below.
 """
 
 import importlib
@@ -12,8 +12,8 @@ from attnlens_model.other_models import refusal
 
 
 def _discover() -> dict[str, Family]:
-    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
-    families: list[Family] = [module.FAMILY for module in modules]
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
+    families: list[Family] = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
     return {family.name: family for family in families}
 
 

@@ -7,7 +7,7 @@ release. Later families that kept BERT's layout import these tables.
 
 from collections.abc import Mapping
 
-from attnlens_model.config_table import ConfigTable
+from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, Parameters, linear_and_norm_names
 
 KEYS: Mapping[str, tuple[str, object]] = {

@@ -7,9 +7,9 @@ pretraining.
 
 from collections.abc import Mapping
 
-from attnlens_model.config_table import ConfigTable
 from attnlens_model.errors import ConfigError
 from attnlens_model.families import bert
+from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 
 _TERMS = ("c2p", "p2c")

@@ -5,9 +5,9 @@ Boizard et al. 2025, https://arxiv.org/abs/2503.05500.
 
 from collections.abc import Mapping
 
-from attnlens_model.config_table import ConfigTable, unusual_head_size
+from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
+from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
 from attnlens_model.family import Family, linear_and_norm_names
-from attnlens_model.rotary_config import read_rotary, write_rotary_parameters
 
 _DEFAULT_THETA = 10_000.0
 

@@ -7,15 +7,15 @@ layer is global and give the two thetas; newer ones list the layers' kinds and n
 from collections.abc import Mapping
 from typing import Any
 
-from attnlens_model.config_table import ConfigTable
 from attnlens_model.errors import ConfigError
-from attnlens_model.family import Family, linear_and_norm_names
-from attnlens_model.rotary_config import (
+from attnlens_model.families.config_json.rotary import (
     RotaryBase,
     as_mapping,
     read_rotary_parameters,
     write_rotary_parameters,
 )
+from attnlens_model.families.config_json.table import ConfigTable
+from attnlens_model.family import Family, linear_and_norm_names
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # As their class has them: the key of files before transformers 5, and what an absent one means.

@@ -8,8 +8,8 @@ distance in place of positions, stored in block 0 and used in all.
 from collections.abc import Mapping
 from typing import Any
 
-from attnlens_model.config_table import WRITTEN_ACTIVATIONS, ConfigTable, unusual_head_size
 from attnlens_model.errors import ConfigError
+from attnlens_model.families.config_json.table import WRITTEN_ACTIVATIONS, ConfigTable, unusual_head_size
 from attnlens_model.family import Family, Layout, Parameters
 
 _DEFAULT_HEAD_SIZE = 64

@@ -23,75 +23,68 @@ _sym_db = _symbol_database.Default()
 
 
 from attnlens.v1 import manifest_pb2 as attnlens_dot_v1_dot_manifest__pb2
+from attnlens.v1 import model_pb2 as attnlens_dot_v1_dot_model__pb2
 from attnlens.v1 import tensor_pb2 as attnlens_dot_v1_dot_tensor__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attnlens/v1/encoder_service.proto\x12\x0b\x61ttnlens.v1\x1a\x1a\x61ttnlens/v1/manifest.proto\x1a\x18\x61ttnlens/v1/tensor.proto\x1a\x1egoogle/protobuf/duration.proto\"N\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x15.attnlens.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"H\n\x05Usage\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x18\n\x10num_tokens_total\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x07Timings\x12+\n\x08tokenize\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x98\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12%\n\x07pooling\x18\x04 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndimensions\x18\x06 \x01(\x05\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x15\n\x0bprompt_name\x18\x08 \x01(\tH\x00\x12\x10\n\x06prompt\x18\t \x01(\tH\x00\x42\x0f\n\rprompt_choiceB\x0c\n\n_normalize\"\x92\x01\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\'\n\nembeddings\x18\x02 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\"\n\x06usages\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Usage\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xfd\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12*\n\x07outputs\x18\x04 \x03(\x0e\x32\x19.attnlens.v1.EncodeOutput\x12\x0e\n\x06layers\x18\x05 \x03(\x05\x12\r\n\x05heads\x18\x06 \x03(\x05\x12\x32\n\x0ehead_reduction\x18\x07 \x01(\x0e\x32\x1a.attnlens.v1.HeadReduction\x12(\n\tdata_type\x18\x08 \x01(\x0e\x32\x15.attnlens.v1.DataType\"q\n\x0e\x45ncodeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12)\n\x07results\x18\x02 \x03(\x0b\x32\x18.attnlens.v1.EncodedText\x12%\n\x07timings\x18\x03 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xaf\x01\n\x0b\x45ncodedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Usage\x12.\n\x11last_hidden_state\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12)\n\tattention\x18\x04 \x01(\x0b\x32\x16.attnlens.v1.Attention\"\xa9\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x12\n\nbyte_start\x18\x03 \x01(\x05\x12\x10\n\x08\x62yte_end\x18\x04 \x01(\x05\x12\x12\n\nchar_start\x18\x05 \x01(\x05\x12\x10\n\x08\x63har_end\x18\x06 \x01(\x05\x12\x17\n\nword_index\x18\x07 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nis_special\x18\x08 \x01(\x08\x42\r\n\x0b_word_index\"\x84\x01\n\tAttention\x12$\n\x07weights\x18\x01 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\x0e\n\x06layers\x18\x02 \x03(\x05\x12\r\n\x05heads\x18\x03 \x03(\x05\x12\x32\n\x0ehead_reduction\x18\x04 \x01(\x0e\x32\x1a.attnlens.v1.HeadReduction\"A\n\x13\x45ncodeStreamRequest\x12*\n\x06\x65ncode\x18\x01 \x01(\x0b\x32\x1a.attnlens.v1.EncodeRequest\"\xdd\x01\n\x14\x45ncodeStreamResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0binput_index\x18\x02 \x01(\x05\x12(\n\x04head\x18\x03 \x01(\x0b\x32\x18.attnlens.v1.EncodedTextH\x00\x12+\n\tattention\x18\x04 \x01(\x0b\x32\x16.attnlens.v1.AttentionH\x00\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.attnlens.v1.Timings\x12\x1b\n\x13num_attention_parts\x18\x06 \x01(\x05\x42\x06\n\x04part\"/\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\"N\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x07results\x18\x02 \x03(\x0b\x32\x1a.attnlens.v1.TokenizedText\"O\n\rTokenizedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12\x1a\n\x12\x65xceeds_max_tokens\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Model\"\xbf\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x17\n\x0fweights_license\x18\x03 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x04 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x05 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12#\n\x06limits\x18\x07 \x01(\x0b\x32\x13.attnlens.v1.Limits\x12\x1b\n\x13\x65xecution_providers\x18\x08 \x03(\t\x12#\n\x06parity\x18\t \x01(\x0b\x32\x13.attnlens.v1.Parity\x12\x32\n\x08versions\x18\n \x03(\x0b\x32 .attnlens.v1.Model.VersionsEntry\x12\x16\n\x0e\x65mbedding_size\x18\x0b \x01(\x05\x12\x30\n\x07prompts\x18\x0c \x03(\x0b\x32\x1f.attnlens.v1.Model.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\r \x01(\t\x12(\n\tprecision\x18\x0e \x01(\x0e\x32\x15.attnlens.v1.DataType\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc3\x01\n\x06Limits\x12\x1e\n\x16max_inputs_per_request\x18\x01 \x01(\x05\x12\x16\n\x0emax_text_bytes\x18\x02 \x01(\x05\x12\x11\n\tmax_queue\x18\x03 \x01(\x05\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\x05\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x03\x12\x1e\n\x16max_request_text_bytes\x18\x06 \x01(\x05\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x03*\xb1\x03\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12\x1f\n\x1b\x45RROR_REASON_INPUT_TOO_LONG\x10\x02\x12#\n\x1f\x45RROR_REASON_RESPONSE_TOO_LARGE\x10\x03\x12 \n\x1c\x45RROR_REASON_MODEL_NOT_FOUND\x10\x04\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x05\x12\x1a\n\x16\x45RROR_REASON_NOT_READY\x10\x06\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\x07\x12\"\n\x1e\x45RROR_REASON_DEADLINE_EXCEEDED\x10\x08\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\t\x12\x1c\n\x18\x45RROR_REASON_SLOW_READER\x10\n\x12\"\n\x1e\x45RROR_REASON_GRAPH_UNAVAILABLE\x10\x0b\x12\"\n\x1e\x45RROR_REASON_MALFORMED_REQUEST\x10\x0c*p\n\x0c\x45ncodeOutput\x12\x1d\n\x19\x45NCODE_OUTPUT_UNSPECIFIED\x10\x00\x12#\n\x1f\x45NCODE_OUTPUT_LAST_HIDDEN_STATE\x10\x01\x12\x1c\n\x18\x45NCODE_OUTPUT_ATTENTIONS\x10\x02*a\n\rHeadReduction\x12\x1e\n\x1aHEAD_REDUCTION_UNSPECIFIED\x10\x00\x12\x17\n\x13HEAD_REDUCTION_NONE\x10\x01\x12\x17\n\x13HEAD_REDUCTION_MEAN\x10\x02\x32\xcb\x03\n\x0e\x45ncoderService\x12>\n\x05\x45mbed\x12\x19.attnlens.v1.EmbedRequest\x1a\x1a.attnlens.v1.EmbedResponse\x12\x41\n\x06\x45ncode\x12\x1a.attnlens.v1.EncodeRequest\x1a\x1b.attnlens.v1.EncodeResponse\x12U\n\x0c\x45ncodeStream\x12 .attnlens.v1.EncodeStreamRequest\x1a!.attnlens.v1.EncodeStreamResponse0\x01\x12G\n\x08Tokenize\x12\x1c.attnlens.v1.TokenizeRequest\x1a\x1d.attnlens.v1.TokenizeResponse\x12M\n\nListModels\x12\x1e.attnlens.v1.ListModelsRequest\x1a\x1f.attnlens.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.attnlens.v1.GetModelRequest\x1a\x1d.attnlens.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attnlens/v1/encoder_service.proto\x12\x0b\x61ttnlens.v1\x1a\x1a\x61ttnlens/v1/manifest.proto\x1a\x17\x61ttnlens/v1/model.proto\x1a\x18\x61ttnlens/v1/tensor.proto\x1a\x1egoogle/protobuf/duration.proto\"z\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttext_pair\x18\x02 \x01(\x0b\x32\x15.attnlens.v1.TextPairH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.attnlens.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\")\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x12\x10\n\x08type_ids\x18\x02 \x03(\x05\"2\n\x06Prompt\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"H\n\x05Usage\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x18\n\x10num_tokens_total\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x07Timings\x12+\n\x08tokenize\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x07pooling\x18\x05 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\x05\x12(\n\tdata_type\x18\x08 \x01(\x0e\x32\x15.attnlens.v1.DataTypeB\x0c\n\n_normalize\"\xa9\x01\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\nembeddings\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\"\n\x06usages\x18\x04 \x03(\x0b\x32\x12.attnlens.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\x80\x01\n\x0e\x41ttentionQuery\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x0e\n\x06layers\x18\x02 \x03(\x05\x12\r\n\x05heads\x18\x03 \x03(\x05\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\"\xee\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\x88\x01\n\x0e\x45ncodeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12)\n\x07results\x18\x03 \x03(\x0b\x32\x18.attnlens.v1.EncodedText\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xb5\x01\n\x0b\x45ncodedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Usage\x12.\n\x11last_hidden_state\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12/\n\tattention\x18\x04 \x03(\x0b\x32\x1c.attnlens.v1.AttentionResult\"\xbf\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06source\x18\x03 \x01(\x0e\x32\x18.attnlens.v1.TokenSource\x12\x12\n\nbyte_start\x18\x04 \x01(\x05\x12\x10\n\x08\x62yte_end\x18\x05 \x01(\x05\x12\x12\n\nchar_start\x18\x06 \x01(\x05\x12\x10\n\x08\x63har_end\x18\x07 \x01(\x05\x12\x17\n\nword_index\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_word_index\"\x94\x02\n\x0f\x41ttentionResult\x12\x13\n\x0bquery_index\x18\x01 \x01(\x05\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\x12\x0e\n\x06layers\x18\x04 \x03(\x05\x12\r\n\x05heads\x18\x05 \x03(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSum\x12$\n\x05\x64\x65nse\x18\x07 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12(\n\tper_token\x18\x08 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x42\x06\n\x04\x64\x61ta\"\xf4\x01\n\x13\x45ncodeStreamRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\xfa\x01\n\x14\x45ncodeStreamResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x13\n\x0binput_index\x18\x03 \x01(\x05\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x18.attnlens.v1.EncodedTextH\x00\x12\x31\n\tattention\x18\x05 \x01(\x0b\x32\x1c.attnlens.v1.AttentionResultH\x00\x12\x1b\n\x13num_attention_parts\x18\x06 \x01(\x05\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.attnlens.v1.TimingsB\x06\n\x04part\"i\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12#\n\x06prompt\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Prompt\"e\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12+\n\x07results\x18\x03 \x03(\x0b\x32\x1a.attnlens.v1.TokenizedText\"O\n\rTokenizedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12\x1a\n\x12\x65xceeds_max_tokens\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Model*f\n\rAttentionView\x12\x1e\n\x1a\x41TTENTION_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTENTION_VIEW_FULL\x10\x01\x12\x1c\n\x18\x41TTENTION_VIEW_HEAD_MEAN\x10\x02*\xa9\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOKEN_SOURCE_SPECIAL\x10\x01\x12\x17\n\x13TOKEN_SOURCE_PROMPT\x10\x02\x12\x15\n\x11TOKEN_SOURCE_TEXT\x10\x03\x12\x1c\n\x18TOKEN_SOURCE_SECOND_TEXT\x10\x04\x12\x14\n\x10TOKEN_SOURCE_IDS\x10\x05\x32\xcb\x03\n\x0e\x45ncoderService\x12>\n\x05\x45mbed\x12\x19.attnlens.v1.EmbedRequest\x1a\x1a.attnlens.v1.EmbedResponse\x12\x41\n\x06\x45ncode\x12\x1a.attnlens.v1.EncodeRequest\x1a\x1b.attnlens.v1.EncodeResponse\x12U\n\x0c\x45ncodeStream\x12 .attnlens.v1.EncodeStreamRequest\x1a!.attnlens.v1.EncodeStreamResponse0\x01\x12G\n\x08Tokenize\x12\x1c.attnlens.v1.TokenizeRequest\x1a\x1d.attnlens.v1.TokenizeResponse\x12M\n\nListModels\x12\x1e.attnlens.v1.ListModelsRequest\x1a\x1f.attnlens.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.attnlens.v1.GetModelRequest\x1a\x1d.attnlens.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attnlens.v1.encoder_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODEL_VERSIONSENTRY']._loaded_options = None
-  _globals['_MODEL_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODEL_PROMPTSENTRY']._loaded_options = None
-  _globals['_MODEL_PROMPTSENTRY']._serialized_options = b'8\001'
-  _globals['_ERRORREASON']._serialized_start=3192
-  _globals['_ERRORREASON']._serialized_end=3625
-  _globals['_ENCODEOUTPUT']._serialized_start=3627
-  _globals['_ENCODEOUTPUT']._serialized_end=3739
-  _globals['_HEADREDUCTION']._serialized_start=3741
-  _globals['_HEADREDUCTION']._serialized_end=3838
-  _globals['_INPUT']._serialized_start=136
-  _globals['_INPUT']._serialized_end=214
-  _globals['_TOKENIDS']._serialized_start=216
-  _globals['_TOKENIDS']._serialized_end=239
-  _globals['_USAGE']._serialized_start=241
-  _globals['_USAGE']._serialized_end=313
-  _globals['_TIMINGS']._serialized_start=316
-  _globals['_TIMINGS']._serialized_end=456
-  _globals['_EMBEDREQUEST']._serialized_start=459
-  _globals['_EMBEDREQUEST']._serialized_end=739
-  _globals['_EMBEDRESPONSE']._serialized_start=742
-  _globals['_EMBEDRESPONSE']._serialized_end=888
-  _globals['_ENCODEREQUEST']._serialized_start=891
-  _globals['_ENCODEREQUEST']._serialized_end=1144
-  _globals['_ENCODERESPONSE']._serialized_start=1146
-  _globals['_ENCODERESPONSE']._serialized_end=1259
-  _globals['_ENCODEDTEXT']._serialized_start=1262
-  _globals['_ENCODEDTEXT']._serialized_end=1437
-  _globals['_TOKEN']._serialized_start=1440
-  _globals['_TOKEN']._serialized_end=1609
-  _globals['_ATTENTION']._serialized_start=1612
-  _globals['_ATTENTION']._serialized_end=1744
-  _globals['_ENCODESTREAMREQUEST']._serialized_start=1746
-  _globals['_ENCODESTREAMREQUEST']._serialized_end=1811
-  _globals['_ENCODESTREAMRESPONSE']._serialized_start=1814
-  _globals['_ENCODESTREAMRESPONSE']._serialized_end=2035
-  _globals['_TOKENIZEREQUEST']._serialized_start=2037
-  _globals['_TOKENIZEREQUEST']._serialized_end=2084
-  _globals['_TOKENIZERESPONSE']._serialized_start=2086
-  _globals['_TOKENIZERESPONSE']._serialized_end=2164
-  _globals['_TOKENIZEDTEXT']._serialized_start=2166
-  _globals['_TOKENIZEDTEXT']._serialized_end=2245
-  _globals['_LISTMODELSREQUEST']._serialized_start=2247
-  _globals['_LISTMODELSREQUEST']._serialized_end=2266
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2268
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2324
-  _globals['_GETMODELREQUEST']._serialized_start=2326
-  _globals['_GETMODELREQUEST']._serialized_end=2358
-  _globals['_GETMODELRESPONSE']._serialized_start=2360
-  _globals['_GETMODELRESPONSE']._serialized_end=2413
-  _globals['_MODEL']._serialized_start=2416
-  _globals['_MODEL']._serialized_end=2991
-  _globals['_MODEL_VERSIONSENTRY']._serialized_start=2896
-  _globals['_MODEL_VERSIONSENTRY']._serialized_end=2943
-  _globals['_MODEL_PROMPTSENTRY']._serialized_start=2945
-  _globals['_MODEL_PROMPTSENTRY']._serialized_end=2991
-  _globals['_LIMITS']._serialized_start=2994
-  _globals['_LIMITS']._serialized_end=3189
-  _globals['_ENCODERSERVICE']._serialized_start=3841
-  _globals['_ENCODERSERVICE']._serialized_end=4300
+  _globals['_ATTENTIONVIEW']._serialized_start=3201
+  _globals['_ATTENTIONVIEW']._serialized_end=3303
+  _globals['_TOKENSOURCE']._serialized_start=3306
+  _globals['_TOKENSOURCE']._serialized_end=3475
+  _globals['_INPUT']._serialized_start=161
+  _globals['_INPUT']._serialized_end=283
+  _globals['_TEXTPAIR']._serialized_start=285
+  _globals['_TEXTPAIR']._serialized_end=326
+  _globals['_TOKENIDS']._serialized_start=328
+  _globals['_TOKENIDS']._serialized_end=369
+  _globals['_PROMPT']._serialized_start=371
+  _globals['_PROMPT']._serialized_end=421
+  _globals['_USAGE']._serialized_start=423
+  _globals['_USAGE']._serialized_end=495
+  _globals['_TIMINGS']._serialized_start=498
+  _globals['_TIMINGS']._serialized_end=638
+  _globals['_EMBEDREQUEST']._serialized_start=641
+  _globals['_EMBEDREQUEST']._serialized_end=900
+  _globals['_EMBEDRESPONSE']._serialized_start=903
+  _globals['_EMBEDRESPONSE']._serialized_end=1072
+  _globals['_ATTENTIONQUERY']._serialized_start=1075
+  _globals['_ATTENTIONQUERY']._serialized_end=1203
+  _globals['_ENCODEREQUEST']._serialized_start=1206
+  _globals['_ENCODEREQUEST']._serialized_end=1444
+  _globals['_ENCODERESPONSE']._serialized_start=1447
+  _globals['_ENCODERESPONSE']._serialized_end=1583
+  _globals['_ENCODEDTEXT']._serialized_start=1586
+  _globals['_ENCODEDTEXT']._serialized_end=1767
+  _globals['_TOKEN']._serialized_start=1770
+  _globals['_TOKEN']._serialized_end=1961
+  _globals['_ATTENTIONRESULT']._serialized_start=1964
+  _globals['_ATTENTIONRESULT']._serialized_end=2240
+  _globals['_ENCODESTREAMREQUEST']._serialized_start=2243
+  _globals['_ENCODESTREAMREQUEST']._serialized_end=2487
+  _globals['_ENCODESTREAMRESPONSE']._serialized_start=2490
+  _globals['_ENCODESTREAMRESPONSE']._serialized_end=2740
+  _globals['_TOKENIZEREQUEST']._serialized_start=2742
+  _globals['_TOKENIZEREQUEST']._serialized_end=2847
+  _globals['_TOKENIZERESPONSE']._serialized_start=2849
+  _globals['_TOKENIZERESPONSE']._serialized_end=2950
+  _globals['_TOKENIZEDTEXT']._serialized_start=2952
+  _globals['_TOKENIZEDTEXT']._serialized_end=3031
+  _globals['_LISTMODELSREQUEST']._serialized_start=3033
+  _globals['_LISTMODELSREQUEST']._serialized_end=3052
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3054
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3110
+  _globals['_GETMODELREQUEST']._serialized_start=3112
+  _globals['_GETMODELREQUEST']._serialized_end=3144
+  _globals['_GETMODELRESPONSE']._serialized_start=3146
+  _globals['_GETMODELRESPONSE']._serialized_end=3199
+  _globals['_ENCODERSERVICE']._serialized_start=3478
+  _globals['_ENCODERSERVICE']._serialized_end=3937
 # @@protoc_insertion_point(module_scope)

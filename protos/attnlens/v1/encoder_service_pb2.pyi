@@ -4,6 +4,7 @@ isort:skip_file
 """
 
 from attnlens.v1 import manifest_pb2 as _manifest_pb2
+from attnlens.v1 import model_pb2 as _model_pb2
 from attnlens.v1 import tensor_pb2 as _tensor_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -22,117 +23,65 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ErrorReason:
+class _AttentionView:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReason.ValueType], _builtins.type):
+class _AttentionViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionView.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
-    """Never sent."""
-    ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
-    """A field has a value that it can't have. BadRequest names each such field."""
-    ERROR_REASON_INPUT_TOO_LONG: _ErrorReason.ValueType  # 2
-    """A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
-    ERROR_REASON_RESPONSE_TOO_LARGE: _ErrorReason.ValueType  # 3
-    """The response would be larger than a message may be. Metadata: size_bytes, max_message_bytes."""
-    ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 4
-    """The request names a model that this server does not hold. Metadata: model, available."""
-    ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 5
-    """The server holds as many waiting texts as it may. Try again after RetryInfo.retry_delay."""
-    ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 6
-    """The server is still starting. Try again after RetryInfo.retry_delay."""
-    ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 7
-    """The server is shutting down. Ask another one."""
-    ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 8
-    """The deadline passed before the model was run."""
-    ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
-    """A fault of the server. Metadata: error_id, which stands in the server's log."""
-    ERROR_REASON_SLOW_READER: _ErrorReason.ValueType  # 10
-    """The client did not read a stream's messages for too long."""
-    ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
-    """A graph of the bundle can't be opened any more, for instance since its files were changed."""
-    ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 12
-    """The bytes of the request are not a message of the method's request type."""
-
-class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
-    """Why a call failed. Sent by name, without the prefix, in ErrorInfo.reason."""
-
-ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
-"""Never sent."""
-ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
-"""A field has a value that it can't have. BadRequest names each such field."""
-ERROR_REASON_INPUT_TOO_LONG: ErrorReason.ValueType  # 2
-"""A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
-ERROR_REASON_RESPONSE_TOO_LARGE: ErrorReason.ValueType  # 3
-"""The response would be larger than a message may be. Metadata: size_bytes, max_message_bytes."""
-ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 4
-"""The request names a model that this server does not hold. Metadata: model, available."""
-ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 5
-"""The server holds as many waiting texts as it may. Try again after RetryInfo.retry_delay."""
-ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 6
-"""The server is still starting. Try again after RetryInfo.retry_delay."""
-ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 7
-"""The server is shutting down. Ask another one."""
-ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 8
-"""The deadline passed before the model was run."""
-ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
-"""A fault of the server. Metadata: error_id, which stands in the server's log."""
-ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 10
-"""The client did not read a stream's messages for too long."""
-ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
-"""A graph of the bundle can't be opened any more, for instance since its files were changed."""
-ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 12
-"""The bytes of the request are not a message of the method's request type."""
-Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
-
-class _EncodeOutput:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _EncodeOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EncodeOutput.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ENCODE_OUTPUT_UNSPECIFIED: _EncodeOutput.ValueType  # 0
-    """Not a valid value in a request."""
-    ENCODE_OUTPUT_LAST_HIDDEN_STATE: _EncodeOutput.ValueType  # 1
-    """The token vectors of the last layer, shape (T, D)."""
-    ENCODE_OUTPUT_ATTENTIONS: _EncodeOutput.ValueType  # 2
-    """The attention weights, shape (layers, heads, T, T)."""
-
-class EncodeOutput(_EncodeOutput, metaclass=_EncodeOutputEnumTypeWrapper):
-    """What Encode can return for each text."""
-
-ENCODE_OUTPUT_UNSPECIFIED: EncodeOutput.ValueType  # 0
-"""Not a valid value in a request."""
-ENCODE_OUTPUT_LAST_HIDDEN_STATE: EncodeOutput.ValueType  # 1
-"""The token vectors of the last layer, shape (T, D)."""
-ENCODE_OUTPUT_ATTENTIONS: EncodeOutput.ValueType  # 2
-"""The attention weights, shape (layers, heads, T, T)."""
-Global___EncodeOutput: _TypeAlias = EncodeOutput  # noqa: Y015
-
-class _HeadReduction:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _HeadReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HeadReduction.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    HEAD_REDUCTION_UNSPECIFIED: _HeadReduction.ValueType  # 0
-    """The same as HEAD_REDUCTION_NONE."""
-    HEAD_REDUCTION_NONE: _HeadReduction.ValueType  # 1
+    ATTENTION_VIEW_UNSPECIFIED: _AttentionView.ValueType  # 0
+    """The same as ATTENTION_VIEW_FULL."""
+    ATTENTION_VIEW_FULL: _AttentionView.ValueType  # 1
     """Every chosen head by itself."""
-    HEAD_REDUCTION_MEAN: _HeadReduction.ValueType  # 2
+    ATTENTION_VIEW_HEAD_MEAN: _AttentionView.ValueType  # 2
     """The mean over the chosen heads, as an axis of length 1."""
 
-class HeadReduction(_HeadReduction, metaclass=_HeadReductionEnumTypeWrapper):
-    """What to do with the heads of a layer."""
+class AttentionView(_AttentionView, metaclass=_AttentionViewEnumTypeWrapper):
+    """What to make of an output of a layer, of shape (H, T, T) or (T, H). Readers must expect further views."""
 
-HEAD_REDUCTION_UNSPECIFIED: HeadReduction.ValueType  # 0
-"""The same as HEAD_REDUCTION_NONE."""
-HEAD_REDUCTION_NONE: HeadReduction.ValueType  # 1
+ATTENTION_VIEW_UNSPECIFIED: AttentionView.ValueType  # 0
+"""The same as ATTENTION_VIEW_FULL."""
+ATTENTION_VIEW_FULL: AttentionView.ValueType  # 1
 """Every chosen head by itself."""
-HEAD_REDUCTION_MEAN: HeadReduction.ValueType  # 2
+ATTENTION_VIEW_HEAD_MEAN: AttentionView.ValueType  # 2
 """The mean over the chosen heads, as an axis of length 1."""
-Global___HeadReduction: _TypeAlias = HeadReduction  # noqa: Y015
+Global___AttentionView: _TypeAlias = AttentionView  # noqa: Y015
+
+class _TokenSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKEN_SOURCE_UNSPECIFIED: _TokenSource.ValueType  # 0
+    """Never sent."""
+    TOKEN_SOURCE_SPECIAL: _TokenSource.ValueType  # 1
+    """The tokenizer has added it, for instance `[CLS]`: it stands for nothing in a text."""
+    TOKEN_SOURCE_PROMPT: _TokenSource.ValueType  # 2
+    """It stands in the prompt."""
+    TOKEN_SOURCE_TEXT: _TokenSource.ValueType  # 3
+    """It stands in the text, or in the first text of a pair. So does a token that begins in the prompt and ends here."""
+    TOKEN_SOURCE_SECOND_TEXT: _TokenSource.ValueType  # 4
+    """It stands in the second text of a pair."""
+    TOKEN_SOURCE_IDS: _TokenSource.ValueType  # 5
+    """The request gave its id."""
+
+class TokenSource(_TokenSource, metaclass=_TokenSourceEnumTypeWrapper):
+    """Where a token comes from."""
+
+TOKEN_SOURCE_UNSPECIFIED: TokenSource.ValueType  # 0
+"""Never sent."""
+TOKEN_SOURCE_SPECIAL: TokenSource.ValueType  # 1
+"""The tokenizer has added it, for instance `[CLS]`: it stands for nothing in a text."""
+TOKEN_SOURCE_PROMPT: TokenSource.ValueType  # 2
+"""It stands in the prompt."""
+TOKEN_SOURCE_TEXT: TokenSource.ValueType  # 3
+"""It stands in the text, or in the first text of a pair. So does a token that begins in the prompt and ends here."""
+TOKEN_SOURCE_SECOND_TEXT: TokenSource.ValueType  # 4
+"""It stands in the second text of a pair."""
+TOKEN_SOURCE_IDS: TokenSource.ValueType  # 5
+"""The request gave its id."""
+Global___TokenSource: _TypeAlias = TokenSource  # noqa: Y015
 
 @_typing.final
 class Input(_message.Message):
@@ -141,9 +90,14 @@ class Input(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    TEXT_PAIR_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """A text, tokenized by the server, special tokens added."""
+    @_builtins.property
+    def text_pair(self) -> Global___TextPair:
+        """Two texts that the model reads as one input, special tokens added around and between them."""
+
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are: special tokens must be among them."""
@@ -152,41 +106,105 @@ class Input(_message.Message):
         self,
         *,
         text: _builtins.str = ...,
+        text_pair: Global___TextPair | None = ...,
         token_ids: Global___TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "text_pair", b"text_pair", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text", "text_pair", b"text_pair", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "text_pair", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___Input: _TypeAlias = Input  # noqa: Y015
 
 @_typing.final
+class TextPair(_message.Message):
+    """Two texts, for models that take pairs (`Model.text_pairs`). What is too long is cut at the end of the longer one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    SECOND_FIELD_NUMBER: _builtins.int
+    first: _builtins.str
+    """The first text. A prompt is put before it."""
+    second: _builtins.str
+    """The second text."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.str = ...,
+        second: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "second", b"second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPair: _TypeAlias = TextPair  # noqa: Y015
+
+@_typing.final
 class TokenIds(_message.Message):
-    """A tokenized text."""
+    """A tokenized input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDS_FIELD_NUMBER: _builtins.int
+    TYPE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids, each from 0 to vocab_size - 1."""
+
+    @_builtins.property
+    def type_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The type of each token, from 0 to type_vocab_size - 1. Empty: 0 for all."""
 
     def __init__(
         self,
         *,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        type_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "type_ids", b"type_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
+
+@_typing.final
+class Prompt(_message.Message):
+    """What is put before each text, and before the first of each pair. It counts towards all limits of a text. A request that
+    has none uses the model's default prompt, if there is one. Inputs given as ids are used as they are: a request that sets
+    a prompt can't hold them, and a default prompt is not applied to them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of one of the model's prompts."""
+    text: _builtins.str
+    """The prompt itself. Empty: none, not even the default one."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "name", b"name", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "name", b"name", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["name", "text"]  # noqa: Y015
+    _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_choice) -> _WhichOneofReturnType_choice | None: ...
+
+Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -263,12 +281,11 @@ class EmbedRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     NORMALIZE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
-    PROMPT_NAME_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name. Empty: the server's only model."""
     truncate: _builtins.bool
@@ -285,13 +302,13 @@ class EmbedRequest(_message.Message):
     """The element type of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A result with a value
     beyond 65504 is refused in FLOAT16.
     """
-    prompt_name: _builtins.str
-    """The name of one of the model's prompts."""
-    prompt: _builtins.str
-    """The prompt itself. Empty: none, not even the default one."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """What is put before each text. Unset: the model's default prompt, if it has one."""
 
     def __init__(
         self,
@@ -299,25 +316,19 @@ class EmbedRequest(_message.Message):
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         truncate: _builtins.bool = ...,
+        prompt: Global___Prompt | None = ...,
         pooling: _manifest_pb2.Pooling.ValueType = ...,
         normalize: _builtins.bool | None = ...,
         dimensions: _builtins.int = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
-        prompt_name: _builtins.str = ...,
-        prompt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt", "prompt_choice", b"prompt_choice", "prompt_name", b"prompt_name"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "prompt_choice", b"prompt_choice", "prompt_name", b"prompt_name", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "data_type", b"data_type", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
-    _WhichOneofReturnType_prompt_choice: _TypeAlias = _typing.Literal["prompt_name", "prompt"]  # noqa: Y015
-    _WhichOneofArgType_prompt_choice: _TypeAlias = _typing.Literal["prompt_choice", b"prompt_choice"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt_choice) -> _WhichOneofReturnType_prompt_choice | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -328,11 +339,14 @@ class EmbedResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     USAGES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
+    model_version: _builtins.str
+    """Its version."""
     @_builtins.property
     def embeddings(self) -> _tensor_pb2.Tensor:
         """Shape (N, Model.embedding_size), or (N, dimensions); row i belongs to input i."""
@@ -349,40 +363,78 @@ class EmbedResponse(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
         embeddings: _tensor_pb2.Tensor | None = ...,
         usages: _abc.Iterable[Global___Usage] | None = ...,
         timings: Global___Timings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "model", b"model", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "model", b"model", "model_version", b"model_version", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
 
 @_typing.final
-class EncodeRequest(_message.Message):
-    """A request for token vectors, attention weights or both. No prompt is put before its texts, the model's
-    default neither, so that tokens have their places in what was sent: send the prompt as part of the text.
+class AttentionQuery(_message.Message):
+    """One thing to return of the attention of each text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    role: _manifest_pb2.OutputRole.ValueType
+    """Which of the layers' outputs, one of those that `Model.outputs` lists. Unspecified:
+    OUTPUT_ROLE_ATTENTION_WEIGHTS.
     """
+    view: Global___AttentionView.ValueType
+    """What to make of them."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers, from 0; a negative number counts from the end. Empty: all that have such an output."""
+
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The heads, from 0; a negative number counts from the end. Empty: all."""
+
+    def __init__(
+        self,
+        *,
+        role: _manifest_pb2.OutputRole.ValueType = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        heads: _abc.Iterable[_builtins.int] | None = ...,
+        view: Global___AttentionView.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "layers", b"layers", "role", b"role", "view", b"view"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionQuery: _TypeAlias = AttentionQuery  # noqa: Y015
+
+@_typing.final
+class EncodeRequest(_message.Message):
+    """A request for token vectors, attention or both."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
-    OUTPUTS_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    HEADS_FIELD_NUMBER: _builtins.int
-    HEAD_REDUCTION_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    LAST_HIDDEN_STATE_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     DATA_TYPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name. Empty: the server's only model."""
     truncate: _builtins.bool
     """Cut a text that is too long, rather than refuse the request."""
-    head_reduction: Global___HeadReduction.ValueType
-    """What to do with the chosen heads."""
+    last_hidden_state: _builtins.bool
+    """Return the token vectors of the last layer. They are returned, too, where `attention` is empty."""
     data_type: _tensor_pb2.DataType.ValueType
     """The element type of all tensors of the result, DATA_TYPE_FLOAT32 (default) or DATA_TYPE_FLOAT16. A
     result with a value beyond 65504 is refused in FLOAT16.
@@ -392,16 +444,12 @@ class EncodeRequest(_message.Message):
         """The texts, at least one."""
 
     @_builtins.property
-    def outputs(self) -> _containers.RepeatedScalarFieldContainer[Global___EncodeOutput.ValueType]:
-        """What to return. Empty: ENCODE_OUTPUT_LAST_HIDDEN_STATE alone."""
+    def prompt(self) -> Global___Prompt:
+        """What is put before each text. Unset: the model's default prompt, if it has one."""
 
     @_builtins.property
-    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The layers whose attention to return, from 0; a negative number counts from the end. Empty: all."""
-
-    @_builtins.property
-    def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The heads to return, from 0; a negative number counts from the end. Empty: all."""
+    def attention(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionQuery]:
+        """What to return of the attention: several views of one run."""
 
     def __init__(
         self,
@@ -409,15 +457,14 @@ class EncodeRequest(_message.Message):
         model: _builtins.str = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         truncate: _builtins.bool = ...,
-        outputs: _abc.Iterable[Global___EncodeOutput.ValueType] | None = ...,
-        layers: _abc.Iterable[_builtins.int] | None = ...,
-        heads: _abc.Iterable[_builtins.int] | None = ...,
-        head_reduction: Global___HeadReduction.ValueType = ...,
+        prompt: Global___Prompt | None = ...,
+        last_hidden_state: _builtins.bool = ...,
+        attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
         data_type: _tensor_pb2.DataType.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "head_reduction", b"head_reduction", "heads", b"heads", "inputs", b"inputs", "layers", b"layers", "model", b"model", "outputs", b"outputs", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,10 +477,13 @@ class EncodeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
+    model_version: _builtins.str
+    """Its version."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___EncodedText]:
         """One entry an input, in the order of the request."""
@@ -446,12 +496,13 @@ class EncodeResponse(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
         results: _abc.Iterable[Global___EncodedText] | None = ...,
         timings: Global___Timings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -459,7 +510,7 @@ Global___EncodeResponse: _TypeAlias = EncodeResponse  # noqa: Y015
 
 @_typing.final
 class EncodedText(_message.Message):
-    """The result of one text."""
+    """The result of one text or pair."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -480,8 +531,8 @@ class EncodedText(_message.Message):
         """Shape (T, D). Set where asked for."""
 
     @_builtins.property
-    def attention(self) -> Global___Attention:
-        """Set where asked for."""
+    def attention(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionResult]:
+        """One entry for each query of the request, in its order. In a stream: empty."""
 
     def __init__(
         self,
@@ -489,9 +540,9 @@ class EncodedText(_message.Message):
         tokens: _abc.Iterable[Global___Token] | None = ...,
         usage: Global___Usage | None = ...,
         last_hidden_state: _tensor_pb2.Tensor | None = ...,
-        attention: Global___Attention | None = ...,
+        attention: _abc.Iterable[Global___AttentionResult] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "last_hidden_state", b"last_hidden_state", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_hidden_state", b"last_hidden_state", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "last_hidden_state", b"last_hidden_state", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -501,24 +552,28 @@ Global___EncodedText: _TypeAlias = EncodedText  # noqa: Y015
 
 @_typing.final
 class Token(_message.Message):
-    """A token and where it stands in its text."""
+    """A token and where it stands. Places are those in its source alone: the first byte of a text is byte 0 of that text,
+    whatever prompt or other text is before it. They are 0 where the source is SPECIAL or IDS.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     BYTE_START_FIELD_NUMBER: _builtins.int
     BYTE_END_FIELD_NUMBER: _builtins.int
     CHAR_START_FIELD_NUMBER: _builtins.int
     CHAR_END_FIELD_NUMBER: _builtins.int
     WORD_INDEX_FIELD_NUMBER: _builtins.int
-    IS_SPECIAL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Its id in the vocabulary."""
     text: _builtins.str
     """The tokenizer's own spelling, for instance `##ing`."""
+    source: Global___TokenSource.ValueType
+    """Where it comes from."""
     byte_start: _builtins.int
-    """The first byte of the UTF-8 text that it stands for. 0 for special tokens and for inputs given as ids."""
+    """The first byte, in UTF-8, that it stands for."""
     byte_end: _builtins.int
     """One past the last byte."""
     char_start: _builtins.int
@@ -526,24 +581,24 @@ class Token(_message.Message):
     char_end: _builtins.int
     """One past the last character."""
     word_index: _builtins.int
-    """The number of the word that it belongs to, from 0. Unset for special tokens and for inputs given as ids."""
-    is_special: _builtins.bool
-    """True for tokens that the model needs and the text does not hold, like `[CLS]`."""
+    """The number of the word that it belongs to, from 0, in a pair for each text from 0; the words of a prompt count with
+    those of the text behind it. Unset where the source is SPECIAL or IDS.
+    """
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         text: _builtins.str = ...,
+        source: Global___TokenSource.ValueType = ...,
         byte_start: _builtins.int = ...,
         byte_end: _builtins.int = ...,
         char_start: _builtins.int = ...,
         char_end: _builtins.int = ...,
         word_index: _builtins.int | None = ...,
-        is_special: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_word_index", b"_word_index", "word_index", b"word_index"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_word_index", b"_word_index", "byte_end", b"byte_end", "byte_start", b"byte_start", "char_end", b"char_end", "char_start", b"char_start", "id", b"id", "is_special", b"is_special", "text", b"text", "word_index", b"word_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_word_index", b"_word_index", "byte_end", b"byte_end", "byte_start", b"byte_start", "char_end", b"char_end", "char_start", b"char_start", "id", b"id", "source", b"source", "text", b"text", "word_index", b"word_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__word_index: _TypeAlias = _typing.Literal["word_index"]  # noqa: Y015
     _WhichOneofArgType__word_index: _TypeAlias = _typing.Literal["_word_index", b"_word_index"]  # noqa: Y015
@@ -552,66 +607,112 @@ class Token(_message.Message):
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
-class Attention(_message.Message):
-    """Attention weights after the softmax: element (l, h, i, j) is how much token i draws from token j.
-    Each row (l, h, i) sums to 1.
-    """
+class AttentionResult(_message.Message):
+    """What one query brought of one text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    WEIGHTS_FIELD_NUMBER: _builtins.int
+    QUERY_INDEX_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
-    HEAD_REDUCTION_FIELD_NUMBER: _builtins.int
-    head_reduction: Global___HeadReduction.ValueType
-    """What was done with the heads."""
-    @_builtins.property
-    def weights(self) -> _tensor_pb2.Tensor:
-        """Shape (number of layers, number of heads, T, T)."""
-
+    ROW_SUM_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELD_NUMBER: _builtins.int
+    query_index: _builtins.int
+    """The number of the query in the request, from 0."""
+    role: _manifest_pb2.OutputRole.ValueType
+    """What it is."""
+    view: Global___AttentionView.ValueType
+    """What was made of it."""
+    row_sum: _manifest_pb2.RowSum.ValueType
+    """What a row sums to."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The layer number of each entry of axis 0, from 0."""
 
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The head number of each entry of axis 1, from 0; with HEAD_REDUCTION_MEAN, the heads that were averaged."""
+        """The head number of each entry of axis 1, from 0; with ATTENTION_VIEW_HEAD_MEAN, the heads that were averaged."""
+
+    @_builtins.property
+    def dense(self) -> _tensor_pb2.Tensor:
+        """OUTPUT_LAYOUT_DENSE: element (l, h, i, j) is how much token i draws from token j; shape (layers, heads, T, T)."""
+
+    @_builtins.property
+    def per_token(self) -> _tensor_pb2.Tensor:
+        """OUTPUT_LAYOUT_PER_TOKEN: element (l, i, h) is what token i has of head h; shape (layers, T, heads)."""
 
     def __init__(
         self,
         *,
-        weights: _tensor_pb2.Tensor | None = ...,
+        query_index: _builtins.int = ...,
+        role: _manifest_pb2.OutputRole.ValueType = ...,
+        view: Global___AttentionView.ValueType = ...,
         layers: _abc.Iterable[_builtins.int] | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
-        head_reduction: Global___HeadReduction.ValueType = ...,
+        row_sum: _manifest_pb2.RowSum.ValueType = ...,
+        dense: _tensor_pb2.Tensor | None = ...,
+        per_token: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dense", b"dense", "per_token", b"per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_reduction", b"head_reduction", "heads", b"heads", "layers", b"layers", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token"]  # noqa: Y015
+    _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 
-Global___Attention: _TypeAlias = Attention  # noqa: Y015
+Global___AttentionResult: _TypeAlias = AttentionResult  # noqa: Y015
 
 @_typing.final
 class EncodeStreamRequest(_message.Message):
-    """A request for a stream of results."""
+    """A request for a stream of results. The fields are those of EncodeRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ENCODE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    LAST_HIDDEN_STATE_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    DATA_TYPE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model's name. Empty: the server's only model."""
+    truncate: _builtins.bool
+    """Cut a text that is too long, rather than refuse the request."""
+    last_hidden_state: _builtins.bool
+    """Return the token vectors of the last layer. They are returned, too, where `attention` is empty."""
+    data_type: _tensor_pb2.DataType.ValueType
+    """As in EncodeRequest."""
     @_builtins.property
-    def encode(self) -> Global___EncodeRequest:
-        """What to encode, and what to return."""
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """The texts, at least one."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """What is put before each text. Unset: the model's default prompt, if it has one."""
+
+    @_builtins.property
+    def attention(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionQuery]:
+        """What to return of the attention: several views of one run."""
 
     def __init__(
         self,
         *,
-        encode: Global___EncodeRequest | None = ...,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        truncate: _builtins.bool = ...,
+        prompt: Global___Prompt | None = ...,
+        last_hidden_state: _builtins.bool = ...,
+        attention: _abc.Iterable[Global___AttentionQuery] | None = ...,
+        data_type: _tensor_pb2.DataType.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encode", b"encode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["encode", b"encode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "data_type", b"data_type", "inputs", b"inputs", "last_hidden_state", b"last_hidden_state", "model", b"model", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -624,13 +725,16 @@ class EncodeStreamResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     INPUT_INDEX_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
-    TIMINGS_FIELD_NUMBER: _builtins.int
     NUM_ATTENTION_PARTS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
+    model_version: _builtins.str
+    """Its version. Set with `head`."""
     input_index: _builtins.int
     """The number of the input in the request, from 0."""
     num_attention_parts: _builtins.int
@@ -640,8 +744,8 @@ class EncodeStreamResponse(_message.Message):
         """The first message of each text: everything but attention."""
 
     @_builtins.property
-    def attention(self) -> Global___Attention:
-        """Then, for each chosen layer in the order asked for: its weights, shape (1, heads, T, T)."""
+    def attention(self) -> Global___AttentionResult:
+        """Then, query by query and for each its layers in the order asked for: one layer."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
@@ -651,15 +755,16 @@ class EncodeStreamResponse(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
         input_index: _builtins.int = ...,
         head: Global___EncodedText | None = ...,
-        attention: Global___Attention | None = ...,
-        timings: Global___Timings | None = ...,
+        attention: Global___AttentionResult | None = ...,
         num_attention_parts: _builtins.int = ...,
+        timings: Global___Timings | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "input_index", b"input_index", "model", b"model", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "input_index", b"input_index", "model", b"model", "model_version", b"model_version", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "attention"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -669,27 +774,33 @@ Global___EncodeStreamResponse: _TypeAlias = EncodeStreamResponse  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """A request for tokens, of the texts as they are: no prompt is put before them."""
+    """A request for tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
-    TEXTS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model's name. Empty: the server's only model."""
     @_builtins.property
-    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The texts, at least one."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """What is put before each text. Unset: the model's default prompt, if it has one."""
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
-        texts: _abc.Iterable[_builtins.str] | None = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        prompt: Global___Prompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -702,22 +813,26 @@ class TokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
+    model_version: _builtins.str
+    """Its version."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenizedText]:
-        """One entry a text, in the order of the request."""
+        """One entry an input, in the order of the request."""
 
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
         results: _abc.Iterable[Global___TokenizedText] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,14 +840,14 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class TokenizedText(_message.Message):
-    """The tokens of one text: all of them, whatever the model's limit."""
+    """The tokens of one text or pair: all of them, whatever the model's limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     EXCEEDS_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     exceeds_max_tokens: _builtins.bool
-    """True where the text has more tokens than the model takes."""
+    """True where there are more tokens than the model takes."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
         """The tokens, special tokens included."""
@@ -776,13 +891,13 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]:
         """All of them."""
 
     def __init__(
         self,
         *,
-        models: _abc.Iterable[Global___Model] | None = ...,
+        models: _abc.Iterable[_model_pb2.Model] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -822,13 +937,13 @@ class GetModelResponse(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def model(self) -> Global___Model:
+    def model(self) -> _model_pb2.Model:
         """The model."""
 
     def __init__(
         self,
         *,
-        model: Global___Model | None = ...,
+        model: _model_pb2.Model | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -837,185 +952,3 @@ class GetModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
-
-@_typing.final
-class Model(_message.Message):
-    """Everything that a client needs to know about a model and the server that runs it."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class VersionsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    @_typing.final
-    class PromptsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NAME_FIELD_NUMBER: _builtins.int
-    SOURCE_FIELD_NUMBER: _builtins.int
-    WEIGHTS_LICENSE_FIELD_NUMBER: _builtins.int
-    ARCHITECTURE_FIELD_NUMBER: _builtins.int
-    POOLING_FIELD_NUMBER: _builtins.int
-    MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    LIMITS_FIELD_NUMBER: _builtins.int
-    EXECUTION_PROVIDERS_FIELD_NUMBER: _builtins.int
-    PARITY_FIELD_NUMBER: _builtins.int
-    VERSIONS_FIELD_NUMBER: _builtins.int
-    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
-    PROMPTS_FIELD_NUMBER: _builtins.int
-    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
-    PRECISION_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """What requests may ask for."""
-    source: _builtins.str
-    """Where the weights came from."""
-    weights_license: _builtins.str
-    """The licence of the weights, where stated."""
-    max_tokens: _builtins.int
-    """The longest input in tokens, special tokens included."""
-    embedding_size: _builtins.int
-    """The width of an embedding where a request does not say `dimensions`: `pooling.truncate_dim` if set, else that of a
-    token vector, or of what the last dense layer returns.
-    """
-    default_prompt_name: _builtins.str
-    """The name of the prompt that Embed uses where a request says nothing. Empty: none."""
-    precision: _tensor_pb2.DataType.ValueType
-    """What embeddings, and token vectors without attention, are computed in: DATA_TYPE_FLOAT32, DATA_TYPE_FLOAT16 or
-    DATA_TYPE_INT8. With attention it is always DATA_TYPE_FLOAT32.
-    """
-    @_builtins.property
-    def architecture(self) -> _manifest_pb2.Architecture:
-        """The sizes: width, layers, heads, vocabulary."""
-
-    @_builtins.property
-    def pooling(self) -> _manifest_pb2.PoolingDefaults:
-        """How the model's token vectors become embeddings."""
-
-    @_builtins.property
-    def limits(self) -> Global___Limits:
-        """The server's limits."""
-
-    @_builtins.property
-    def execution_providers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ONNX Runtime execution providers in use, the first one preferred."""
-
-    @_builtins.property
-    def parity(self) -> _manifest_pb2.Parity:
-        """How the graphs compare with the PyTorch encoder."""
-
-    @_builtins.property
-    def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Versions by package name: the server's own (`attnlens`, `onnxruntime`), and with the prefix
-        `export/` those that made the bundle.
-        """
-
-    @_builtins.property
-    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The texts that may be put before an input of Embed, by name."""
-
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        source: _builtins.str = ...,
-        weights_license: _builtins.str = ...,
-        architecture: _manifest_pb2.Architecture | None = ...,
-        pooling: _manifest_pb2.PoolingDefaults | None = ...,
-        max_tokens: _builtins.int = ...,
-        limits: Global___Limits | None = ...,
-        execution_providers: _abc.Iterable[_builtins.str] | None = ...,
-        parity: _manifest_pb2.Parity | None = ...,
-        versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        embedding_size: _builtins.int = ...,
-        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        default_prompt_name: _builtins.str = ...,
-        precision: _tensor_pb2.DataType.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Model: _TypeAlias = Model  # noqa: Y015
-
-@_typing.final
-class Limits(_message.Message):
-    """The limits of a server. A request beyond one is refused with a message that names it."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MAX_INPUTS_PER_REQUEST_FIELD_NUMBER: _builtins.int
-    MAX_TEXT_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_QUEUE_FIELD_NUMBER: _builtins.int
-    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
-    max_inputs_per_request: _builtins.int
-    """The most texts in one request."""
-    max_text_bytes: _builtins.int
-    """The most bytes of UTF-8 in one text."""
-    max_queue: _builtins.int
-    """The most texts that may wait or run at a time, over all requests, those for attention and those
-    for embeddings each by themselves.
-    """
-    max_batch_tokens: _builtins.int
-    """The most tokens, padding included, that run in one batch."""
-    max_message_bytes: _builtins.int
-    """The largest response message."""
-    max_request_text_bytes: _builtins.int
-    """The most bytes of UTF-8 in all texts of one request."""
-    max_request_bytes: _builtins.int
-    """The largest request message."""
-    def __init__(
-        self,
-        *,
-        max_inputs_per_request: _builtins.int = ...,
-        max_text_bytes: _builtins.int = ...,
-        max_queue: _builtins.int = ...,
-        max_batch_tokens: _builtins.int = ...,
-        max_message_bytes: _builtins.int = ...,
-        max_request_text_bytes: _builtins.int = ...,
-        max_request_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Limits: _TypeAlias = Limits  # noqa: Y015

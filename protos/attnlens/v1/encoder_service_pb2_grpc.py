@@ -30,9 +30,9 @@ class EncoderServiceStub(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     def __init__(self, channel):
@@ -78,9 +78,9 @@ class EncoderServiceServicer(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     def Embed(self, request, context):
@@ -91,7 +91,7 @@ class EncoderServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Encode(self, request, context):
-        """The token vectors, the attention weights or both for each text.
+        """The token vectors, views of the attention, or both for each text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +99,7 @@ class EncoderServiceServicer(object):
 
     def EncodeStream(self, request, context):
         """The same as Encode in many messages, for results larger than one message may be: for each text
-        a head, then one message a layer of attention weights. Texts come in the order of the request.
+        a head, then one message for each layer of each query. Texts come in the order of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,9 +172,9 @@ class EncoderService(object):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     @staticmethod

@@ -31,9 +31,9 @@ class EncoderServiceStub:
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     @_typing.overload
@@ -43,10 +43,10 @@ class EncoderServiceStub:
     Embed: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.EmbedRequest, _encoder_service_pb2.EmbedResponse]
     """One pooled vector for each text."""
     Encode: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.EncodeRequest, _encoder_service_pb2.EncodeResponse]
-    """The token vectors, the attention weights or both for each text."""
+    """The token vectors, views of the attention, or both for each text."""
     EncodeStream: _grpc.UnaryStreamMultiCallable[_encoder_service_pb2.EncodeStreamRequest, _encoder_service_pb2.EncodeStreamResponse]
     """The same as Encode in many messages, for results larger than one message may be: for each text
-    a head, then one message a layer of attention weights. Texts come in the order of the request.
+    a head, then one message for each layer of each query. Texts come in the order of the request.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.TokenizeRequest, _encoder_service_pb2.TokenizeResponse]
     """The tokens of each text, without running the model."""
@@ -61,19 +61,19 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Embed: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.EmbedRequest, _encoder_service_pb2.EmbedResponse]  # type: ignore[assignment]
     """One pooled vector for each text."""
     Encode: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.EncodeRequest, _encoder_service_pb2.EncodeResponse]  # type: ignore[assignment]
-    """The token vectors, the attention weights or both for each text."""
+    """The token vectors, views of the attention, or both for each text."""
     EncodeStream: _aio.UnaryStreamMultiCallable[_encoder_service_pb2.EncodeStreamRequest, _encoder_service_pb2.EncodeStreamResponse]  # type: ignore[assignment]
     """The same as Encode in many messages, for results larger than one message may be: for each text
-    a head, then one message a layer of attention weights. Texts come in the order of the request.
+    a head, then one message for each layer of each query. Texts come in the order of the request.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.TokenizeRequest, _encoder_service_pb2.TokenizeResponse]  # type: ignore[assignment]
     """The tokens of each text, without running the model."""
@@ -87,9 +87,9 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Letters: N texts of a request, T tokens of a text, D hidden size, L layers, H heads.
 
-    Every error of this service carries google.rpc details: ErrorInfo (domain `attnlens`, reason = the name of an
-    ErrorReason value without its prefix), BadRequest where fields are to blame, RetryInfo where
-    trying again makes sense. The reason is repeated as the trailer `attnlens-error-reason`.
+    Every error of this service carries ErrorDetails in the trailer `attnlens-error-bin`, the reason as plain text in
+    `attnlens-error-reason`, and for tools that know the google.rpc messages ErrorInfo (domain `attnlens`), BadRequest and
+    RetryInfo in `grpc-status-details-bin`.
     """
 
     @_abc_1.abstractmethod
@@ -106,7 +106,7 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _encoder_service_pb2.EncodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_encoder_service_pb2.EncodeResponse, _abc.Awaitable[_encoder_service_pb2.EncodeResponse]]:
-        """The token vectors, the attention weights or both for each text."""
+        """The token vectors, views of the attention, or both for each text."""
 
     @_abc_1.abstractmethod
     def EncodeStream(
@@ -115,7 +115,7 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_encoder_service_pb2.EncodeStreamResponse], _abc.AsyncIterator[_encoder_service_pb2.EncodeStreamResponse]]:
         """The same as Encode in many messages, for results larger than one message may be: for each text
-        a head, then one message a layer of attention weights. Texts come in the order of the request.
+        a head, then one message for each layer of each query. Texts come in the order of the request.
         """
 
     @_abc_1.abstractmethod

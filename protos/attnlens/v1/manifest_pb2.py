@@ -22,56 +22,63 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from attnlens.v1 import quantization_pb2 as attnlens_dot_v1_dot_quantization__pb2
 from attnlens.v1 import tensor_pb2 as attnlens_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x18\x61ttnlens/v1/tensor.proto\"\xd4\x04\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fweights_license\x18\x04 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x05 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x06 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x07 \x01(\x05\x12\"\n\x06graphs\x18\x08 \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\t \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\n \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0b \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x12\x33\n\x07prompts\x18\x0c \x03(\x0b\x32\".attnlens.v1.Manifest.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\r \x01(\t\x12\x17\n\x0fsource_revision\x18\x0e \x01(\t\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd3\x01\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x07 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\x08 \x01(\x05\x12\x11\n\tis_causal\x18\t \x01(\x08\"\x9c\x01\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12!\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Dense\x12\x16\n\x0e\x65xclude_prompt\x18\x04 \x01(\x08\x12\x14\n\x0ctruncate_dim\x18\x05 \x01(\x05\"\x94\x01\n\x05\x44\x65nse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\x05\x12\x14\n\x0cout_features\x18\x03 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x04 \x01(\x08\x12+\n\nactivation\x18\x05 \x01(\x0e\x32\x17.attnlens.v1.Activation\x12\x17\n\x0fnormalize_input\x18\x06 \x01(\x08\"\x8a\x02\n\x05Graph\x12\x0c\n\x04path\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.attnlens.v1.GraphKind\x12\r\n\x05opset\x18\x03 \x01(\x05\x12\x12\n\nir_version\x18\x04 \x01(\x05\x12(\n\tdata_type\x18\x05 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12&\n\x06inputs\x18\x06 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12\'\n\x07outputs\x18\x07 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12/\n\x0cquantization\x18\x08 \x01(\x0b\x32\x19.attnlens.v1.Quantization\"\xaa\x03\n\x0cQuantization\x12\x17\n\x0fmin_mean_cosine\x18\x01 \x01(\x01\x12\x12\n\nmin_cosine\x18\x02 \x01(\x01\x12\x1d\n\x15num_calibration_texts\x18\x03 \x01(\x05\x12\x11\n\tnum_texts\x18\x04 \x01(\x05\x12\x12\n\nnum_tokens\x18\x05 \x01(\x05\x12\x19\n\x11mean_cosine_found\x18\x06 \x01(\x01\x12\x18\n\x10min_cosine_found\x18\x07 \x01(\x01\x12\x19\n\x11mean_token_cosine\x18\x08 \x01(\x01\x12\x18\n\x10min_token_cosine\x18\t \x01(\x01\x12\x1b\n\x13neighbour_agreement\x18\n \x01(\x01\x12\x13\n\x0b\x61lone_error\x18\x0b \x01(\x01\x12/\n\x08products\x18\x0c \x03(\x0b\x32\x1d.attnlens.v1.QuantizedProduct\x12+\n\x06speeds\x18\r \x03(\x0b\x32\x1b.attnlens.v1.QuantizedSpeed\x12-\n\x05kinds\x18\x0e \x03(\x0b\x32\x1e.attnlens.v1.QuantizedTextKind\"i\n\x11QuantizedTextKind\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_texts\x18\x02 \x01(\x05\x12\x19\n\x11mean_cosine_found\x18\x03 \x01(\x01\x12\x18\n\x10min_cosine_found\x18\x04 \x01(\x01\"}\n\x10QuantizedProduct\x12\x0e\n\x06weight\x18\x01 \x01(\t\x12/\n\x06method\x18\x02 \x01(\x0e\x32\x1f.attnlens.v1.QuantizationMethod\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\x19\n\x11num_exact_columns\x18\x04 \x01(\x05\"e\n\x0eQuantizedSpeed\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x0e\n\x06length\x18\x02 \x01(\x05\x12\x14\n\x0cmilliseconds\x18\x03 \x01(\x01\x12\x19\n\x11milliseconds_fp32\x18\x04 \x01(\x01\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"\x89\x01\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\ttolerance\x18\x02 \x01(\x01\x12\x1d\n\x15reference_error_ratio\x18\x03 \x01(\x01\x12\x11\n\tnum_cases\x18\x04 \x01(\x05\x12*\n\x07\x66igures\x18\x05 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\xfd\x01\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12\x0e\n\x06output\x18\x02 \x01(\t\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\x12\x1c\n\x14longest_input_tokens\x18\t \x01(\x05\x12\x16\n\x0emax_fp16_value\x18\n \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*\xa7\x01\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x04\x12\x19\n\x15POOLING_WEIGHTED_MEAN\x10\x05\x12\x1c\n\x18POOLING_MEAN_SQRT_LENGTH\x10\x06*\xad\x01\n\nActivation\x12\x1a\n\x16\x41\x43TIVATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TIVATION_IDENTITY\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_TANH\x10\x02\x12\x13\n\x0f\x41\x43TIVATION_RELU\x10\x03\x12\x13\n\x0f\x41\x43TIVATION_GELU\x10\x04\x12\x16\n\x12\x41\x43TIVATION_SIGMOID\x10\x05\x12\x13\n\x0f\x41\x43TIVATION_SILU\x10\x06*]\n\tGraphKind\x12\x1a\n\x16GRAPH_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15GRAPH_KIND_EMBEDDINGS\x10\x01\x12\x19\n\x15GRAPH_KIND_ATTENTIONS\x10\x02*\xbf\x01\n\x12QuantizationMethod\x12#\n\x1fQUANTIZATION_METHOD_UNSPECIFIED\x10\x00\x12\x1c\n\x18QUANTIZATION_METHOD_FP32\x10\x01\x12\x1d\n\x19QUANTIZATION_METHOD_PLAIN\x10\x02\x12 \n\x1cQUANTIZATION_METHOD_SMOOTHED\x10\x03\x12%\n!QUANTIZATION_METHOD_EXACT_COLUMNS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x1e\x61ttnlens/v1/quantization.proto\x1a\x18\x61ttnlens/v1/tensor.proto\"\xe8\x04\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fsource_revision\x18\x04 \x01(\t\x12\x17\n\x0fweights_license\x18\x05 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x06 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x07 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x33\n\x07prompts\x18\t \x03(\x0b\x32\".attnlens.v1.Manifest.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\n \x01(\t\x12\x12\n\ntext_pairs\x18\x0b \x01(\x08\x12\"\n\x06graphs\x18\x0c \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\r \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\x0e \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0f \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x94\x02\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x17\n\x0ftype_vocab_size\x18\x07 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x08 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\t \x01(\x05\x12\x11\n\tis_causal\x18\n \x01(\x08\x12&\n\x06layers\x18\x0b \x03(\x0b\x32\x16.attnlens.v1.LayerInfo\"q\n\tLayerInfo\x12\x11\n\tattention\x18\x01 \x01(\t\x12\x11\n\tnum_heads\x18\x02 \x01(\x05\x12\x1b\n\x13num_key_value_heads\x18\x03 \x01(\x05\x12\x11\n\thead_size\x18\x04 \x01(\x05\x12\x0e\n\x06window\x18\x05 \x01(\x05\"\x9c\x01\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12!\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Dense\x12\x16\n\x0e\x65xclude_prompt\x18\x04 \x01(\x08\x12\x14\n\x0ctruncate_dim\x18\x05 \x01(\x05\"\x94\x01\n\x05\x44\x65nse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\x05\x12\x14\n\x0cout_features\x18\x03 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x04 \x01(\x08\x12+\n\nactivation\x18\x05 \x01(\x0e\x32\x17.attnlens.v1.Activation\x12\x17\n\x0fnormalize_input\x18\x06 \x01(\x08\"\xb3\x02\n\x05Graph\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\ndata_files\x18\x03 \x03(\t\x12*\n\x07purpose\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.GraphPurpose\x12)\n\tprecision\x18\x05 \x01(\x0e\x32\x16.attnlens.v1.Precision\x12\r\n\x05opset\x18\x06 \x01(\x05\x12\x12\n\nir_version\x18\x07 \x01(\x05\x12&\n\x06inputs\x18\x08 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12)\n\x07outputs\x18\t \x03(\x0b\x32\x18.attnlens.v1.GraphOutput\x12/\n\x0cquantization\x18\n \x01(\x0b\x32\x19.attnlens.v1.Quantization\"\xdd\x01\n\x0bGraphOutput\x12%\n\x05value\x18\x01 \x01(\x0b\x32\x16.attnlens.v1.ValueInfo\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x12\n\x05layer\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12)\n\x06layout\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.OutputLayout\x12\x11\n\tnum_heads\x18\x05 \x01(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSumB\x08\n\x06_layer\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"y\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\tnum_cases\x18\x02 \x01(\x05\x12 \n\x05gates\x18\x03 \x03(\x0b\x32\x11.attnlens.v1.Gate\x12*\n\x07\x66igures\x18\x04 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\x92\x01\n\x04Gate\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.attnlens.v1.GateKind\x12\r\n\x05limit\x18\x04 \x01(\x01\x12\r\n\x05\x66ound\x18\x05 \x01(\x01\x12\x11\n\ttext_kind\x18\x06 \x01(\t\"\x94\x02\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\x12\x1c\n\x14longest_input_tokens\x18\t \x01(\x05\x12\x16\n\x0emax_fp16_value\x18\n \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*\xa7\x01\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x04\x12\x19\n\x15POOLING_WEIGHTED_MEAN\x10\x05\x12\x1c\n\x18POOLING_MEAN_SQRT_LENGTH\x10\x06*\xad\x01\n\nActivation\x12\x1a\n\x16\x41\x43TIVATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TIVATION_IDENTITY\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_TANH\x10\x02\x12\x13\n\x0f\x41\x43TIVATION_RELU\x10\x03\x12\x13\n\x0f\x41\x43TIVATION_GELU\x10\x04\x12\x16\n\x12\x41\x43TIVATION_SIGMOID\x10\x05\x12\x13\n\x0f\x41\x43TIVATION_SILU\x10\x06*h\n\x0cGraphPurpose\x12\x1d\n\x19GRAPH_PURPOSE_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAPH_PURPOSE_EMBEDDINGS\x10\x01\x12\x1b\n\x17GRAPH_PURPOSE_ATTENTION\x10\x02*b\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRECISION_FP32\x10\x01\x12\x12\n\x0ePRECISION_FP16\x10\x02\x12\x12\n\x0ePRECISION_INT8\x10\x03*\xca\x01\n\nOutputRole\x12\x1b\n\x17OUTPUT_ROLE_UNSPECIFIED\x10\x00\x12!\n\x1dOUTPUT_ROLE_LAST_HIDDEN_STATE\x10\x01\x12!\n\x1dOUTPUT_ROLE_ATTENTION_WEIGHTS\x10\x02\x12\x19\n\x15OUTPUT_ROLE_EMBEDDING\x10\x03\x12\"\n\x1eOUTPUT_ROLE_ATTENTION_COMPOSED\x10\x04\x12\x1a\n\x16OUTPUT_ROLE_HEAD_GATES\x10\x05*c\n\x0cOutputLayout\x12\x1d\n\x19OUTPUT_LAYOUT_UNSPECIFIED\x10\x00\x12\x1b\n\x17OUTPUT_LAYOUT_PER_TOKEN\x10\x01\x12\x17\n\x13OUTPUT_LAYOUT_DENSE\x10\x02*[\n\x06RowSum\x12\x17\n\x13ROW_SUM_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROW_SUM_ONE\x10\x01\x12\x10\n\x0cROW_SUM_GATE\x10\x02\x12\x15\n\x11ROW_SUM_UNBOUNDED\x10\x03*\xb4\x01\n\x08GateKind\x12\x19\n\x15GATE_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17GATE_KIND_MAX_ABS_ERROR\x10\x01\x12\x18\n\x14GATE_KIND_MIN_COSINE\x10\x02\x12\x19\n\x15GATE_KIND_MEAN_COSINE\x10\x03\x12\x1c\n\x18GATE_KIND_MAX_FP16_VALUE\x10\x04\x12\x1d\n\x19GATE_KIND_MAX_ALONE_ERROR\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attnlens.v1.manifest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._loaded_options = None
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_options = b'8\001'
   _globals['_MANIFEST_PROMPTSENTRY']._loaded_options = None
   _globals['_MANIFEST_PROMPTSENTRY']._serialized_options = b'8\001'
-  _globals['_POOLING']._serialized_start=2771
-  _globals['_POOLING']._serialized_end=2938
-  _globals['_ACTIVATION']._serialized_start=2941
-  _globals['_ACTIVATION']._serialized_end=3114
-  _globals['_GRAPHKIND']._serialized_start=3116
-  _globals['_GRAPHKIND']._serialized_end=3209
-  _globals['_QUANTIZATIONMETHOD']._serialized_start=3212
-  _globals['_QUANTIZATIONMETHOD']._serialized_end=3403
-  _globals['_MANIFEST']._serialized_start=70
-  _globals['_MANIFEST']._serialized_end=666
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=567
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=618
-  _globals['_MANIFEST_PROMPTSENTRY']._serialized_start=620
-  _globals['_MANIFEST_PROMPTSENTRY']._serialized_end=666
-  _globals['_ARCHITECTURE']._serialized_start=669
-  _globals['_ARCHITECTURE']._serialized_end=880
-  _globals['_POOLINGDEFAULTS']._serialized_start=883
-  _globals['_POOLINGDEFAULTS']._serialized_end=1039
-  _globals['_DENSE']._serialized_start=1042
-  _globals['_DENSE']._serialized_end=1190
-  _globals['_GRAPH']._serialized_start=1193
-  _globals['_GRAPH']._serialized_end=1459
-  _globals['_QUANTIZATION']._serialized_start=1462
-  _globals['_QUANTIZATION']._serialized_end=1888
-  _globals['_QUANTIZEDTEXTKIND']._serialized_start=1890
-  _globals['_QUANTIZEDTEXTKIND']._serialized_end=1995
-  _globals['_QUANTIZEDPRODUCT']._serialized_start=1997
-  _globals['_QUANTIZEDPRODUCT']._serialized_end=2122
-  _globals['_QUANTIZEDSPEED']._serialized_start=2124
-  _globals['_QUANTIZEDSPEED']._serialized_end=2225
-  _globals['_VALUEINFO']._serialized_start=2227
-  _globals['_VALUEINFO']._serialized_end=2308
-  _globals['_PARITY']._serialized_start=2311
-  _globals['_PARITY']._serialized_end=2448
-  _globals['_PARITYFIGURE']._serialized_start=2451
-  _globals['_PARITYFIGURE']._serialized_end=2704
-  _globals['_BUNDLEFILE']._serialized_start=2706
-  _globals['_BUNDLEFILE']._serialized_end=2768
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._loaded_options = None
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_options = b'8\001'
+  _globals['_POOLING']._serialized_start=2657
+  _globals['_POOLING']._serialized_end=2824
+  _globals['_ACTIVATION']._serialized_start=2827
+  _globals['_ACTIVATION']._serialized_end=3000
+  _globals['_GRAPHPURPOSE']._serialized_start=3002
+  _globals['_GRAPHPURPOSE']._serialized_end=3106
+  _globals['_PRECISION']._serialized_start=3108
+  _globals['_PRECISION']._serialized_end=3206
+  _globals['_OUTPUTROLE']._serialized_start=3209
+  _globals['_OUTPUTROLE']._serialized_end=3411
+  _globals['_OUTPUTLAYOUT']._serialized_start=3413
+  _globals['_OUTPUTLAYOUT']._serialized_end=3512
+  _globals['_ROWSUM']._serialized_start=3514
+  _globals['_ROWSUM']._serialized_end=3605
+  _globals['_GATEKIND']._serialized_start=3608
+  _globals['_GATEKIND']._serialized_end=3788
+  _globals['_MANIFEST']._serialized_start=102
+  _globals['_MANIFEST']._serialized_end=718
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_start=619
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_end=665
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=667
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=718
+  _globals['_ARCHITECTURE']._serialized_start=721
+  _globals['_ARCHITECTURE']._serialized_end=997
+  _globals['_LAYERINFO']._serialized_start=999
+  _globals['_LAYERINFO']._serialized_end=1112
+  _globals['_POOLINGDEFAULTS']._serialized_start=1115
+  _globals['_POOLINGDEFAULTS']._serialized_end=1271
+  _globals['_DENSE']._serialized_start=1274
+  _globals['_DENSE']._serialized_end=1422
+  _globals['_GRAPH']._serialized_start=1425
+  _globals['_GRAPH']._serialized_end=1732
+  _globals['_GRAPHOUTPUT']._serialized_start=1735
+  _globals['_GRAPHOUTPUT']._serialized_end=1956
+  _globals['_VALUEINFO']._serialized_start=1958
+  _globals['_VALUEINFO']._serialized_end=2039
+  _globals['_PARITY']._serialized_start=2041
+  _globals['_PARITY']._serialized_end=2162
+  _globals['_GATE']._serialized_start=2165
+  _globals['_GATE']._serialized_end=2311
+  _globals['_PARITYFIGURE']._serialized_start=2314
+  _globals['_PARITYFIGURE']._serialized_end=2590
+  _globals['_BUNDLEFILE']._serialized_start=2592
+  _globals['_BUNDLEFILE']._serialized_end=2654
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attnlens.v1 import quantization_pb2 as _quantization_pb2
 from attnlens.v1 import tensor_pb2 as _tensor_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -102,61 +103,189 @@ ACTIVATION_SILU: Activation.ValueType  # 6
 """x / (1 + exp(-x))"""
 Global___Activation: _TypeAlias = Activation  # noqa: Y015
 
-class _GraphKind:
+class _GraphPurpose:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _GraphKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphKind.ValueType], _builtins.type):
+class _GraphPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphPurpose.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    GRAPH_KIND_UNSPECIFIED: _GraphKind.ValueType  # 0
+    GRAPH_PURPOSE_UNSPECIFIED: _GraphPurpose.ValueType  # 0
     """Never in a valid bundle."""
-    GRAPH_KIND_EMBEDDINGS: _GraphKind.ValueType  # 1
-    """`last_hidden_state` alone."""
-    GRAPH_KIND_ATTENTIONS: _GraphKind.ValueType  # 2
-    """`last_hidden_state`, then `attentions.0` to `attentions.{L-1}`: the weights after the softmax."""
+    GRAPH_PURPOSE_EMBEDDINGS: _GraphPurpose.ValueType  # 1
+    """Token vectors and what is made of them."""
+    GRAPH_PURPOSE_ATTENTION: _GraphPurpose.ValueType  # 2
+    """Token vectors, and what the attention of each layer gives."""
 
-class GraphKind(_GraphKind, metaclass=_GraphKindEnumTypeWrapper):
-    """What a graph returns."""
+class GraphPurpose(_GraphPurpose, metaclass=_GraphPurposeEnumTypeWrapper):
+    """What a graph is there for."""
 
-GRAPH_KIND_UNSPECIFIED: GraphKind.ValueType  # 0
+GRAPH_PURPOSE_UNSPECIFIED: GraphPurpose.ValueType  # 0
 """Never in a valid bundle."""
-GRAPH_KIND_EMBEDDINGS: GraphKind.ValueType  # 1
-"""`last_hidden_state` alone."""
-GRAPH_KIND_ATTENTIONS: GraphKind.ValueType  # 2
-"""`last_hidden_state`, then `attentions.0` to `attentions.{L-1}`: the weights after the softmax."""
-Global___GraphKind: _TypeAlias = GraphKind  # noqa: Y015
+GRAPH_PURPOSE_EMBEDDINGS: GraphPurpose.ValueType  # 1
+"""Token vectors and what is made of them."""
+GRAPH_PURPOSE_ATTENTION: GraphPurpose.ValueType  # 2
+"""Token vectors, and what the attention of each layer gives."""
+Global___GraphPurpose: _TypeAlias = GraphPurpose  # noqa: Y015
 
-class _QuantizationMethod:
+class _Precision:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _QuantizationMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuantizationMethod.ValueType], _builtins.type):
+class _PrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Precision.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    QUANTIZATION_METHOD_UNSPECIFIED: _QuantizationMethod.ValueType  # 0
+    PRECISION_UNSPECIFIED: _Precision.ValueType  # 0
+    """Not stated."""
+    PRECISION_FP32: _Precision.ValueType  # 1
+    """All in fp32."""
+    PRECISION_FP16: _Precision.ValueType  # 2
+    """Products of matrices in fp16; norms, sums and softmax in fp32."""
+    PRECISION_INT8: _Precision.ValueType  # 3
+    """The products that `Graph.quantization` lists in int8, all else in fp32."""
+
+class Precision(_Precision, metaclass=_PrecisionEnumTypeWrapper):
+    """What a graph computes in."""
+
+PRECISION_UNSPECIFIED: Precision.ValueType  # 0
+"""Not stated."""
+PRECISION_FP32: Precision.ValueType  # 1
+"""All in fp32."""
+PRECISION_FP16: Precision.ValueType  # 2
+"""Products of matrices in fp16; norms, sums and softmax in fp32."""
+PRECISION_INT8: Precision.ValueType  # 3
+"""The products that `Graph.quantization` lists in int8, all else in fp32."""
+Global___Precision: _TypeAlias = Precision  # noqa: Y015
+
+class _OutputRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTPUT_ROLE_UNSPECIFIED: _OutputRole.ValueType  # 0
+    """Not stated. In a request it means OUTPUT_ROLE_ATTENTION_WEIGHTS."""
+    OUTPUT_ROLE_LAST_HIDDEN_STATE: _OutputRole.ValueType  # 1
+    """The token vectors of the last layer, one row a token: (B, T, D)."""
+    OUTPUT_ROLE_ATTENTION_WEIGHTS: _OutputRole.ValueType  # 2
+    """The attention weights of a layer after the softmax: how much token i draws from token j."""
+    OUTPUT_ROLE_EMBEDDING: _OutputRole.ValueType  # 3
+    """A text's embedding, made of its token vectors as `Manifest.pooling` says. No output of a graph: a gate may be on it."""
+    OUTPUT_ROLE_ATTENTION_COMPOSED: _OutputRole.ValueType  # 4
+    """Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
+    negative, and their rows sum to any number.
+    """
+    OUTPUT_ROLE_HEAD_GATES: _OutputRole.ValueType  # 5
+    """How much a token uses each head of a layer."""
+
+class OutputRole(_OutputRole, metaclass=_OutputRoleEnumTypeWrapper):
+    """What an output means."""
+
+OUTPUT_ROLE_UNSPECIFIED: OutputRole.ValueType  # 0
+"""Not stated. In a request it means OUTPUT_ROLE_ATTENTION_WEIGHTS."""
+OUTPUT_ROLE_LAST_HIDDEN_STATE: OutputRole.ValueType  # 1
+"""The token vectors of the last layer, one row a token: (B, T, D)."""
+OUTPUT_ROLE_ATTENTION_WEIGHTS: OutputRole.ValueType  # 2
+"""The attention weights of a layer after the softmax: how much token i draws from token j."""
+OUTPUT_ROLE_EMBEDDING: OutputRole.ValueType  # 3
+"""A text's embedding, made of its token vectors as `Manifest.pooling` says. No output of a graph: a gate may be on it."""
+OUTPUT_ROLE_ATTENTION_COMPOSED: OutputRole.ValueType  # 4
+"""Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
+negative, and their rows sum to any number.
+"""
+OUTPUT_ROLE_HEAD_GATES: OutputRole.ValueType  # 5
+"""How much a token uses each head of a layer."""
+Global___OutputRole: _TypeAlias = OutputRole  # noqa: Y015
+
+class _OutputLayout:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputLayoutEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputLayout.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTPUT_LAYOUT_UNSPECIFIED: _OutputLayout.ValueType  # 0
     """Never in a valid bundle."""
-    QUANTIZATION_METHOD_FP32: _QuantizationMethod.ValueType  # 1
-    """In fp32."""
-    QUANTIZATION_METHOD_PLAIN: _QuantizationMethod.ValueType  # 2
-    """In int8."""
-    QUANTIZATION_METHOD_SMOOTHED: _QuantizationMethod.ValueType  # 3
-    """In int8, the input being divided by a factor per column that the weight was multiplied with."""
-    QUANTIZATION_METHOD_EXACT_COLUMNS: _QuantizationMethod.ValueType  # 4
-    """In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
+    OUTPUT_LAYOUT_PER_TOKEN: _OutputLayout.ValueType  # 1
+    """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
+    OUTPUT_LAYOUT_DENSE: _OutputLayout.ValueType  # 2
+    """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
 
-class QuantizationMethod(_QuantizationMethod, metaclass=_QuantizationMethodEnumTypeWrapper):
-    """How a product of matrices is computed."""
+class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
+    """How an output is laid out. B texts, T tokens, H heads."""
 
-QUANTIZATION_METHOD_UNSPECIFIED: QuantizationMethod.ValueType  # 0
+OUTPUT_LAYOUT_UNSPECIFIED: OutputLayout.ValueType  # 0
 """Never in a valid bundle."""
-QUANTIZATION_METHOD_FP32: QuantizationMethod.ValueType  # 1
-"""In fp32."""
-QUANTIZATION_METHOD_PLAIN: QuantizationMethod.ValueType  # 2
-"""In int8."""
-QUANTIZATION_METHOD_SMOOTHED: QuantizationMethod.ValueType  # 3
-"""In int8, the input being divided by a factor per column that the weight was multiplied with."""
-QUANTIZATION_METHOD_EXACT_COLUMNS: QuantizationMethod.ValueType  # 4
-"""In int8 but for a few columns of the input, which are multiplied in fp32; the others may be smoothed."""
-Global___QuantizationMethod: _TypeAlias = QuantizationMethod  # noqa: Y015
+OUTPUT_LAYOUT_PER_TOKEN: OutputLayout.ValueType  # 1
+"""A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
+OUTPUT_LAYOUT_DENSE: OutputLayout.ValueType  # 2
+"""A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
+Global___OutputLayout: _TypeAlias = OutputLayout  # noqa: Y015
+
+class _RowSum:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RowSumEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RowSum.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROW_SUM_UNSPECIFIED: _RowSum.ValueType  # 0
+    """Nothing that could be said: the rows are no weights."""
+    ROW_SUM_ONE: _RowSum.ValueType  # 1
+    """1, over the keys that are no padding."""
+    ROW_SUM_GATE: _RowSum.ValueType  # 2
+    """What the gate of the token and head is."""
+    ROW_SUM_UNBOUNDED: _RowSum.ValueType  # 3
+    """Any number."""
+
+class RowSum(_RowSum, metaclass=_RowSumEnumTypeWrapper):
+    """What the rows of an output sum to."""
+
+ROW_SUM_UNSPECIFIED: RowSum.ValueType  # 0
+"""Nothing that could be said: the rows are no weights."""
+ROW_SUM_ONE: RowSum.ValueType  # 1
+"""1, over the keys that are no padding."""
+ROW_SUM_GATE: RowSum.ValueType  # 2
+"""What the gate of the token and head is."""
+ROW_SUM_UNBOUNDED: RowSum.ValueType  # 3
+"""Any number."""
+Global___RowSum: _TypeAlias = RowSum  # noqa: Y015
+
+class _GateKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GATE_KIND_UNSPECIFIED: _GateKind.ValueType  # 0
+    """Never in a valid bundle."""
+    GATE_KIND_MAX_ABS_ERROR: _GateKind.ValueType  # 1
+    """The largest |ONNX - PyTorch fp32| is at most the limit. Where fp32 itself costs more, the limit is a multiple of what
+    it costs: the largest |PyTorch fp32 - PyTorch float64| of the same input.
+    """
+    GATE_KIND_MIN_COSINE: _GateKind.ValueType  # 2
+    """The smallest cosine between a vector and the one in fp32 is at least the limit."""
+    GATE_KIND_MEAN_COSINE: _GateKind.ValueType  # 3
+    """The mean of these cosines is at least the limit."""
+    GATE_KIND_MAX_FP16_VALUE: _GateKind.ValueType  # 4
+    """The largest magnitude of any value in fp16 is at most the limit, 65504."""
+    GATE_KIND_MAX_ALONE_ERROR: _GateKind.ValueType  # 5
+    """The largest difference between a text alone and the same text in a batch is at most the limit."""
+
+class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
+    """What a gate is on."""
+
+GATE_KIND_UNSPECIFIED: GateKind.ValueType  # 0
+"""Never in a valid bundle."""
+GATE_KIND_MAX_ABS_ERROR: GateKind.ValueType  # 1
+"""The largest |ONNX - PyTorch fp32| is at most the limit. Where fp32 itself costs more, the limit is a multiple of what
+it costs: the largest |PyTorch fp32 - PyTorch float64| of the same input.
+"""
+GATE_KIND_MIN_COSINE: GateKind.ValueType  # 2
+"""The smallest cosine between a vector and the one in fp32 is at least the limit."""
+GATE_KIND_MEAN_COSINE: GateKind.ValueType  # 3
+"""The mean of these cosines is at least the limit."""
+GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
+"""The largest magnitude of any value in fp16 is at most the limit, 65504."""
+GATE_KIND_MAX_ALONE_ERROR: GateKind.ValueType  # 5
+"""The largest difference between a text alone and the same text in a batch is at most the limit."""
+Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):
@@ -165,26 +294,6 @@ class Manifest(_message.Message):
     """
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class ToolVersionsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
     class PromptsEntry(_message.Message):
@@ -206,20 +315,41 @@ class Manifest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ToolVersionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FORMAT_VERSION_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    SOURCE_REVISION_FIELD_NUMBER: _builtins.int
     WEIGHTS_LICENSE_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    TEXT_PAIRS_FIELD_NUMBER: _builtins.int
     GRAPHS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
-    PROMPTS_FIELD_NUMBER: _builtins.int
-    DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
-    SOURCE_REVISION_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -228,14 +358,18 @@ class Manifest(_message.Message):
     """The model's name: what requests may ask for and what responses state."""
     source: _builtins.str
     """Where the weights came from: a hub id, a directory's name, or `config+seed:N` for a fresh encoder."""
+    source_revision: _builtins.str
+    """The commit of the hub repository that `source` names. Empty: not known, as for a directory."""
     weights_license: _builtins.str
     """The licence of the weights as their publisher states it (an SPDX id where known). Empty: not stated."""
     max_tokens: _builtins.int
     """The longest input in tokens, special tokens included."""
     default_prompt_name: _builtins.str
     """The name of the prompt that is used where a request says nothing. Empty: none."""
-    source_revision: _builtins.str
-    """The commit of the hub repository that `source` names. Empty: not known, as for a directory."""
+    text_pairs: _builtins.bool
+    """True where the tokenizer joins a pair of texts as the publisher's does: with separators and, where the graphs take
+    them, token types.
+    """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
         """The sizes of the encoder."""
@@ -245,8 +379,12 @@ class Manifest(_message.Message):
         """How the token vectors of a text become its embedding, unless a request says otherwise."""
 
     @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The texts that may be put before an input, by name, for instance `query: ` by the name of `query`."""
+
+    @_builtins.property
     def graphs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Graph]:
-        """The ONNX files: one of each kind in fp32, perhaps that of embeddings in fp16 or int8 too."""
+        """The ONNX files: one for each purpose in fp32, perhaps that for embeddings in other precisions too."""
 
     @_builtins.property
     def parity(self) -> Global___Parity:
@@ -260,31 +398,28 @@ class Manifest(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleFile]:
         """Every other file of the bundle, so that a change can be noticed."""
 
-    @_builtins.property
-    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The texts that may be put before an input, by name, for instance `query: ` by the name of `query`."""
-
     def __init__(
         self,
         *,
         format_version: _builtins.int = ...,
         model_name: _builtins.str = ...,
         source: _builtins.str = ...,
+        source_revision: _builtins.str = ...,
         weights_license: _builtins.str = ...,
         architecture: Global___Architecture | None = ...,
         pooling: Global___PoolingDefaults | None = ...,
         max_tokens: _builtins.int = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt_name: _builtins.str = ...,
+        text_pairs: _builtins.bool = ...,
         graphs: _abc.Iterable[Global___Graph] | None = ...,
         parity: Global___Parity | None = ...,
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
-        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        default_prompt_name: _builtins.str = ...,
-        source_revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,9 +437,11 @@ class Architecture(_message.Message):
     NUM_HEADS_FIELD_NUMBER: _builtins.int
     INTERMEDIATE_SIZE_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    TYPE_VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_POSITION_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     PAD_TOKEN_ID_FIELD_NUMBER: _builtins.int
     IS_CAUSAL_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     family: _builtins.str
     """The encoder family, for instance `bert`."""
     hidden_size: _builtins.int
@@ -312,11 +449,13 @@ class Architecture(_message.Message):
     num_layers: _builtins.int
     """L: the number of layers."""
     num_heads: _builtins.int
-    """H: the number of attention heads of each layer."""
+    """H: the number of attention heads of each layer; where layers differ, the most that one has."""
     intermediate_size: _builtins.int
     """The inner width of the feed-forward block."""
     vocab_size: _builtins.int
     """The number of token ids; valid ids are 0 to vocab_size - 1."""
+    type_vocab_size: _builtins.int
+    """The number of token types that the graphs take; 0 where they have no input `token_type_ids`."""
     max_position_embeddings: _builtins.int
     """The longest input that the encoder has positions for, in tokens. A table of 514 position embeddings
     whose first two are for padding gives 512.
@@ -325,6 +464,10 @@ class Architecture(_message.Message):
     """The id that fills a batch up to its longest text."""
     is_causal: _builtins.bool
     """True where a token attends to itself and earlier tokens only."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerInfo]:
+        """The layers, in order."""
+
     def __init__(
         self,
         *,
@@ -334,17 +477,59 @@ class Architecture(_message.Message):
         num_heads: _builtins.int = ...,
         intermediate_size: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
+        type_vocab_size: _builtins.int = ...,
         max_position_embeddings: _builtins.int = ...,
         pad_token_id: _builtins.int = ...,
         is_causal: _builtins.bool = ...,
+        layers: _abc.Iterable[Global___LayerInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["family", b"family", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "is_causal", b"is_causal", "max_position_embeddings", b"max_position_embeddings", "num_heads", b"num_heads", "num_layers", b"num_layers", "pad_token_id", b"pad_token_id", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["family", b"family", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "is_causal", b"is_causal", "layers", b"layers", "max_position_embeddings", b"max_position_embeddings", "num_heads", b"num_heads", "num_layers", b"num_layers", "pad_token_id", b"pad_token_id", "type_vocab_size", b"type_vocab_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Architecture: _TypeAlias = Architecture  # noqa: Y015
+
+@_typing.final
+class LayerInfo(_message.Message):
+    """The attention of one layer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTENTION_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    NUM_KEY_VALUE_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    attention: _builtins.str
+    """The mechanism, by the name that the encoder's configuration has for it: `softmax`, `disentangled`. Readers must
+    expect further names.
+    """
+    num_heads: _builtins.int
+    """The number of heads."""
+    num_key_value_heads: _builtins.int
+    """The number of heads that keys and values have."""
+    head_size: _builtins.int
+    """The width of a head."""
+    window: _builtins.int
+    """How many places away a token sees at most. 0: all."""
+    def __init__(
+        self,
+        *,
+        attention: _builtins.str = ...,
+        num_heads: _builtins.int = ...,
+        num_key_value_heads: _builtins.int = ...,
+        head_size: _builtins.int = ...,
+        window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_size", b"head_size", "num_heads", b"num_heads", "num_key_value_heads", b"num_key_value_heads", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerInfo: _TypeAlias = LayerInfo  # noqa: Y015
 
 @_typing.final
 class PoolingDefaults(_message.Message):
@@ -443,243 +628,111 @@ class Graph(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ID_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
+    DATA_FILES_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     OPSET_FIELD_NUMBER: _builtins.int
     IR_VERSION_FIELD_NUMBER: _builtins.int
-    DATA_TYPE_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its name in this manifest, for instance `embeddings` or `embeddings.int8`."""
     path: _builtins.str
     """The file, relative to the bundle's root, with forward slashes."""
-    kind: Global___GraphKind.ValueType
-    """What it returns."""
+    purpose: Global___GraphPurpose.ValueType
+    """What it is there for. A bundle has one graph for each purpose and precision at most."""
+    precision: Global___Precision.ValueType
+    """What it computes in."""
     opset: _builtins.int
     """The version of the default ONNX operator set."""
     ir_version: _builtins.int
     """The version of the ONNX intermediate representation."""
-    data_type: _tensor_pb2.DataType.ValueType
-    """The element type of the weights and of the arithmetic; for FLOAT16 that of the products of matrices, norms,
-    sums and softmax being in fp32; for INT8 that of the products that `quantization` lists, all else being in fp32.
-    """
+    @_builtins.property
+    def data_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The files that hold its weights, relative to the bundle's root. Empty: they are in `path` itself."""
+
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
         """The inputs, in order."""
 
     @_builtins.property
-    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ValueInfo]:
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GraphOutput]:
         """The outputs, in order."""
 
     @_builtins.property
-    def quantization(self) -> Global___Quantization:
+    def quantization(self) -> _quantization_pb2.Quantization:
         """For a graph in int8: how it was made, and how far it agrees with the one in fp32."""
 
     def __init__(
         self,
         *,
+        id: _builtins.str = ...,
         path: _builtins.str = ...,
-        kind: Global___GraphKind.ValueType = ...,
+        data_files: _abc.Iterable[_builtins.str] | None = ...,
+        purpose: Global___GraphPurpose.ValueType = ...,
+        precision: Global___Precision.ValueType = ...,
         opset: _builtins.int = ...,
         ir_version: _builtins.int = ...,
-        data_type: _tensor_pb2.DataType.ValueType = ...,
         inputs: _abc.Iterable[Global___ValueInfo] | None = ...,
-        outputs: _abc.Iterable[Global___ValueInfo] | None = ...,
-        quantization: Global___Quantization | None = ...,
+        outputs: _abc.Iterable[Global___GraphOutput] | None = ...,
+        quantization: _quantization_pb2.Quantization | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["quantization", b"quantization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_type", b"data_type", "inputs", b"inputs", "ir_version", b"ir_version", "kind", b"kind", "opset", b"opset", "outputs", b"outputs", "path", b"path", "quantization", b"quantization"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_files", b"data_files", "id", b"id", "inputs", b"inputs", "ir_version", b"ir_version", "opset", b"opset", "outputs", b"outputs", "path", b"path", "precision", b"precision", "purpose", b"purpose", "quantization", b"quantization"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Graph: _TypeAlias = Graph  # noqa: Y015
 
 @_typing.final
-class Quantization(_message.Message):
-    """A graph in int8 against the one in fp32. Cosines are measured on texts that it was not calibrated with: those of
-    `parity/int8_texts.txt`, one per line and kind after kind, cut at 256 tokens.
-    """
+class GraphOutput(_message.Message):
+    """An output of a graph and what it means. A reader leaves out the roles and layouts that it does not know."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MIN_MEAN_COSINE_FIELD_NUMBER: _builtins.int
-    MIN_COSINE_FIELD_NUMBER: _builtins.int
-    NUM_CALIBRATION_TEXTS_FIELD_NUMBER: _builtins.int
-    NUM_TEXTS_FIELD_NUMBER: _builtins.int
-    NUM_TOKENS_FIELD_NUMBER: _builtins.int
-    MEAN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
-    MIN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
-    MEAN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
-    MIN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
-    NEIGHBOUR_AGREEMENT_FIELD_NUMBER: _builtins.int
-    ALONE_ERROR_FIELD_NUMBER: _builtins.int
-    PRODUCTS_FIELD_NUMBER: _builtins.int
-    SPEEDS_FIELD_NUMBER: _builtins.int
-    KINDS_FIELD_NUMBER: _builtins.int
-    min_mean_cosine: _builtins.float
-    """The gate: the least mean over the texts of a kind of the cosine of a text's embeddings, made as
-    `Manifest.pooling` says.
-    """
-    min_cosine: _builtins.float
-    """The gate: the least cosine of any text."""
-    num_calibration_texts: _builtins.int
-    """The number of texts it was calibrated with."""
-    num_texts: _builtins.int
-    """The number of texts it was measured on, none of them among the former but the empty one."""
-    num_tokens: _builtins.int
-    """The tokens of those, special tokens included."""
-    mean_cosine_found: _builtins.float
-    """The mean cosine that was found."""
-    min_cosine_found: _builtins.float
-    """The smallest cosine that was found."""
-    mean_token_cosine: _builtins.float
-    """The mean cosine of the vectors of a token."""
-    min_token_cosine: _builtins.float
-    """The smallest cosine of the vectors of a token."""
-    neighbour_agreement: _builtins.float
-    """The share of texts whose nearest other text, by the embeddings' cosine, is the same as in fp32."""
-    alone_error: _builtins.float
-    """The largest difference of a component of a token's vector between its batch and its text alone."""
+    VALUE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    ROW_SUM_FIELD_NUMBER: _builtins.int
+    role: Global___OutputRole.ValueType
+    """What it is."""
+    layer: _builtins.int
+    """The layer that it belongs to, from 0. Unset for what belongs to none."""
+    layout: Global___OutputLayout.ValueType
+    """How it is laid out."""
+    num_heads: _builtins.int
+    """The number of heads. 0 where it has none."""
+    row_sum: Global___RowSum.ValueType
+    """What its rows sum to."""
     @_builtins.property
-    def products(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
-        """The products of matrices with a weight, in the order of the graph."""
-
-    @_builtins.property
-    def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedSpeed]:
-        """How fast it is on the machine that exported it."""
-
-    @_builtins.property
-    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedTextKind]:
-        """The figures of each kind of text by itself; each kind meets the gate `min_mean_cosine`."""
+    def value(self) -> Global___ValueInfo:
+        """Its name, element type and axes."""
 
     def __init__(
         self,
         *,
-        min_mean_cosine: _builtins.float = ...,
-        min_cosine: _builtins.float = ...,
-        num_calibration_texts: _builtins.int = ...,
-        num_texts: _builtins.int = ...,
-        num_tokens: _builtins.int = ...,
-        mean_cosine_found: _builtins.float = ...,
-        min_cosine_found: _builtins.float = ...,
-        mean_token_cosine: _builtins.float = ...,
-        min_token_cosine: _builtins.float = ...,
-        neighbour_agreement: _builtins.float = ...,
-        alone_error: _builtins.float = ...,
-        products: _abc.Iterable[Global___QuantizedProduct] | None = ...,
-        speeds: _abc.Iterable[Global___QuantizedSpeed] | None = ...,
-        kinds: _abc.Iterable[Global___QuantizedTextKind] | None = ...,
+        value: Global___ValueInfo | None = ...,
+        role: Global___OutputRole.ValueType = ...,
+        layer: _builtins.int | None = ...,
+        layout: Global___OutputLayout.ValueType = ...,
+        num_heads: _builtins.int = ...,
+        row_sum: Global___RowSum.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "kinds", b"kinds", "mean_cosine_found", b"mean_cosine_found", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_cosine_found", b"min_cosine_found", "min_mean_cosine", b"min_mean_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer", "layout", b"layout", "num_heads", b"num_heads", "role", b"role", "row_sum", b"row_sum", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__layer: _TypeAlias = _typing.Literal["layer"]  # noqa: Y015
+    _WhichOneofArgType__layer: _TypeAlias = _typing.Literal["_layer", b"_layer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
 
-Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
-
-@_typing.final
-class QuantizedTextKind(_message.Message):
-    """How far the embeddings of one kind of text agree with those in fp32."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    NUM_TEXTS_FIELD_NUMBER: _builtins.int
-    MEAN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
-    MIN_COSINE_FOUND_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """What the texts are, for instance `sentences`."""
-    num_texts: _builtins.int
-    """The number of texts it was measured on."""
-    mean_cosine_found: _builtins.float
-    """The mean cosine that was found."""
-    min_cosine_found: _builtins.float
-    """The smallest cosine that was found."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        num_texts: _builtins.int = ...,
-        mean_cosine_found: _builtins.float = ...,
-        min_cosine_found: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_cosine_found", b"mean_cosine_found", "min_cosine_found", b"min_cosine_found", "name", b"name", "num_texts", b"num_texts"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QuantizedTextKind: _TypeAlias = QuantizedTextKind  # noqa: Y015
-
-@_typing.final
-class QuantizedProduct(_message.Message):
-    """One product."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WEIGHT_FIELD_NUMBER: _builtins.int
-    METHOD_FIELD_NUMBER: _builtins.int
-    ALPHA_FIELD_NUMBER: _builtins.int
-    NUM_EXACT_COLUMNS_FIELD_NUMBER: _builtins.int
-    weight: _builtins.str
-    """Its weight: the name of the initializer in the fp32 graph."""
-    method: Global___QuantizationMethod.ValueType
-    """How it is computed."""
-    alpha: _builtins.float
-    """The exponent of the smoothing; 0: none."""
-    num_exact_columns: _builtins.int
-    """The number of columns of the input that are multiplied in fp32."""
-    def __init__(
-        self,
-        *,
-        weight: _builtins.str = ...,
-        method: Global___QuantizationMethod.ValueType = ...,
-        alpha: _builtins.float = ...,
-        num_exact_columns: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "method", b"method", "num_exact_columns", b"num_exact_columns", "weight", b"weight"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QuantizedProduct: _TypeAlias = QuantizedProduct  # noqa: Y015
-
-@_typing.final
-class QuantizedSpeed(_message.Message):
-    """The time of one batch on one thread, median of several that alternate with fp32 in the same process."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BATCH_SIZE_FIELD_NUMBER: _builtins.int
-    LENGTH_FIELD_NUMBER: _builtins.int
-    MILLISECONDS_FIELD_NUMBER: _builtins.int
-    MILLISECONDS_FP32_FIELD_NUMBER: _builtins.int
-    batch_size: _builtins.int
-    """Texts in the batch."""
-    length: _builtins.int
-    """Tokens of each."""
-    milliseconds: _builtins.float
-    """Milliseconds in int8."""
-    milliseconds_fp32: _builtins.float
-    """Milliseconds in fp32."""
-    def __init__(
-        self,
-        *,
-        batch_size: _builtins.int = ...,
-        length: _builtins.int = ...,
-        milliseconds: _builtins.float = ...,
-        milliseconds_fp32: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "length", b"length", "milliseconds", b"milliseconds", "milliseconds_fp32", b"milliseconds_fp32"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___QuantizedSpeed: _TypeAlias = QuantizedSpeed  # noqa: Y015
+Global___GraphOutput: _TypeAlias = GraphOutput  # noqa: Y015
 
 @_typing.final
 class ValueInfo(_message.Message):
@@ -722,53 +775,89 @@ class Parity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PASSED_FIELD_NUMBER: _builtins.int
-    TOLERANCE_FIELD_NUMBER: _builtins.int
-    REFERENCE_ERROR_RATIO_FIELD_NUMBER: _builtins.int
     NUM_CASES_FIELD_NUMBER: _builtins.int
+    GATES_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     passed: _builtins.bool
     """True where every gate held. A server refuses a bundle where it did not."""
-    tolerance: _builtins.float
-    """The largest allowed absolute error against the PyTorch encoder in fp32. A graph in fp16 has a gate of its own:
-    `min_cosine` at least 0.9999, and `max_fp16_value` at most 65504.
-    """
-    reference_error_ratio: _builtins.float
-    """Where an error is above `tolerance` it may still be at most this multiple of the error that
-    PyTorch in fp32 itself has against float64 on the same input.
-    """
     num_cases: _builtins.int
     """The number of input shapes in the grid."""
     @_builtins.property
+    def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]:
+        """What had to hold, and what was found."""
+
+    @_builtins.property
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityFigure]:
-        """The worst figures of each output kind of each graph."""
+        """The worst figures of each role of each graph."""
 
     def __init__(
         self,
         *,
         passed: _builtins.bool = ...,
-        tolerance: _builtins.float = ...,
-        reference_error_ratio: _builtins.float = ...,
         num_cases: _builtins.int = ...,
+        gates: _abc.Iterable[Global___Gate] | None = ...,
         figures: _abc.Iterable[Global___ParityFigure] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "num_cases", b"num_cases", "passed", b"passed", "reference_error_ratio", b"reference_error_ratio", "tolerance", b"tolerance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "gates", b"gates", "num_cases", b"num_cases", "passed", b"passed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Parity: _TypeAlias = Parity  # noqa: Y015
 
 @_typing.final
+class Gate(_message.Message):
+    """A limit of the parity check and what was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAPH_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    TEXT_KIND_FIELD_NUMBER: _builtins.int
+    graph: _builtins.str
+    """The id of the graph."""
+    role: Global___OutputRole.ValueType
+    """What was compared."""
+    kind: Global___GateKind.ValueType
+    """What the limit is on."""
+    limit: _builtins.float
+    """The limit."""
+    found: _builtins.float
+    """What was found."""
+    text_kind: _builtins.str
+    """Where kinds of text are measured by themselves, the one that it is about, for instance `sentences`."""
+    def __init__(
+        self,
+        *,
+        graph: _builtins.str = ...,
+        role: Global___OutputRole.ValueType = ...,
+        kind: Global___GateKind.ValueType = ...,
+        limit: _builtins.float = ...,
+        found: _builtins.float = ...,
+        text_kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "graph", b"graph", "kind", b"kind", "limit", b"limit", "role", b"role", "text_kind", b"text_kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gate: _TypeAlias = Gate  # noqa: Y015
+
+@_typing.final
 class ParityFigure(_message.Message):
-    """The worst errors of one output of one graph over the whole grid, live tokens only. For a graph in fp16 over the
-    short inputs of the grid and, where the bundle has a tokenizer, some sentences.
+    """The worst errors of one role of one graph over the whole grid, all layers together, live tokens only. For a graph in
+    fp16 over the short inputs of the grid and, where the bundle has a tokenizer, some sentences.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRAPH_FIELD_NUMBER: _builtins.int
-    OUTPUT_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     MAX_ABS_ERROR_FIELD_NUMBER: _builtins.int
     MAX_ABS_ERROR_FLOAT64_FIELD_NUMBER: _builtins.int
     TORCH_ABS_ERROR_FLOAT64_FIELD_NUMBER: _builtins.int
@@ -778,9 +867,9 @@ class ParityFigure(_message.Message):
     LONGEST_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_FP16_VALUE_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
-    """The graph's path."""
-    output: _builtins.str
-    """`last_hidden_state` or `attentions` (all layers together)."""
+    """The id of the graph."""
+    role: Global___OutputRole.ValueType
+    """What was compared."""
     max_abs_error: _builtins.float
     """The largest |ONNX - PyTorch fp32|."""
     max_abs_error_float64: _builtins.float
@@ -805,7 +894,7 @@ class ParityFigure(_message.Message):
         self,
         *,
         graph: _builtins.str = ...,
-        output: _builtins.str = ...,
+        role: Global___OutputRole.ValueType = ...,
         max_abs_error: _builtins.float = ...,
         max_abs_error_float64: _builtins.float = ...,
         torch_abs_error_float64: _builtins.float = ...,
@@ -817,7 +906,7 @@ class ParityFigure(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "max_fp16_value", b"max_fp16_value", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "output", b"output", "p99_abs_error", b"p99_abs_error", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "max_fp16_value", b"max_fp16_value", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "p99_abs_error", b"p99_abs_error", "role", b"role", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,13 +31,15 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     """IEEE 754 binary32."""
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 2
     """IEEE 754 binary16."""
-    DATA_TYPE_INT64: _DataType.ValueType  # 3
-    """Two's complement 64-bit integer. Graph inputs only, never sent on the wire."""
-    DATA_TYPE_INT8: _DataType.ValueType  # 4
-    """Two's complement 8-bit integer. Graphs only, never sent on the wire."""
+    DATA_TYPE_INT32: _DataType.ValueType  # 3
+    """Two's complement 32-bit integer: indices."""
+    DATA_TYPE_INT64: _DataType.ValueType  # 4
+    """Two's complement 64-bit integer. Inputs of graphs only, never on the wire."""
+    DATA_TYPE_BFLOAT16: _DataType.ValueType  # 5
+    """The upper 16 bits of a binary32. Not used yet."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
-    """The element types that a tensor can hold, in a bundle or on the wire."""
+    """The element types that a tensor can have, in a graph or on the wire."""
 
 DATA_TYPE_UNSPECIFIED: DataType.ValueType  # 0
 """Not stated. In a request it means the default, DATA_TYPE_FLOAT32."""
@@ -45,10 +47,12 @@ DATA_TYPE_FLOAT32: DataType.ValueType  # 1
 """IEEE 754 binary32."""
 DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 """IEEE 754 binary16."""
-DATA_TYPE_INT64: DataType.ValueType  # 3
-"""Two's complement 64-bit integer. Graph inputs only, never sent on the wire."""
-DATA_TYPE_INT8: DataType.ValueType  # 4
-"""Two's complement 8-bit integer. Graphs only, never sent on the wire."""
+DATA_TYPE_INT32: DataType.ValueType  # 3
+"""Two's complement 32-bit integer: indices."""
+DATA_TYPE_INT64: DataType.ValueType  # 4
+"""Two's complement 64-bit integer. Inputs of graphs only, never on the wire."""
+DATA_TYPE_BFLOAT16: DataType.ValueType  # 5
+"""The upper 16 bits of a binary32. Not used yet."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final

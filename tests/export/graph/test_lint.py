@@ -14,7 +14,7 @@ from attnlens_export import LintError
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_model import EncoderConfig
-from attnlens_model.attention import MASKED_SCORE
+from attnlens_model.attention.masks import MASKED_SCORE
 
 ATTENTIONS = GraphKind.GRAPH_KIND_ATTENTIONS
 

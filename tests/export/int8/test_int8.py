@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from onnx import helper, numpy_helper
 
 from attnlens.bundle import BundleError, describe_file, read_manifest, write_manifest
-from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
+from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_cli.commands.check import check
 from attnlens_cli.commands.export import export

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
+from attnlens_model.checkpoint.fitting import fit_tensors
+from attnlens_model.checkpoint.hub import locate_checkpoint
+from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
 from attnlens_model.errors import ModelError
 from attnlens_model.families import family_named
-from attnlens_model.fitting import fit_tensors
-from attnlens_model.hub import locate_checkpoint
 from attnlens_model.other_models import check_directory, read_object
-from attnlens_model.tensor_files import read_tensors
 
 
 @dataclass(frozen=True)

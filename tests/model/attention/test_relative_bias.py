@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlens_model import EncoderConfig
-from attnlens_model.relative_bias import RelativePositionBias, relative_position_bucket
+from attnlens_model.attention.relative_bias import RelativePositionBias, relative_position_bucket
 
 CONFIG = EncoderConfig(
     vocab_size=20,

@@ -14,7 +14,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import BertConfig, BertModel
 
-from attnlens_model import CheckpointError, hub, load_checkpoint
+from attnlens_model import CheckpointError, load_checkpoint
+from attnlens_model.checkpoint import hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,8 +9,12 @@ import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from attnlens_model import ConfigError, EncoderConfig, load_checkpoint
-from attnlens_model.disentangled import DisentangledSelfAttention, DistanceEmbeddings, bucketed_distances
-from attnlens_model.rotary import RotaryTables
+from attnlens_model.attention.disentangled import (
+    DisentangledSelfAttention,
+    DistanceEmbeddings,
+    bucketed_distances,
+)
+from attnlens_model.attention.rotary import RotaryTables
 from odd_models import OddModel
 
 CONFIG = EncoderConfig(

@@ -20,10 +20,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention import AttentionMask, MultiHeadSelfAttention, attention_weights
+from attnlens_model.attention.masks import AttentionMask
+from attnlens_model.attention.rotary import Rotation
+from attnlens_model.attention.softmax import MultiHeadSelfAttention
+from attnlens_model.attention.weights import attention_weights
 from attnlens_model.config import EncoderConfig
 from attnlens_model.embeddings import EMBEDDING_STD
-from attnlens_model.rotary import Rotation
 
 
 def bucketed_distances(max_distance: int, num_buckets: int, max_relative_positions: int) -> list[int]:

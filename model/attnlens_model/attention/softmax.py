@@ -1,102 +1,17 @@
-"""Multi-head self-attention, and nothing else: embeddings, residuals and norms are in encoder.py.
-
-    Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
-
-Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out instead of calling a fused
-kernel because the weights are a result here, and in the arithmetic forms that every ONNX runtime understands:
-a mask is a number that is added, never -inf and never a boolean.
+"""Multi-head self-attention, and nothing else: embeddings, residuals and norms are elsewhere.
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K in most families), G heads of
 keys and values (G = H unless heads share them).
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.rotary import Rotation, rotate
-
-MASKED_SCORE = -(2.0**15)
-"""What is added to the score of a masked key, in every dtype; float16 and bfloat16 hold it exactly.
-
-The exponential of a number below -104 is exactly 0 in fp32: a masked score may be up to 32,664 above the best
-live one. In float16 it may be as low as -32,736 before the sum is infinite. Lower numbers are no use to
-runtimes that compute in half precision: in bfloat16 OpenVINO returns wrong numbers at -1e20 and below, and
-less accurate ones at -1e9.
-"""
-
-
-class AttentionMask(NamedTuple):
-    """A keep-mask in the two forms that attention needs, so that all layers share one computation.
-
-    Both are floating point and broadcast to (B, H, T, T).
-    """
-
-    keep: Tensor
-    """1 where a query may attend to a key, else 0."""
-    bias: Tensor
-    """0 where a query may attend to a key, else `MASKED_SCORE`."""
-
-
-def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
-    """Turn a keep-mask (bool, int or float; True or 1 = may attend) into both forms, in floating `dtype`."""
-    keep = keep_mask.to(dtype)
-    return AttentionMask(keep, (1.0 - keep) * MASKED_SCORE)
-
-
-def causal_keep_mask(positions: Tensor) -> Tensor:
-    """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
-
-    `positions` is (T,) int64: 0, 1, 2 ... The mask is float32, which counts exactly where half precision does
-    not. Clamping the distance is plain arithmetic, which more ONNX runtimes have than Trilu or a comparison.
-    """
-    exact = positions.to(torch.float32)
-    distance = exact[:, None] - exact[None, :]  # (T, T)
-    return (distance + 1.0).clamp(0.0, 1.0)
-
-
-def window_keep_mask(positions: Tensor, window: int) -> Tensor:
-    """Return the (T, T) keep-mask in which a token attends to those at most `window` places away.
-
-    `positions` and the mask are as for `causal_keep_mask`.
-    """
-    exact = positions.to(torch.float32)
-    distance = (exact[:, None] - exact[None, :]).abs()  # (T, T)
-    return (window + 1.0 - distance).clamp(0.0, 1.0)
-
-
-def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    keep_mask: Tensor | AttentionMask | None,
-    scale: float,
-    position_bias: Tensor | None = None,
-) -> Tensor:
-    """Return softmax(query key^T * scale + position_bias) over the keys that the mask keeps.
-
-    Args:
-        query: (B, H, T, K), floating point.
-        key: (B, H, T, K), same dtype.
-        keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to
-            (B, H, T, T). An `AttentionMask` is one that was prepared before. None keeps all.
-        scale: what the dot products are multiplied by: 1 / sqrt(K) in the paper.
-        position_bias: same dtype, broadcastable to (B, H, T, T); None adds nothing.
-
-    Returns:
-        (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is
-        masked.
-    """
-    scaled = query if scale == 1.0 else query * scale
-    scores = scaled @ key.transpose(-2, -1)  # (B, H, T, T)
-    if position_bias is not None:
-        scores = scores + position_bias
-    if keep_mask is None:
-        return scores.softmax(dim=-1)
-    mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)
-    # The softmax of a fully masked row is not zero: the product makes it so and changes no other row.
-    return (scores + mask.bias).softmax(dim=-1) * mask.keep
+from attnlens_model.attention.masks import AttentionMask
+from attnlens_model.attention.rotary import Rotation, rotate
+from attnlens_model.attention.weights import attention_weights
 
 
 class MultiHeadSelfAttention(nn.Module):

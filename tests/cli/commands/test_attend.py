@@ -1,7 +1,6 @@
-"""`attnlens attend` and `attnlens info` as processes, against a real server process."""
+"""`attnlens attend` as a process, against a real server process."""
 
 import json
-import re
 import struct
 import subprocess
 import sys
@@ -179,19 +178,6 @@ def test_a_text_that_is_too_long_is_refused_or_cut(run: Run, minilm_server: Serv
     assert "the first 256 tokens of 302" in cut.stdout
 
 
-def test_info_shows_the_model(run: Run, minilm_server: ServerProcess) -> None:
-    shown = run("info", "--address", minilm_server.address).stdout
-    for words in (
-        "all-MiniLM-L6-v2",
-        "6 x 12",
-        "256 tokens",
-        "CPUExecutionProvider",
-        "passed",
-        "last_hidden_state",
-    ):
-        assert words in shown
-
-
 def test_a_terminal_with_few_characters_gets_the_others_replaced(attend: Run) -> None:
     result = attend("--token", "it", env={"PYTHONIOENCODING": "ascii"})
     assert (result.returncode, result.stderr) == (0, "")
@@ -202,19 +188,3 @@ def test_a_terminal_with_few_characters_gets_the_others_replaced(attend: Run) ->
 def test_json_is_utf_8_whatever_the_terminal(run: Run, minilm_server: ServerProcess) -> None:
     args = ("attend", "Zoë", "--json", "--address", minilm_server.address)
     assert json.loads(run(*args, env={"PYTHONIOENCODING": "ascii"}).stdout)["text"] == "Zoë"
-
-
-def test_info_cuts_no_number_in_a_narrow_terminal(run: Run, minilm_server: ServerProcess) -> None:
-    wide = run("info", "--address", minilm_server.address, env={"COLUMNS": "120"}).stdout
-    narrow = run("info", "--address", minilm_server.address, env={"COLUMNS": "60"}).stdout
-    numbers = re.findall(r"\d\.\de-\d\d|\d\.\d{9}", wide)
-    assert len(numbers) > 4
-    assert re.findall(r"\d\.\de-\d\d|\d\.\d{9}", narrow) == numbers
-
-
-def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -> None:
-    answer = json.loads(run("info", "--json", "--address", minilm_server.address).stdout)
-    assert (answer["hidden_size"], answer["num_layers"], answer["num_heads"]) == (384, 6, 12)
-    assert answer["parity"]["passed"] is True
-    assert all(figure["max_abs_error"] <= 1e-5 for figure in answer["parity"]["figures"])
-    assert answer["limits"]["max_inputs_per_request"] == 512

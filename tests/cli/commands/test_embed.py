@@ -3,17 +3,14 @@
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
 from attnlens_client import Client
 from served import ServerProcess
 
@@ -132,28 +129,6 @@ def test_an_output_that_can_not_be_written_is_a_mistake(
     )
 
 
-def test_an_interrupted_run_leaves_the_old_file(minilm_server: ServerProcess, tmp_path: Path) -> None:
-    output = tmp_path / "vectors.npy"
-    output.write_bytes(b"old")
-    args = ["embed", "-", "--address", minilm_server.address, "-o", str(output), "--batch-size", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "attnlens_cli.main", *args],
-        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stderr is not None
-        process.stdin.write("It rained.\n" * 20)
-        process.stdin.flush()
-        deadline = time.monotonic() + 30
-        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)  # until the partial file is there
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 130
-        assert process.stderr.read().strip() == "attnlens embed: interrupted"
-    assert [path.name for path in tmp_path.iterdir()] == ["vectors.npy"]
-    assert output.read_bytes() == b"old"
-
-
 def test_a_closed_pipe_ends_the_run_quietly(minilm_server: ServerProcess) -> None:
     command = (
         f"yes It rained. | {sys.executable} -m attnlens_cli.main embed --address {minilm_server.address}"
@@ -185,25 +160,3 @@ def test_a_terminal_sees_progress(minilm_server: ServerProcess, tmp_path: Path) 
     os.close(terminal)
     assert b"texts/s" in shown
     assert b"600 texts, 3,000 tokens in " in shown.splitlines()[-1]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_json_numbers_read_back_as_the_same_numbers(dtype: type[np.floating], tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0).normal(size=(50, 40)).astype(dtype)
-    numbers[0, :4] = [0, 1, np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max]
-    with (tmp_path / "vectors.jsonl").open("wb") as file:
-        writer = JsonlWriter(file, numbers)
-        writer.write(["text"] * 50, numbers)
-        writer.finish()
-    read = np.array([row["embedding"] for row in _read_jsonl(tmp_path / "vectors.jsonl")], dtype)
-    assert np.array_equal(read, numbers)
-
-
-def test_an_npy_file_grows_without_knowing_its_length(tmp_path: Path) -> None:
-    rows = np.arange(30_000, dtype=np.float32).reshape(-1, 3)
-    with (tmp_path / "vectors.npy").open("wb") as file:
-        writer = NpyWriter(file, rows[:0])
-        for start in range(0, len(rows), 999):
-            writer.write([], rows[start : start + 999])
-        writer.finish()
-    assert np.array_equal(np.load(tmp_path / "vectors.npy", mmap_mode="r"), rows)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
 
-from attnlens_model import CheckpointError, Encoder, fitting, load_checkpoint
+from attnlens_model import CheckpointError, Encoder, load_checkpoint
+from attnlens_model.checkpoint import fitting
 from attnlens_model.families import FAMILIES
 
 SIZES: dict[str, Any] = {

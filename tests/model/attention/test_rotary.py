@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from attnlens_model import Encoder, EncoderConfig, new_encoder
-from attnlens_model.attention import window_keep_mask
-from attnlens_model.rotary import RotaryTables, rotate
+from attnlens_model.attention.masks import window_keep_mask
+from attnlens_model.attention.rotary import RotaryTables, rotate
 
 CONFIG = EncoderConfig(
     vocab_size=50,

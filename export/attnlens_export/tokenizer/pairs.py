@@ -1,0 +1,27 @@
+"""Whether a model reads two texts as one input."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from attnlens_export.graph.names import input_names
+from attnlens_model import EncoderConfig
+
+
+def takes_pairs(directory: Path, config: EncoderConfig) -> bool:
+    """Whether the tokenizer of a bundle joins two texts so that the encoder can tell them apart.
+
+    It does where it puts a special token between them, and gives no token a type that the encoder lacks. A
+    tokenizer that only appends the second text, or that has no rule for two texts, does not.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return False
+    encoding = Tokenizer.from_file(str(path)).encode("first", "second")
+    texts = encoding.sequence_ids  # 0 or 1; None for special tokens
+    if 0 not in texts or 1 not in texts:
+        return False
+    last_of_first = len(texts) - 1 - texts[::-1].index(0)
+    has_separator = texts.index(1) > last_of_first + 1
+    num_types = config.type_vocab_size if "token_type_ids" in input_names(config) else None
+    return has_separator and (num_types is None or max(encoding.type_ids) < num_types)

@@ -1,0 +1,1 @@
+"""Attention: one module for each mechanism, and what mechanisms share."""

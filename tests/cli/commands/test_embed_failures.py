@@ -1,0 +1,189 @@
+"""`attnlens embed` with a wrong input, output or reply: as a process, against a scripted server."""
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from scripted import ScriptedServer, refuse, vectors
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SOON_S = 30.0
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_line_that_is_too_long_is_named_and_never_sent(
+    server: ScriptedServer, run: Run, tmp_path: Path, name: str
+) -> None:
+    source = tmp_path / name
+    long = "x" * 1001
+    source.write_text("a\n" + long if name == "a.txt" else f'{{"text": "a"}}\n{{"text": "{long}"}}\n')
+    result = run("embed", source, "--address", server.address)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"{source}, line 2 has " in result.stderr
+    assert "a text may have 1000: send it in pieces" in result.stderr
+    assert not any(long in str(each) for each in server.requests)
+
+
+def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (600 << 20,) * 2)"
+    program = f"{limited}; from attnlens_cli.main import main; main()"
+    command = [sys.executable, "-c", program, "embed", "--address", server.address]
+    with Path("/dev/zero").open("rb") as endless:
+        result = subprocess.run(
+            command, stdin=endless, capture_output=True, check=False, text=True, timeout=SOON_S
+        )
+    assert result.returncode == 1
+    assert result.stderr.startswith("attnlens embed: standard input, line 1 has more than 1000 bytes")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", ", line 1: can't be read as JSON: "),
+        (b"[" * 200_000, ", line 1: can't be read as JSON: "),
+    ],
+)
+def test_json_that_python_can_not_read_is_a_bad_line(
+    run: Run, tmp_path: Path, content: bytes, message: str
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(content)
+    with ScriptedServer() as server:
+        result = run("embed", source, "--address", server.address)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "line"),
+    [
+        ("<&-", 2, "attnlens embed: standard input is closed: give FILE"),
+        ("</dev/null >&-", 2, "attnlens embed: standard output is closed: give --output"),
+        ("</dev/null 2>&-", 0, ""),
+    ],
+)
+def test_a_closed_stream_is_no_bug(server: ScriptedServer, redirection: str, code: int, line: str) -> None:
+    command = f"{sys.executable} -m attnlens_cli.main embed --address {server.address} {redirection}"
+    result = subprocess.run(command, shell=True, capture_output=True, check=False, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr.strip()) == (code, "", line)
+
+
+def test_the_new_file_has_the_mode_of_the_old_one_and_a_link_stays_one(
+    server: ScriptedServer, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    target, link = tmp_path / "data" / "vectors.jsonl", tmp_path / "link.jsonl"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    result = run("embed", "--address", server.address, "-o", link, input="a\n")
+    assert result.returncode == 0, result.stderr
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["text"] == "a"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert list((tmp_path / "data").iterdir()) == [target]
+
+
+def test_an_output_that_fails_is_named(server: ScriptedServer, tmp_path: Path) -> None:
+    output = tmp_path / "vectors.jsonl"
+    program = (
+        "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from attnlens_cli.main import main; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, "embed", "--address", server.address, "-o", str(output)],
+        input="a\n" * 1000, capture_output=True, check=False, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"attnlens embed: {output}: file too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
+    server: ScriptedServer, run: Run
+) -> None:
+    result = run("embed", "--address", server.address, "--dimensions", "5", stdin=subprocess.PIPE)
+    assert (result.returncode, result.stderr) == (1, "attnlens embed: dimensions is 5: scripted has 4\n")
+
+
+@pytest.mark.parametrize("suffix", ["npy", "jsonl"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda reply: reply.embeddings.shape.__setitem__(0, 9), "have the shape (9, 4) instead of (3, any)"),
+        (lambda reply: reply.embeddings.shape.__setitem__(1, -1), "do not fill the shape (3, -1)"),
+        (
+            lambda reply: setattr(reply.embeddings, "data", reply.embeddings.data[:-4] + b"\0\0\xc0\x7f"),
+            "standard input, line 3 has a value that is no finite number",
+        ),
+        (lambda reply: setattr(reply, "model", "b"), "is 'b' instead of 'scripted'"),
+        (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
+    ],
+)
+def test_a_wrong_reply_has_an_exit_code_of_its_own_and_leaves_no_file(
+    server: ScriptedServer,
+    run: Run,
+    tmp_path: Path,
+    change: Callable[[Any], object],
+    message: str,
+    suffix: str,
+) -> None:
+    server.change = lambda reply: change(reply) if isinstance(reply, pb.EmbedResponse) else None
+    output = tmp_path / f"vectors.{suffix}"
+    result = run("embed", "--address", server.address, "-o", output, input="a\nb\nc\n")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
+    assert "the reply is wrong: " in result.stderr
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_batches_of_a_file_are_as_wide_as_the_first(
+    server: ScriptedServer, run: Run, tmp_path: Path
+) -> None:
+    def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
+        answer = vectors(request)
+        if request.inputs[0].text == "b":
+            answer.embeddings.shape[1] = 3
+            answer.embeddings.data = bytes(12)
+        return answer
+
+    server.embed = embed
+    args = ("--address", server.address, "--batch-size", "1", "-o", tmp_path / "vectors.npy")
+    result = run("embed", *args, input="a\nb\n")
+    assert (result.returncode, list(tmp_path.iterdir())) == (76, [])
+    assert result.stderr.endswith(
+        "the reply is wrong: the embeddings are 3 wide now instead of 4; 1 text was done\n"
+    )
+
+
+def test_every_batch_names_the_model_that_was_there_at_first(server: ScriptedServer, run: Run) -> None:
+    result = run("embed", "--address", server.address, "--batch-size", "1", input="a\nb\n")
+    assert result.returncode == 0
+    assert {each.model for each in server.requests if isinstance(each, pb.EmbedRequest)} == {"scripted"}
+
+
+@pytest.mark.parametrize("number", ["7", "9" * 5000])
+def test_a_refusal_of_a_text_that_was_not_sent_is_no_bug(
+    server: ScriptedServer, run: Run, number: str
+) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", f"inputs[{number}].text is bad")
+        return vectors(request)
+
+    server.embed = embed
+    result = run("embed", "--address", server.address, input="a\n")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"[{number}].text is bad" in result.stderr
+
+
+def test_one_text_is_one_text(server: ScriptedServer, run: Run) -> None:
+    assert run("embed", "--address", server.address, input="a\n").stderr.startswith("1 text, 1 token in ")

@@ -1,0 +1,32 @@
+"""Options and what they stand for: the names and defaults that other packages define."""
+
+import dataclasses
+
+import click
+
+from attnlens.v1.manifest_pb2 import Pooling
+from attnlens_cli.commands.bench import bench
+from attnlens_cli.commands.options import POOLINGS
+from attnlens_cli.commands.serve import serve
+from attnlens_server.config import ServerConfig
+
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(ServerConfig) if field.name != "bundle"}
+
+
+def _defaults(command: click.Command) -> dict[str, object]:
+    return {str(param.name): param.default for param in command.params if isinstance(param, click.Option)}
+
+
+def test_every_field_of_the_configuration_is_an_option_of_serve_with_its_default() -> None:
+    assert _defaults(serve) == DEFAULTS
+
+
+def test_bench_has_the_defaults_of_serve() -> None:
+    shared = ("provider", "precision", "device_id")
+    assert {name: _defaults(bench)[name] for name in shared} == {name: DEFAULTS[name] for name in shared}
+
+
+def test_the_poolings_are_those_of_the_protocol() -> None:
+    assert set(POOLINGS) == {
+        name.removeprefix("POOLING_").lower() for name, value in Pooling.items() if value
+    }

@@ -1,0 +1,152 @@
+"""The commands that ask a server: wrong options, no server, another program, replies that are wrong."""
+
+import json
+import re
+import socket
+import socketserver
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from scripted import ScriptedServer, refuse, vectors
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
+        (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
+        (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
+        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is no number"),
+        (["info", "--timeout", "inf"], "info: invalid value for '--timeout': inf is not in the range"),
+        (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
+        (
+            ["info", "--address", "localhost"],
+            "info: invalid value for '--address': address is 'localhost': give",
+        ),
+        (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
+        (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
+        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is no PEM file"),
+        (["attend", "a", "--json", "--token", "a"], "attend: --json prints all weights: leave out --token"),
+        (["attend", "a", "--json", "--top", "3"], "attend: --json prints all weights: leave out --token"),
+        (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
+    ],
+)
+def test_a_value_out_of_range_is_a_mistake(run: Run, args: list[str], line: str) -> None:
+    result = run(*args)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"attnlens {line}")
+
+
+class _NotGrpc(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _NotGrpc) as other:
+        other.daemon_threads = True
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        address = f"127.0.0.1:{other.server_address[1]}"
+        plain = run("info", "--address", address, "--timeout", "10")
+        encrypted = run("info", "--address", address, "--timeout", "10", "--tls")
+        other.shutdown()
+        thread.join()
+    for result in (plain, encrypted):
+        assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"what answers at {address} is no attnlens server: give another --address" in plain.stderr
+    assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
+
+
+def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
+    other = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
+    other.start()
+    result = run("info", "--address", address)
+    other.stop(None).wait()
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr
+
+
+def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
+    with socket.socket() as silent:  # accepts no connection
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        result = run("info", "--address", address, "--timeout", "0.2")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert f"no server answered at {address} within 0.2 s: is one there?" in result.stderr
+
+
+def test_bytes_that_are_no_message_are_one_line(run: Run, garbled_server: str) -> None:
+    for args in (("info",), ("attend", "abc"), ("embed", __file__)):
+        result = run(*args, "--address", garbled_server)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
+        assert "its bytes are no message" in result.stderr
+
+
+def test_other_commands_believe_no_reply_either(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+    def change(reply: Any) -> None:
+        if isinstance(reply, pb.EncodeResponse):
+            reply.results[0].attention.layers[0] = 0
+
+    server.change = change
+    picture = tmp_path / "map.png"
+    attend = run("attend", "abc", "--address", server.address, "--png", picture)
+    assert (attend.returncode, attend.stdout, attend.stderr.count("\n")) == (76, "", 1)
+    assert "0 instead of 1 among its layers" in attend.stderr
+    assert not picture.exists()
+    server.model.embedding_size = -1
+    info = run("info", "--address", server.address)
+    assert (info.returncode, info.stdout, info.stderr.count("\n")) == (76, "", 1)
+
+
+def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202e\x7f"
+
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        refuse(
+            context,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_FIELD",
+            f"inputs[0].text {evil}\nattnlens: fine",
+        )
+        return vectors(request)
+
+    def change(reply: Any) -> None:
+        if isinstance(reply, pb.GetModelResponse):
+            reply.model.source = reply.model.prompts[evil] = reply.model.versions[evil] = evil
+            reply.model.parity.figures.add(graph=evil, output=evil)
+        if isinstance(reply, pb.EncodeResponse):
+            reply.results[0].tokens[1].text = evil
+
+    server.embed = embed
+    server.change = change
+    shown = [
+        run("embed", "--address", server.address, input="a\n"),
+        run("--debug", "embed", "--address", server.address, input="a\n"),
+        run("info", "--address", server.address),
+        run("info", "--address", server.address, "--json"),
+        run("attend", "abc", "--address", server.address),
+        run("attend", "abc", "--address", server.address, "--token", "1"),
+        run("attend", "abc", "--address", server.address, "--json"),
+        run("attend", "abc", "--address", server.address, "--top", "2", env={"COLUMNS": "20"}),
+    ]
+    assert [each.returncode for each in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert shown[0].stderr.count("\n") == 1
+    assert "line 1 \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\x7f" in shown[0].stderr
+    for each in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each.stdout + each.stderr)
+    assert json.loads(shown[3].stdout)["source"] == evil
+    assert json.loads(shown[6].stdout)["tokens"][1]["text"] == evil

@@ -1,0 +1,53 @@
+"""How large a folder, a file and a function may be."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("protos", "model", "export", "server", "client", "cli", "bench", "examples", "tests")
+MAX_MODULES, MAX_FILE_LINES, MAX_FUNCTION_LINES = 14, 400, 60
+
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+PATHS = [
+    path
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if not path.name.endswith(GENERATED) and "node_modules" not in path.parts
+]
+
+
+def test_the_files_are_found() -> None:
+    assert Path(__file__) in PATHS
+    assert {path.relative_to(ROOT).parts[0] for path in PATHS} == set(ROOMS)
+
+
+def test_no_folder_of_the_product_has_too_many_modules() -> None:
+    counts = Counter(
+        path.parent.relative_to(ROOT)
+        for path in PATHS
+        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests")
+    )
+    large = [f"{folder}: {count} modules" for folder, count in counts.items() if count > MAX_MODULES]
+    assert not large, "\n".join(large)
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in PATHS}
+    long = [f"{path}: {length} lines" for path, length in lengths.items() if length > MAX_FILE_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_no_function_is_too_long() -> None:
+    long = [function for path in PATHS for function in _long_functions(path)]
+    assert not long, "\n".join(long)
+
+
+def _long_functions(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {length} lines"
