@@ -4,7 +4,7 @@
     |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
     |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
     |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
-    |- NeverFitsError          INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+    |- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
     |- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
     |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
     |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
@@ -124,18 +124,11 @@ class ResponseTooLargeError(RequestError):
         )
 
 
-class NeverFitsError(RequestError):
-    """A call needs more memory than all calls together may take."""
+class RequestTooLargeError(RequestError):
+    """A call needs more than all calls together may have: it can never be served."""
 
     status = "INVALID_ARGUMENT"
-    reason = "RESPONSE_TOO_LARGE"
-
-    def __init__(self, size_bytes: int, max_reply_bytes: int) -> None:
-        super().__init__(
-            f"the call needs {size_bytes} bytes of memory, all calls together may take {max_reply_bytes}: "
-            "ask for fewer texts, layers or heads, or start the server with a larger --max-reply-bytes",
-            metadata={"size_bytes": str(size_bytes), "max_reply_bytes": str(max_reply_bytes)},
-        )
+    reason = "REQUEST_TOO_LARGE"
 
 
 class MalformedRequestError(RequestError):

@@ -6,8 +6,10 @@ D hidden size, L layers, H heads.
 from pathlib import Path
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, max_dimensions
-from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind, Manifest, Pooling
+from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_server.bundle.manifest import PURPOSES, is_known, read_graph
+from attnlens_server.bundle.model import Output, OutputRole
 from attnlens_server.errors import StartupError
 
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one may be absent
@@ -23,37 +25,28 @@ _MOST = {
 }
 
 
-def output_shapes(kind: GraphKind.ValueType, sizes: Architecture) -> dict[str, tuple[int | None, ...]]:
-    """Return the shape of each output of a graph by its name, in order; None is an axis that varies."""
-    shapes: dict[str, tuple[int | None, ...]] = {"last_hidden_state": (None, None, sizes.hidden_size)}
-    if kind == GraphKind.GRAPH_KIND_ATTENTIONS:
-        attention = (None, sizes.num_heads, None, None)
-        shapes |= {f"attentions.{layer}": attention for layer in range(sizes.num_layers)}
-    return shapes
-
-
 def check_manifest(directory: Path, manifest: Manifest) -> None:
     """Check what can be told without opening a graph.
 
     Raises:
         StartupError: a number is out of range, graphs are missing or there twice, the pooling is unknown, or
-            a graph has other inputs or outputs than an encoder of these sizes.
+            a graph has other inputs or outputs than an encoder of these sizes. Graphs and outputs that this
+            version does not know are left out.
     """
     path = directory / MANIFEST_NAME
     _check_sizes(path, manifest)
     _check_defaults(path, manifest)
-    for graph in manifest.graphs:
-        if graph.kind not in GraphKind.values() or graph.data_type not in DataType.values():
-            raise StartupError(
-                f"{path}: {graph.path} is a graph of a kind that this version does not know: "
-                "install the version of attnlens that wrote it"
-            )
-        _check_graph(path, graph, manifest.architecture)
+    graphs = [
+        graph
+        for graph in manifest.graphs
+        if graph.purpose in PURPOSES.values() and graph.precision in Precision.values()
+    ]
     try:
-        for graph in manifest.graphs:
-            find_graph(manifest, graph.kind, graph.data_type)
-        for kind in (GraphKind.GRAPH_KIND_EMBEDDINGS, GraphKind.GRAPH_KIND_ATTENTIONS):
-            find_graph(manifest, kind)
+        for graph in graphs:
+            find_graph(manifest, graph.purpose, graph.precision)
+            _check_graph(path, graph, manifest.architecture)
+        for purpose in PURPOSES.values():
+            find_graph(manifest, purpose)
     except BundleError as error:
         raise StartupError(f"{path}: {error}") from error
 
@@ -62,6 +55,7 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
     sizes = manifest.architecture
     ranges = [(f"architecture.{name}", getattr(sizes, name), 1, most) for name, most in _MOST.items()]
     ranges += [
+        ("architecture.type_vocab_size", sizes.type_vocab_size, 0, 1 << 24),
         ("architecture.pad_token_id", sizes.pad_token_id, 0, sizes.vocab_size - 1),
         ("max_tokens", manifest.max_tokens, 1, sizes.max_position_embeddings),
         ("pooling.truncate_dim", manifest.pooling.truncate_dim, 0, max_dimensions(manifest)),
@@ -82,23 +76,44 @@ def _check_defaults(path: Path, manifest: Manifest) -> None:
 
 
 def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
-    inputs = tuple(each.name for each in graph.inputs)
+    inputs = tuple(value.name for value in graph.inputs)
     if inputs not in (INPUT_NAMES, INPUT_NAMES[:2]):
         raise StartupError(f"{path}: {graph.path} has the inputs {', '.join(inputs)}: {REMEDY}")
-    expected = output_shapes(graph.kind, sizes)
-    outputs = [each.name for each in graph.outputs]
-    if outputs != list(expected):
+    known = read_graph(graph, sizes.hidden_size).outputs
+    for output, stated in zip(known, filter(is_known, graph.outputs), strict=True):
+        _check_output(path, graph.path, output, stated, sizes)
+    meanings = [(output.role, output.layer) for output in known]
+    names = [output.value.name for output in graph.outputs]
+    if (OutputRole.LAST_HIDDEN_STATE, None) not in meanings:
+        raise StartupError(f"{path}: {graph.path} has no output with the token vectors: {REMEDY}")
+    if graph.purpose == PURPOSES["attention"] and all(layer is None for _, layer in meanings):
+        raise StartupError(f"{path}: {graph.path} has no output of a layer that is known here: {REMEDY}")
+    if len({*meanings}) < len(meanings) or len({*names}) < len(names):
+        raise StartupError(f"{path}: {graph.path} has two outputs of the same name or meaning: {REMEDY}")
+
+
+def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, sizes: Architecture) -> None:
+    """Check the numbers that are stated of an output, and that its axes agree with them."""
+    is_hidden_state = output.role is OutputRole.LAST_HIDDEN_STATE
+    fits = (
+        (output.layer is None and not output.num_heads)
+        if is_hidden_state
+        else (
+            output.layer is not None
+            and 0 <= output.layer < sizes.num_layers
+            and 1 <= output.num_heads <= sizes.num_heads
+        )
+    )
+    axes, shape = stated.value.axes, output.shape
+    fits = (
+        fits
+        and len(axes) == len(shape)
+        and all(size is None or axis == str(size) for axis, size in zip(axes, shape, strict=True))
+    )
+    if not fits or stated.value.data_type != DataType.DATA_TYPE_FLOAT32:
+        layer = "no layer" if output.layer is None else f"layer {output.layer}"
         raise StartupError(
-            f"{path}: {graph.path} has {len(outputs)} outputs, the last {outputs[-1:]}; an encoder of "
-            f"{sizes.num_layers} layers has {len(expected)}, the last {list(expected)[-1:]}: {REMEDY}"
+            f"{path}: {output.name} of {graph} is {DataType.Name(stated.value.data_type)} {list(axes)}, of "
+            f"{layer} with {output.num_heads} heads, which an output of {sizes.num_layers} layers, at most "
+            f"{sizes.num_heads} heads and a width of {sizes.hidden_size} in fp32 is not: {REMEDY}"
         )
-    for output, shape in zip(graph.outputs, expected.values(), strict=True):
-        fits = len(output.axes) == len(shape) and all(
-            size is None or axis == str(size) for axis, size in zip(output.axes, shape, strict=True)
-        )
-        if not fits or output.data_type != DataType.DATA_TYPE_FLOAT32:
-            raise StartupError(
-                f"{path}: {output.name} of {graph.path} is {DataType.Name(output.data_type)} "
-                f"{list(output.axes)}, which is not that of {sizes.num_heads} heads and a width of "
-                f"{sizes.hidden_size} in fp32: {REMEDY}"
-            )

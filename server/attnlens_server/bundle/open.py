@@ -17,7 +17,7 @@ from attnlens.dense import DenseLayer, open_dense
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.bundle.check import check_manifest
 from attnlens_server.bundle.files import MappedFiles, graph_files
-from attnlens_server.bundle.manifest import DATA_TYPES, read_model
+from attnlens_server.bundle.manifest import PRECISIONS, read_model
 from attnlens_server.bundle.model import Graph, Kind, Model
 from attnlens_server.config import Precision
 from attnlens_server.errors import StartupError, UnusableGraphError
@@ -94,7 +94,7 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         states = verify_files(directory, manifest)
     except BundleError as error:
         raise StartupError(str(error)) from error
-    if all(graph.data_type != DATA_TYPES[precision] for graph in manifest.graphs):
+    if all(graph.precision != PRECISIONS[precision] for graph in manifest.graphs):
         raise StartupError(
             f"{directory} has no graph in {precision}: export it again with --precision {precision}, "
             "or serve it with --precision fp32"

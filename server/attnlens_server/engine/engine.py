@@ -7,8 +7,7 @@ heavier, never stands in the way of one for embeddings.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from loky import cpu_count
 
@@ -22,6 +21,9 @@ from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Schedul
 from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import StartupError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class Engine:
         return self.lanes["attention"].sessions.are_usable
 
     def watch(self, on_death: Callable[[], object], on_attention: Callable[[bool], None]) -> None:
-        """Be told, in any thread, of the end of a lane, and each time that attention can't be run or can again."""
+        """Be told, in any thread, when a lane has died, and when attention can't be run or can again."""
         for lanes in self.lanes.values():
             lanes.on_death = on_death
         self.lanes["attention"].sessions.on_change = on_attention

@@ -54,7 +54,7 @@ class Lanes:
     # --- the story --------------------------------------------------------------------------------
 
     def _run_lane(self) -> None:
-        """Schedule, run, hand out, until nothing more comes. A lane that can't go on takes the others with it."""
+        """Schedule, run, hand out, until nothing more comes. A lane that dies takes the others with it."""
         batch: Batch | None = None
         try:
             while batch := self._queue.take(self._scheduler.choose):
@@ -67,15 +67,17 @@ class Lanes:
             self.on_death()
 
     def _run(self, batch: Batch) -> None:
-        """Run a batch and hand out what it brings. Where it fails, run its texts one by one, so that one can't
-        spoil the others.
+        """Run a batch and hand out what it brings.
+
+        Where it fails, its texts run one by one, so that one can't spoil the others.
         """
         session = None
+        can_isolate = False
         try:
             session = self.sessions.get(has_whole_machine=batch.has_whole_machine)
             for item, result in zip(batch.items, self._compute(batch, session), strict=True):
                 item.future.set_result(result)
-            return
+            del item, result
         except Exception as error:  # noqa: BLE001 - what a batch may do does not end the lane
             can_isolate = session is not None and len(batch.items) > 1
             if can_isolate:

@@ -1,7 +1,7 @@
 """What a batch has brought, and each text's part of it.
 
-Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, D hidden size, H heads, K of
-them.
+Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, D hidden size, H heads,
+K of them.
 """
 
 from dataclasses import dataclass

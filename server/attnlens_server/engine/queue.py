@@ -15,7 +15,7 @@ WINDOW = 512  # of the items that wait, how many are looked at for a batch
 
 
 Choose = Callable[[Sequence[int], int], Collection[int]]
-"""Gets the lengths of waiting items and how many lanes are idle; returns the numbers of those that run together."""
+"""Gets the lengths of waiting items and how many lanes are idle; returns which items run together."""
 
 
 class ItemQueue:

@@ -16,7 +16,7 @@ import secrets
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,12 +27,16 @@ from google.protobuf.message import DecodeError, Message
 
 from attnlens.wire import LENGTH_DELIMITED, read_fields
 from attnlens_server import errors
-from attnlens_server.admission import Admission, Reservation
-from attnlens_server.sizes import SENDING_COPIES
+from attnlens_server.grpc_api.responses import SENDING_COPIES
+from attnlens_server.grpc_api.status import CallStatus, call_status
+from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.serving.jobs import Job
+from attnlens_server.serving.workers import Workers
 
 logger = logging.getLogger(__name__)
 
 Request = TypeVar("Request", bound=Message)
+AnyJob = TypeVar("AnyJob")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
@@ -109,10 +113,11 @@ class Call:
         self._life = life
         self._stall_timeout_s = stall_timeout_s
 
-    def deadline(self) -> float | None:
-        """Return when it must be over, on the clock of `time.monotonic`; None: never."""
+    def budget(self) -> Budget:
+        """Return what the call may take."""
         remaining_s = self._context.time_remaining()
-        return None if remaining_s is None else time.monotonic() + remaining_s
+        deadline = None if remaining_s is None else time.monotonic() + remaining_s
+        return Budget(self.memory, deadline)
 
     async def write(self, message: bytes) -> None:
         """Send a message of a stream; returns when the connection has room for the next.
@@ -135,7 +140,7 @@ class Call:
         self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
         self._life.end_after(self._stall_timeout_s)
 
-    async def abort(self, status: errors.CallStatus, *, client_reads: bool) -> None:
+    async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
         """End the call with a status, or without one where the client does not read. Does not return."""
         self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
         with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
@@ -151,6 +156,7 @@ class Calls:
         self,
         admission: Admission,
         check_serving: Callable[[], None],
+        workers: Workers,
         *,
         max_calls: int,
         stall_timeout_s: float,
@@ -159,6 +165,7 @@ class Calls:
         self._admission = admission
         self._max_calls = max_calls
         self._check_serving = check_serving
+        self._workers = workers
         self._stall_timeout_s = stall_timeout_s
         self._count = 0
         self._none = asyncio.Event()
@@ -194,7 +201,10 @@ class Calls:
         await self._none.wait()
 
     def handler(
-        self, parser: "Parser[Request]", method: Callable[[Request, Call], Awaitable[bytes | None]], name: str
+        self,
+        parser: "Parser[Request, AnyJob]",
+        method: Callable[[AnyJob, Call], Awaitable[bytes | None]],
+        name: str,
     ) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
         """Return what gRPC calls with the bytes of a request: `method`, within the life of a call.
 
@@ -204,14 +214,16 @@ class Calls:
 
         async def handle(data: bytes, context: Context) -> bytes | None:
             call = self._begin(context, len(data))
-            request: Request | None
+            job: AnyJob | None
             try:
                 self._check_serving()
                 self._check_count()
                 call.memory.grow(REQUEST_COPIES * call.request_bytes)
-                request = parser.parse(data)
+                job = await self._parse(parser, data)
                 data = b""
-                reply = await method(request, call)
+                if isinstance(job, Job):  # text with an emoji takes four bytes a character
+                    call.memory.grow(max(0, job.memory_bytes - call.request_bytes))
+                reply = await method(job, call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
@@ -223,28 +235,36 @@ class Calls:
                 if reply is not None:
                     call.replied(reply)
                 return reply
-            data, request = b"", None  # gRPC keeps what ends the call, and with it this frame
+            data, job = b"", None  # gRPC keeps what ends the call, and with it this frame
             await call.abort(status, client_reads=client_reads)
             raise AssertionError  # abort does not return
 
         return handle
 
+    async def _parse(self, parser: "Parser[Request, AnyJob]", data: bytes) -> AnyJob:
+        """Make a job of the bytes of a request: of many in a worker thread."""
+        if len(data) <= SMALL_BYTES:
+            return parser.parse(data)
+        return await self._workers.run(parser.parse, data)
+
 
 @dataclass(frozen=True, slots=True)
-class Parser(Generic[Request]):
-    """Turns the bytes of a request into a message.
+class Parser(Generic[Request, AnyJob]):
+    """Turns the bytes of a request into a job.
 
     Attributes:
         message_class: what they are.
-        path: the names and numbers of the fields that lead to its texts; empty where it has none.
+        translate: makes a job of the message.
+        inputs_number: of the field with its texts; None where it has none.
         max_texts: how many it may have.
     """
 
     message_class: type[Request]
-    path: Mapping[str, int]
+    translate: Callable[[Request], AnyJob]
+    inputs_number: int | None
     max_texts: int
 
-    def parse(self, data: bytes) -> Request:
+    def parse(self, data: bytes) -> AnyJob:
         """Parse.
 
         Raises:
@@ -252,50 +272,40 @@ class Parser(Generic[Request]):
             InvalidFieldsError: there are too many texts to begin with.
         """
         try:
-            if self.path and len(data) > SMALL_BYTES:
-                self._check_counts(data)
-            return self.message_class.FromString(data)
+            if self.inputs_number is not None and len(data) > SMALL_BYTES:
+                self._check_counts(data, self.inputs_number)
+            request = self.message_class.FromString(data)
         except (DecodeError, ValueError, IndexError) as error:
             full_name: str = self.message_class.DESCRIPTOR.full_name
             raise errors.MalformedRequestError(len(data), full_name) from error
+        return self.translate(request)
 
-    def _check_counts(self, data: bytes) -> None:
-        """Look at the fields on the way to the texts, at no more of them than a request needs.
+    def _check_counts(self, data: bytes, inputs_number: int) -> None:
+        """Look at no more fields than a request needs.
 
         Raises:
             InvalidFieldsError: there are too many texts, or too many fields beside them.
             ValueError, IndexError: there is something that no message of ours has.
         """
-        max_fields = self.max_texts + MAX_OTHER_FIELDS
-        num_fields = 0
-        messages = [memoryview(data)]
-        for number in self.path.values():
-            values = []
-            for message in messages:
-                for field in read_fields(message, 0, len(message)):
-                    num_fields += 1
-                    if (field.number, field.wire_type) == (number, LENGTH_DELIMITED):
-                        values.append(message[field.content : field.end])
-                    if num_fields > max_fields:
-                        self._refuse(len(values), f"is among more than {max_fields} fields")
-            messages = values
-        self._refuse(len(messages))
+        num_texts = num_others = 0
+        for field in read_fields(memoryview(data), 0, len(data)):
+            is_text = (field.number, field.wire_type) == (inputs_number, LENGTH_DELIMITED)
+            num_texts, num_others = num_texts + is_text, num_others + (not is_text)
+            if num_texts > self.max_texts:
+                self._refuse(f"has more than {self.max_texts} texts, a request may have {self.max_texts}")
+            if num_others > MAX_OTHER_FIELDS:
+                self._refuse(f"is among more than {MAX_OTHER_FIELDS} other fields")
 
-    def _refuse(self, num_texts: int, otherwise: str = "") -> None:
-        """Refuse too many texts, or what is said otherwise."""
-        what = otherwise
-        if num_texts > self.max_texts:
-            what = f"has more than {self.max_texts} texts, a request may have {self.max_texts}"
-        if what:
-            violation = errors.FieldViolation(".".join(self.path), f"{what}: send several requests")
-            raise errors.InvalidFieldsError([violation])
+    def _refuse(self, what: str) -> None:
+        violation = errors.FieldViolation("inputs", f"{what}: send several requests")
+        raise errors.InvalidFieldsError([violation])
 
 
-def _status(error: BaseException, method: str) -> errors.CallStatus:
+def _status(error: BaseException, method: str) -> CallStatus:
     """Return how a call ends that has failed. A fault of ours is logged: the client gets only its number."""
     if isinstance(error, errors.RequestError):
-        return errors.call_status(error)
+        return call_status(error)
     error_id = secrets.token_hex(6)
     logger.error("%s failed, error id %s", method, error_id, exc_info=error)
     message = f"the server failed; its log has more under error id {error_id}"
-    return errors.call_status(errors.InternalError(message, metadata={"error_id": error_id}))
+    return call_status(errors.InternalError(message, metadata={"error_id": error_id}))

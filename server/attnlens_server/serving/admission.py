@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from attnlens_server.bundle import Kind
-from attnlens_server.errors import NeverFitsError, OverloadedError
+from attnlens_server.errors import OverloadedError, RequestTooLargeError
 
 MEMORY_RETRY_S = 0.25
 
@@ -40,8 +40,15 @@ class Admission:
         """Hold `count` places at a graph while the block runs.
 
         Raises:
-            OverloadedError: there are not as many.
+            OverloadedError: there are not as many now.
+            RequestTooLargeError: there never will be.
         """
+        if count > self._max_texts:
+            raise RequestTooLargeError(
+                f"the request has {count} texts, at most {self._max_texts} may wait or run: send fewer, use "
+                "EncodeStream, or start the server with a larger --max-queue",
+                metadata={"num_texts": str(count), "max_queue": str(self._max_texts)},
+            )
         if not self.try_texts(kind, count):
             raise OverloadedError(
                 f"{self._num_texts[kind]} texts wait or run, at most {self._max_texts} may, and the "
@@ -100,10 +107,15 @@ class Reservation:
 
         Raises:
             OverloadedError: other calls have it.
-            NeverFitsError: there will never be as much.
+            RequestTooLargeError: there will never be as much.
         """
         if self._size_bytes + size_bytes > self._admission.max_bytes:
-            raise NeverFitsError(self._size_bytes + size_bytes, self._admission.max_bytes)
+            needed, limit = self._size_bytes + size_bytes, self._admission.max_bytes
+            raise RequestTooLargeError(
+                f"the call needs {needed} bytes of memory, all calls together may take {limit}: ask for "
+                "fewer texts, layers or heads, or start the server with a larger --max-reply-bytes",
+                metadata={"size_bytes": str(needed), "max_reply_bytes": str(limit)},
+            )
         self._admission.take_memory(size_bytes)
         self._size_bytes += size_bytes
 
@@ -111,7 +123,7 @@ class Reservation:
         """Reserve more if there is as much now."""
         try:
             self.grow(size_bytes)
-        except (OverloadedError, NeverFitsError):
+        except (OverloadedError, RequestTooLargeError):
             return False
         return True
 

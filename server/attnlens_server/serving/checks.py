@@ -1,4 +1,4 @@
-"""From jobs to plans: checked, the model's defaults filled in. Everything that is wrong with a job is told at once."""
+"""From jobs to plans: checked, the model's defaults filled in. All that is wrong is told at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,14 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import HeadSelection, Wanted
 from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
 from attnlens_server.serving.input_checks import InputChecks
-from attnlens_server.serving.jobs import AttentionQuery, AttentionView, DataType, EmbedJob, EncodeJob, TokenizeJob
+from attnlens_server.serving.jobs import (
+    AttentionQuery,
+    AttentionView,
+    DataType,
+    EmbedJob,
+    EncodeJob,
+    TokenizeJob,
+)
 
 MAX_QUERIES = 16
 
@@ -113,7 +120,9 @@ class EncodePlan:
 class Checks:
     """Checks jobs against one model and one configuration."""
 
-    def __init__(self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool) -> None:
+    def __init__(
+        self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
+    ) -> None:
         self._model = model
         self._inputs = InputChecks(
             model, config, max_tokens=max_tokens, has_tokenizer=has_tokenizer, takes_pairs=takes_pairs
@@ -136,7 +145,7 @@ class Checks:
         """
         self.model_name(job.model)
         model = self._model
-        prompt, violations = self._inputs.check(job.inputs, job.prompt)
+        prompt, violations = self._inputs.check(job)
         if not 0 <= job.dimensions <= model.max_dimensions:
             text = f"is {job.dimensions}: it must be from 1 to {model.max_dimensions}, or 0 for all"
             violations.append(FieldViolation("dimensions", text))
@@ -160,9 +169,9 @@ class Checks:
             ModelNotFoundError, InvalidFieldsError.
         """
         self.model_name(job.model)
-        prompt, violations = self._inputs.check(job.inputs, job.prompt)
+        prompt, violations = self._inputs.check(job)
         if len(job.attention) > MAX_QUERIES:
-            text = f"has {len(job.attention)} queries, a request may have {MAX_QUERIES}: send several requests"
+            text = f"has more than {MAX_QUERIES} queries: send several requests"
             violations.append(FieldViolation("attention", text))
         queries = [
             self._query(index, query, violations) for index, query in enumerate(job.attention[:MAX_QUERIES])
@@ -185,14 +194,12 @@ class Checks:
             ModelNotFoundError, InvalidFieldsError.
         """
         self.model_name(job.model)
-        prompt, violations = self._inputs.check(job.inputs, job.prompt)
+        prompt, violations = self._inputs.check(job)
         if violations:
             raise InvalidFieldsError(violations)
         return prompt
 
-    def _query(
-        self, index: int, query: AttentionQuery, violations: list[FieldViolation]
-    ) -> QueryPlan | None:
+    def _query(self, index: int, query: AttentionQuery, violations: list[FieldViolation]) -> QueryPlan | None:
         """Return a checked query; what is wrong is added to `violations`."""
         field = f"attention[{index}]"
         by_layer = self._model.outputs.layers(query.role)
@@ -224,7 +231,7 @@ def _select_layers(
     num_layers: int,
     violations: list[FieldViolation],
 ) -> tuple[Output, ...]:
-    """Return the outputs of the layers; empty means all that have one. What is wrong is added to `violations`."""
+    """Return the outputs of the layers; empty means all. What is wrong is added to `violations`."""
     if not numbers:
         return tuple(by_layer[layer] for layer in sorted(by_layer))
     layers = _select(field, numbers, num_layers, violations)
@@ -257,4 +264,3 @@ def _select(
         else:
             chosen.append(resolved)
     return tuple(chosen)
-

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from attnlens_server.bundle import Model
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import FieldViolation
-from attnlens_server.serving.jobs import Prompt
+from attnlens_server.serving.jobs import Job, Prompt
 from attnlens_server.text import Input, TokenIds
 
 # Of prompts, in messages: a protocol may have little room for them.
@@ -31,10 +31,11 @@ class InputChecks:
         self._has_tokenizer = has_tokenizer
         self._takes_pairs = takes_pairs
 
-    def check(self, inputs: Sequence[Input], prompt: Prompt | None) -> tuple[str, list[FieldViolation]]:
+    def check(self, job: Job) -> tuple[str, list[FieldViolation]]:
         """Return what goes before each text, and what is wrong."""
-        limit = self._config.inputs_limit
-        text, violations = self._prompt(prompt)
+        inputs, limit = job.inputs, self._config.max_inputs_per_request
+        text, found = self._prompt(job.prompt)
+        violations = [*job.violations, *found]
         if not inputs:
             violations.append(FieldViolation("inputs", "is empty: send at least one text"))
         elif len(inputs) > limit:
@@ -45,7 +46,7 @@ class InputChecks:
             violations += self._check_total(inputs, prompt_bytes)
             for index, given in enumerate(inputs):
                 violations += self._check(index, given, prompt_bytes)
-                if given.token_ids is not None and text and prompt is not None:
+                if given.token_ids is not None and text and job.prompt is not None:
                     what = "can't have a prompt, ids are used as they are: send text, or no prompt"
                     violations.append(FieldViolation(f"inputs[{index}].token_ids", what, index))
         return text, violations
@@ -54,8 +55,10 @@ class InputChecks:
         prompts = self._model.prompts
         if prompt is None:
             return prompts.get(self._model.default_prompt_name, ""), []
+        if prompt.text is not None:
+            return prompt.text, []
         if prompt.name is None:
-            return prompt.text or "", []
+            return "", [FieldViolation("prompt", "is empty: set name or text")]
         if prompt.name in prompts:
             return prompts[prompt.name], []
         shown = repr(prompt.name[:MAX_NAME_CHARS])
@@ -105,7 +108,9 @@ class InputChecks:
         else:
             yield from self._check_numbers(f"{field}.ids", given.ids, self._model.vocab_size, "an id", index)
         if given.type_ids and len(given.type_ids) != len(given.ids):
-            text = f"has {len(given.type_ids)} numbers for {len(given.ids)} ids: send one for each id, or none"
+            text = (
+                f"has {len(given.type_ids)} numbers for {len(given.ids)} ids: send one for each id, or none"
+            )
             yield FieldViolation(f"{field}.type_ids", text, index)
         elif given.type_ids:
             count = max(1, self._model.type_vocab_size)

@@ -1,8 +1,10 @@
 """What may be asked of a model: requests of any protocol, typed, but not checked yet.
 
-The fields have the names of those in `attnlens.v1`, whose .proto files say what they mean; violations name them.
+The fields have the names of those in `attnlens.v1`, whose .proto files say what they mean; violations name
+them.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,6 +13,7 @@ import numpy as np
 
 from attnlens.pooling import Pooling
 from attnlens_server.bundle import OutputRole
+from attnlens_server.errors import FieldViolation
 from attnlens_server.text import Input
 
 FLOAT32: "np.dtype[np.float32]" = np.dtype(np.float32)
@@ -50,11 +53,18 @@ class Job:
     model: str = ""
     inputs: Sequence[Input]
     prompt: Prompt | None = None
+    violations: Sequence[FieldViolation] = ()
+    """What a protocol has found wrong: numbers of its own, for instance. Told with what the checks find."""
 
     @property
     def size(self) -> int:
         """Characters and token ids: what checking and tokenizing take time for."""
         return len(self.inputs) + sum(given.size for given in self.inputs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its texts take in memory."""
+        return sum(sys.getsizeof(text) for given in self.inputs for text in given.texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,9 +60,7 @@ class Input:
 class InputEncoder:
     """Turns checked inputs into token ids; refuses or cuts what is too long. Slow: for worker threads."""
 
-    def __init__(
-        self, text_encoder: TextEncoder | None, max_tokens: int, *, exclude_prompt: bool
-    ) -> None:
+    def __init__(self, text_encoder: TextEncoder | None, max_tokens: int, *, exclude_prompt: bool) -> None:
         self._text_encoder = text_encoder
         self._max_tokens = max_tokens
         self._exclude_prompt = exclude_prompt

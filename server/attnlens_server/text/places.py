@@ -32,9 +32,7 @@ def keep_white_space(tokenizer: tokenizers.Tokenizer) -> None:
             step.trim_offsets = False
 
 
-def token_places(
-    text: str, tokens: Sequence[str], reported: Sequence[Place], *, is_cut: bool
-) -> list[Place]:
+def token_places(text: str, tokens: Sequence[str], reported: Sequence[Place], *, is_cut: bool) -> list[Place]:
     """Return the places of the tokens of a text, special tokens left out.
 
     Args:

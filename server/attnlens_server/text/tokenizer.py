@@ -45,7 +45,9 @@ class TextEncoder:
             )
         self.takes_pairs = max_tokens > self._counting.num_special_tokens_to_add(is_pair=True)
         self._counting.no_truncation()
-        self._truncating.enable_truncation(max_tokens)  # as transformers does: the longer text of a pair first
+        self._truncating.enable_truncation(
+            max_tokens
+        )  # as transformers does: the longer text of a pair first
 
     def encode(
         self,
@@ -99,9 +101,7 @@ class TextEncoder:
         return self._counting.id_to_token(token_id) or ""
 
 
-def _are_cut(
-    whole: tokenizers.Encoding, encoding: tokenizers.Encoding, num_texts: int
-) -> tuple[bool, ...]:
+def _are_cut(whole: tokenizers.Encoding, encoding: tokenizers.Encoding, num_texts: int) -> tuple[bool, ...]:
     """Return for each text whether tokens of it were cut off."""
     if encoding is whole:
         return (False,) * num_texts

@@ -97,7 +97,8 @@ def describe_ids(input_ids: npt.NDArray[np.int64], spell: Callable[[int], str]) 
         input_ids,
         [spell(token_id) for token_id in input_ids.tolist()],
         np.full(count, TokenSource.IDS, np.int32),
-        *(np.zeros((count, 2), np.int32) for _ in range(2)),
+        np.zeros((count, 2), np.int32),
+        np.zeros((count, 2), np.int32),
         np.full(count, -1, np.int32),
     )
 
