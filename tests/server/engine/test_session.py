@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from attnlens.bundle import find_graph, read_manifest
-from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_server.engine.saturation import _GRAPH
 from attnlens_server.engine.session import (
     CPU,
@@ -100,6 +100,6 @@ onnxruntime.InferenceSession({str(_GRAPH)!r}, providers=["CPUExecutionProvider"]
 @pytest.mark.cuda
 @pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu")
 def test_cuda_runs_the_arithmetic(minilm_bundle: Path) -> None:
-    graph = find_graph(read_manifest(minilm_bundle), GraphKind.GRAPH_KIND_ATTENTIONS)
+    graph = find_graph(read_manifest(minilm_bundle), GraphPurpose.GRAPH_PURPOSE_ATTENTION)
     session = Session(minilm_bundle / graph.path, "cuda", threads=1, device_id=0)
     assert session.providers[0] == CUDA

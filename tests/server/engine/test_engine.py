@@ -11,12 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnlens_server.bundle import open_bundle
+from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Wanted
 from attnlens_server.errors import GraphUnavailableError
 
-HIDDEN = ("last_hidden_state",)
+HIDDEN = (Wanted("last_hidden_state"),)
+
+
+def weights(*layers: int) -> tuple[Wanted, ...]:
+    return tuple(Wanted(f"attentions.{layer}", Layout.DENSE, HeadSelection()) for layer in layers)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +32,7 @@ def engine(minilm_bundle: Path) -> Iterator[Engine]:
 
 
 def submit(engine: Engine, items: list[Item], *, attention: bool = False) -> list[Future[ItemResult]]:
-    engine.worker(attention=attention).queue.put(items)
-    return [item.future for item in items]
+    return engine.submit(items, kind="attention" if attention else "embeddings")
 
 
 def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
@@ -43,29 +46,27 @@ def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengt
     crowd = submit(engine, [Item(text, HIDDEN) for text in texts])
     for text, future in zip(texts, crowd, strict=True):
         [alone] = submit(engine, [Item(text, HIDDEN)])
-        together = future.result(60).outputs["last_hidden_state"]
+        together = future.result(60).arrays[0]
         assert together.shape == (len(text), 384)
-        np.testing.assert_allclose(together, alone.result(60).outputs["last_hidden_state"], atol=1e-5)
+        np.testing.assert_allclose(together, alone.result(60).arrays[0], atol=1e-5)
 
 
 def test_attention_holds_only_what_was_asked_for(engine: Engine) -> None:
-    names = ("attentions.2", "attentions.5")
-    futures = submit(engine, [Item(ids(20), names), Item(ids(20), HIDDEN)], attention=True)
-    first, second = (future.result(60).outputs for future in futures)
-    assert {name: array.shape for name, array in first.items()} == dict.fromkeys(names, (12, 20, 20))
-    assert list(second) == ["last_hidden_state"]
+    futures = submit(engine, [Item(ids(20), weights(2, 5)), Item(ids(20), HIDDEN)], attention=True)
+    first, second = (future.result(60).arrays for future in futures)
+    assert [array.shape for array in first] == [(12, 20, 20)] * 2
+    assert [array.shape for array in second] == [(20, 384)]
 
 
 def test_a_text_in_a_shared_batch_does_not_hold_on_to_the_others_attention(engine: Engine) -> None:
-    items = [Item(ids(20, seed), ("attentions.0",)) for seed in range(8)]
+    items = [Item(ids(20, seed), weights(0)) for seed in range(8)]
     for future in submit(engine, items, attention=True):
-        weights = future.result(60).outputs["attentions.0"]
-        assert weights.base is None or weights.base.nbytes == weights.nbytes
+        [array] = future.result(60).arrays
+        assert array.base is None or array.base.nbytes == array.nbytes
 
 
 def test_attention_does_not_hold_up_embeddings(engine: Engine) -> None:
-    names = tuple(f"attentions.{layer}" for layer in range(6))
-    heavy = submit(engine, [Item(ids(256, seed), names) for seed in range(24)], attention=True)
+    heavy = submit(engine, [Item(ids(256, seed), weights(*range(6))) for seed in range(24)], attention=True)
     [light] = submit(engine, [Item(ids(8), HIDDEN)])
     light.result(60)
     assert not heavy[-1].done()
@@ -78,15 +79,15 @@ def test_one_bad_text_does_not_spoil_its_batch(engine: Engine) -> None:
     bad[3] = 10**6  # the checker refuses such an id; here it reaches the graph
     items = [Item(ids(16, 1), HIDDEN), Item(bad, HIDDEN), Item(ids(16, 2), HIDDEN)]
     first, spoiled, last = submit(engine, items)
-    assert first.result(60).outputs["last_hidden_state"].shape == (16, 384)
-    assert last.result(60).outputs["last_hidden_state"].shape == (16, 384)
+    assert first.result(60).arrays[0].shape == (16, 384)
+    assert last.result(60).arrays[0].shape == (16, 384)
     with pytest.raises(Exception, match="Gather"):
         spoiled.result(60)
 
 
 def test_cancelled_texts_never_reach_the_session(engine: Engine) -> None:
     blocker = submit(engine, [Item(ids(256, seed), HIDDEN) for seed in range(8)])
-    before = engine.embeddings.num_live_tokens
+    before = engine.lanes["embeddings"].num_live_tokens
     items = [Item(ids(100), HIDDEN) for _ in range(10)]
     futures = submit(engine, items)
     cancelled = sum(future.cancel() for future in futures)
@@ -95,7 +96,7 @@ def test_cancelled_texts_never_reach_the_session(engine: Engine) -> None:
     [last] = submit(engine, [Item(ids(4), HIDDEN)])
     last.result(60)
     assert cancelled == 10
-    assert engine.embeddings.num_live_tokens - before <= 8 * 256 + 4
+    assert engine.lanes["embeddings"].num_live_tokens - before <= 8 * 256 + 4
 
 
 def test_what_waits_is_finished_before_the_engine_closes(minilm_bundle: Path) -> None:
@@ -110,11 +111,11 @@ def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_b
     bundle = open_bundle(minilm_bundle)
     engine = Engine(bundle, ServerConfig(bundle=minilm_bundle))
     engine.start(max_tokens=16)
-    assert engine.embeddings.sessions.providers == ("CPUExecutionProvider",)
-    assert not engine.attentions.sessions.providers
-    [future] = submit(engine, [Item(ids(4), ("attentions.0",))], attention=True)
+    assert engine.execution_providers == ("CPUExecutionProvider",)
+    assert not engine.lanes["attention"].sessions.providers
+    [future] = submit(engine, [Item(ids(4), weights(0))], attention=True)
     future.result(60)
-    assert engine.attentions.sessions.providers == ("CPUExecutionProvider",)
+    assert engine.lanes["attention"].sessions.providers == ("CPUExecutionProvider",)
     engine.close()
 
 
@@ -126,9 +127,10 @@ def test_an_attention_graph_that_changed_since_the_start_is_never_used(
     engine.start(max_tokens=16)
     shutil.copy(copy / "onnx" / "model.onnx", copy / "onnx" / "model_attentions.onnx")
     for _ in range(2):
-        [future] = submit(engine, [Item(ids(4), ("attentions.0",))], attention=True)
+        [future] = submit(engine, [Item(ids(4), weights(0))], attention=True)
         with pytest.raises(GraphUnavailableError, match=r"model_attentions\.onnx was altered"):
             future.result(60)
+        assert not engine.can_run_attention
     [future] = submit(engine, [Item(ids(4), HIDDEN)])
-    assert future.result(60).outputs["last_hidden_state"].shape == (4, 384)
+    assert future.result(60).arrays[0].shape == (4, 384)
     engine.close()

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from attnlens.v1.manifest_pb2 import Architecture, Manifest
-from attnlens_server.engine import Item
+from attnlens_server.bundle import Layout, Output, OutputRole
+from attnlens_server.engine import Item, Wanted
 from attnlens_server.errors import GraphUnavailableError
 from attnlens_server.tuning.grid import grid_shapes
 from attnlens_server.tuning.settings import Setting, Speed, candidates, choose, near_best
 from attnlens_server.tuning.traffic import Clock, poisson_arrivals, saturate, send_at_rate
 from attnlens_server.tuning.workload import Workload, draw_workload
+from toy_models import make_model
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-MANIFEST = Manifest(
-    max_tokens=256,
-    architecture=Architecture(vocab_size=50, pad_token_id=1, num_layers=6, num_heads=12),
+MODEL = make_model(
+    *(
+        Output(f"attentions.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 12)
+        for layer in range(6)
+    )
 )
+WANTED = (Wanted("x"),)
 TEXTS = Workload("made up", (np.ones(10, dtype=np.int64), np.ones(30, dtype=np.int64)))
 
 
@@ -80,38 +84,37 @@ def test_every_batch_is_tried_in_one_lane_and_in_several() -> None:
 
 
 def test_drawn_texts_are_short_with_a_long_tail_and_always_the_same() -> None:
-    workload = draw_workload(MANIFEST)
+    workload = draw_workload(MODEL)
     lengths = [len(each) for each in workload.input_ids]
     ids = np.concatenate(workload.input_ids)
     assert 28 <= np.median(lengths) <= 36
     assert (min(lengths), max(lengths)) == (3, 256)
     assert 0.01 <= np.mean([length == 256 for length in lengths]) <= 0.04
     assert set(ids) == set(range(50)) - {1}  # no token is padding
-    again = draw_workload(MANIFEST)
+    again = draw_workload(MODEL)
     assert all(map(np.array_equal, workload.input_ids, again.input_ids))
 
 
 def test_the_grid_is_within_the_tokens_of_a_batch_and_the_bytes_of_its_attention() -> None:
-    shapes = grid_shapes(MANIFEST, "cpu", None)
+    shapes = grid_shapes(MODEL, "cpu", None)
     assert {length for _, length in shapes} == {16, 64, 128, 256}
     assert (4, 256) in shapes
     assert (64, 16) in shapes
     assert (16, 256) not in shapes  # 4096 tokens
-    with_attention = grid_shapes(MANIFEST, "cpu", 4 * 6 * 12 * 256**2)
+    with_attention = grid_shapes(MODEL, "cpu", 4 * 6 * 12 * 256**2)
     assert (1, 256) in with_attention
     assert (4, 256) not in with_attention
     assert (4, 128) in with_attention
 
 
 class _Simulation(Clock):
-    """A worker and the time in it, which goes on only while somebody waits.
+    """Lanes and the time in them, which goes on only while somebody waits.
 
-    The worker takes `texts_a_batch` waiting texts at a time and `batch_s` for them, a tenth of it padding.
+    They take `texts_a_batch` waiting texts at a time and `batch_s` for them, a tenth of it padding.
     """
 
     def __init__(self, texts_a_batch: int, batch_s: float, error: Exception | None = None) -> None:
         self.num_live_tokens = self.num_computed_tokens = 0
-        self.queue = self
         self.most_inside = 0
         self._now = 0.0
         self._size, self._batch_s, self._error = texts_a_batch, batch_s, error
@@ -133,7 +136,7 @@ class _Simulation(Clock):
         while not is_met():
             self._end_batch()
 
-    def put(self, items: list[Item]) -> None:
+    def submit(self, items: list[Item]) -> None:
         self._waiting += items
         self.most_inside = max(self.most_inside, len(self._waiting) + len(self._running))
         if not self._running:
@@ -159,12 +162,12 @@ class _Simulation(Clock):
                 future.set_result(None)
 
 
-def test_the_throughput_is_that_of_a_worker_which_always_has_something_to_do() -> None:
-    worker: Any = _Simulation(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms
-    flow = saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=8, seconds=0.3, clock=worker)
+def test_the_throughput_is_that_of_lanes_that_always_have_something_to_do() -> None:
+    lanes: Any = _Simulation(texts_a_batch=4, batch_s=0.02)  # 80 tokens in 20 ms
+    flow = saturate(lanes, TEXTS, WANTED, num_lanes=1, num_in_flight=8, seconds=0.3, clock=lanes)
     assert flow.tokens_per_s == pytest.approx(9 * 4000)
     assert flow.padding_share == pytest.approx(0.1)
-    assert worker.most_inside == 8
+    assert lanes.most_inside == 8
 
 
 @pytest.mark.parametrize(("rate", "seconds", "max_queue"), [(200, 0.4, 1000), (500, 0.3, 2), (20, 1.0, 3)])
@@ -180,21 +183,21 @@ def test_latency_counts_from_when_a_text_was_due_and_what_finds_it_full_is_refus
         else:
             due.append(arrival)
             done.append(max(done[-1], arrival) + 0.02 if done else arrival + 0.02)
-    worker: Any = _Simulation(texts_a_batch=1, batch_s=0.02)
-    load = send_at_rate(worker, TEXTS, ("x",), rate=rate, seconds=seconds, max_queue=max_queue, clock=worker)
+    lanes: Any = _Simulation(texts_a_batch=1, batch_s=0.02)
+    load = send_at_rate(lanes, TEXTS, WANTED, rate=rate, seconds=seconds, max_queue=max_queue, clock=lanes)
     assert (load.num_texts, load.num_refused) == (len(due), num_refused)
     latencies_ms = 1000 * (np.array(done) - due)
     assert [load.p50_ms, load.p95_ms, load.p99_ms] == pytest.approx(np.percentile(latencies_ms, [50, 95, 99]))
 
 
 def test_what_a_text_fails_with_is_raised() -> None:
-    worker: Any = _Simulation(
+    lanes: Any = _Simulation(
         texts_a_batch=1, batch_s=0.01, error=GraphUnavailableError("the graph is broken")
     )
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
-        saturate(worker, TEXTS, ("x",), num_lanes=1, num_in_flight=4, seconds=60, clock=worker)
+        saturate(lanes, TEXTS, WANTED, num_lanes=1, num_in_flight=4, seconds=60, clock=lanes)
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
-        send_at_rate(worker, TEXTS, ("x",), rate=100, seconds=0.2, max_queue=10, clock=worker)
+        send_at_rate(lanes, TEXTS, WANTED, rate=100, seconds=0.2, max_queue=10, clock=lanes)
 
 
 def test_arrivals_are_those_of_a_poisson_process() -> None:

@@ -8,19 +8,31 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.item import Item
-from attnlens_server.engine.pack import BatchLimits, pack, share
+from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 
-def make_queue(max_tokens: int = 64, num_lanes: int = 1) -> ItemQueue:
-    limits = BatchLimits(max_tokens)
-    return ItemQueue(lambda lengths, num_idle: pack(lengths, share(lengths, limits, num_idle)), num_lanes)
+class Queue(ItemQueue):
+    """A queue and how its lanes choose."""
+
+    def __init__(self, max_tokens: int = 64, num_lanes: int = 1) -> None:
+        super().__init__(num_lanes)
+        self._scheduler = Scheduler(BatchLimits(max_tokens))
+
+    def taken(self) -> list[Item]:
+        batch = self.take(self._scheduler.choose)
+        return batch.items if batch else []
+
+
+def make_queue(max_tokens: int = 64, num_lanes: int = 1) -> Queue:
+    return Queue(max_tokens, num_lanes)
 
 
 def make_item(length: int, deadline: float | None = None) -> Item:
-    return Item(np.ones(length, dtype=np.int64), ("last_hidden_state",), deadline)
+    return Item(np.ones(length, dtype=np.int64), (), deadline=deadline)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -35,10 +47,10 @@ def test_items_come_out_in_batches_oldest_first() -> None:
     items = [make_item(32) for _ in range(5)]
     queue.put(items)
     assert queue.num_tokens == 160
-    assert queue.take().items == items[:2]
-    assert queue.take().items == items[2:4]
+    assert queue.taken() == items[:2]
+    assert queue.taken() == items[2:4]
     assert queue.num_tokens == 32
-    assert queue.take().items == items[4:]
+    assert queue.taken() == items[4:]
     assert queue.num_tokens == 0
 
 
@@ -47,14 +59,14 @@ def test_a_cancelled_item_never_comes_out() -> None:
     cancelled, live = make_item(8), make_item(8)
     queue.put([cancelled, live])
     assert cancelled.future.cancel()
-    assert queue.take().items == [live]
+    assert queue.taken() == [live]
 
 
 def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
     queue = make_queue()
     expired, live = make_item(8, deadline=time.monotonic() - 1), make_item(8, time.monotonic() + 60)
     queue.put([expired, live])
-    assert queue.take().items == [live]
+    assert queue.taken() == [live]
     with pytest.raises(DeadlineError):
         expired.future.result(timeout=0)
 
@@ -62,10 +74,9 @@ def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
 def test_a_taker_waits_for_an_item() -> None:
     queue, item = make_queue(), make_item(4)
     taken: list[list[Item]] = []
-    taker = threading.Thread(target=lambda: taken.append(queue.take().items))
+    taker = threading.Thread(target=lambda: taken.append(queue.taken()))
     taker.start()
     wait_until(lambda: queue.num_idle == 1)
-    assert not taken
     queue.put([item])
     taker.join(timeout=10)
     assert taken == [[item]]
@@ -74,11 +85,10 @@ def test_a_taker_waits_for_an_item() -> None:
 def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
     queue, live, expired = make_queue(), make_item(4), make_item(4, deadline=time.monotonic() - 1)
     taken: list[list[Item]] = []
-    taker = threading.Thread(target=lambda: taken.append(queue.take().items))
+    taker = threading.Thread(target=lambda: taken.append(queue.taken()))
     queue.put([expired])
     taker.start()
     assert isinstance(expired.future.exception(timeout=10), DeadlineError)
-    assert not taken
     queue.put([live])
     taker.join(timeout=10)
     assert taken == [[live]]
@@ -90,15 +100,15 @@ def test_a_closed_queue_gives_what_it_has_then_nothing_and_takes_no_more() -> No
     queue.close()
     with pytest.raises(ShuttingDownError):
         queue.put([make_item(4)])
-    assert queue.take().items == [item]
-    assert queue.take().items == []
+    assert queue.taken() == [item]
+    assert queue.taken() == []
 
 
 def test_idle_lanes_share_what_waits() -> None:
     """Two lanes that wait get half of it each, though one batch could hold it all."""
     queue = make_queue(max_tokens=1024, num_lanes=2)
     taken: SimpleQueue[list[Item]] = SimpleQueue()
-    lanes = [threading.Thread(target=lambda: taken.put(queue.take().items)) for _ in range(2)]
+    lanes = [threading.Thread(target=lambda: taken.put(queue.taken())) for _ in range(2)]
     for lane in lanes:
         lane.start()
     wait_until(lambda: queue.num_idle == 2)
@@ -111,18 +121,16 @@ def test_idle_lanes_share_what_waits() -> None:
 def test_a_lane_beside_busy_ones_takes_a_whole_batch() -> None:
     queue = make_queue(max_tokens=1024, num_lanes=2)
     queue.put([make_item(16) for _ in range(8)])
-    assert len(queue.take().items) == 8
+    assert len(queue.taken()) == 8
 
 
 def test_a_batch_has_the_whole_machine_where_nothing_else_waits_or_runs() -> None:
     one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
     for queue in (one_lane, two_lanes):
         queue.put([make_item(64), make_item(64)])
-    assert [one_lane.take().has_whole_machine for _ in range(2)] == [False, True]
-    assert [two_lanes.take().has_whole_machine for _ in range(2)] == [
-        False,
-        False,
-    ]  # the other lane runs something
+    batches = [queue.take(queue._scheduler.choose) for queue in (one_lane, one_lane, two_lanes, two_lanes)]
+    # With two lanes, the other one runs something.
+    assert [batch and batch.has_whole_machine for batch in batches] == [False, True, False, False]
 
 
 def test_many_threads_lose_and_double_nothing() -> None:
@@ -135,7 +143,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
         putter.join()
     queue.close()
     taken: list[Item] = []
-    while batch := queue.take().items:
+    while batch := queue.taken():
         taken += batch
     assert len(taken) == 8 * 19
     assert {id(item) for item in taken} == {id(item) for batch in batches for item in batch}
@@ -145,9 +153,10 @@ def test_a_fault_in_choosing_costs_the_batch_and_not_the_lane(caplog: pytest.Log
     def fail(lengths: Sequence[int], num_idle: int) -> list[int]:
         raise RuntimeError(f"{lengths} {num_idle}")
 
-    queue, items = ItemQueue(fail), [make_item(4), make_item(4)]
+    queue, items = ItemQueue(), [make_item(4), make_item(4)]
     queue.put(items)
-    assert [queue.take().items, queue.take().items] == [[items[0]], [items[1]]]
+    batches = [queue.take(fail) for _ in items]
+    assert [batch and batch.items for batch in batches] == [[items[0]], [items[1]]]
     assert "no batch could be chosen" in caplog.text
     assert queue.num_idle == 0
 
@@ -161,23 +170,23 @@ def test_putting_does_not_wait_for_a_lane_that_chooses() -> None:
         assert go_on.wait(timeout=30)
         return list(range(len(lengths)))
 
-    queue, first, second = ItemQueue(choose), make_item(4), make_item(4)
+    queue, first, second = ItemQueue(), make_item(4), make_item(4)
     queue.put([first])
-    taken: list[list[Item]] = []
-    lane = threading.Thread(target=lambda: taken.append(queue.take().items))
+    taken: list[Batch | None] = []
+    lane = threading.Thread(target=lambda: taken.append(queue.take(choose)))
     lane.start()
     assert choosing.wait(timeout=30)
     queue.put([second])  # would hang here
     assert queue.num_tokens == 8
     go_on.set()
     lane.join(timeout=30)
-    assert taken == [[first]]
-    assert queue.take().items == [second]
+    taken.append(queue.take(choose))
+    assert [batch and batch.items for batch in taken] == [[first], [second]]
 
 
 def test_the_time_in_the_queue_begins_with_the_queue() -> None:
     queue, item = make_queue(), make_item(4)
-    made_at = item.queued_at = item.queued_at - 100  # as if it had waited for a slow reader
+    made_at = item.queued_at = time.monotonic() - 100  # as if it had waited for a slow reader
     queue.put([item])
     assert item.queued_at >= made_at + 100
 
@@ -203,7 +212,7 @@ def test_an_item_that_is_cancelled_while_it_is_looked_at_is_counted_once() -> No
             looked, self.deadline = self.deadline is not None, 0.0
             return looked
 
-    queue, item = make_queue(), CancelledLater(np.ones(5, dtype=np.int64), ("last_hidden_state",))
+    queue, item = make_queue(), CancelledLater(np.ones(5, dtype=np.int64), ())
     queue.put([item])
-    assert queue.take().items == [item]
+    assert queue.taken() == [item]
     assert queue.num_tokens == 0

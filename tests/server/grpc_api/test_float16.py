@@ -14,14 +14,11 @@ import pytest
 
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1.encoder_service_pb2 import HeadReduction
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_server.engine import ItemResult
 from attnlens_server.errors import InvalidFieldsError
-from attnlens_server.requests import EncodePlan
-from attnlens_server.responses import fill_text
-from attnlens_server.text import EncodedInput
+from attnlens_server.serving.jobs import FLOAT16, FLOAT32
+from attnlens_server.serving.results import check_range
 from failures import read_failure
 from served import ServerProcess
 
@@ -38,13 +35,13 @@ def loud(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     [weight] = [each for each in graph.graph.initializer if each.name == "layers.0.output_norm.weight"]
     louder = (100_000 * onnx.numpy_helper.to_array(weight)).tobytes()
     manifest = json.loads((bundle / "manifest.json").read_text())
-    for each in manifest["files"]:
-        path = bundle / each["path"]
+    for file in manifest["files"]:
+        path = bundle / file["path"]
         if path.suffix == ".onnx":
             content = path.read_bytes()
             assert content.count(weight.raw_data) <= 1  # the graphs may share it
             path.write_bytes(content.replace(weight.raw_data, louder))
-            each["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            file["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     return bundle
 
@@ -75,8 +72,8 @@ def test_values_that_float16_has_not_are_refused_with_the_largest(stub: EncoderS
             f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
         }
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.EncodeStream(pb.EncodeStreamRequest(encode=encode)))
-    assert list(read_failure(caught.value).violations) == ["encode.data_type"]
+        list(stub.EncodeStream(pb.EncodeStreamRequest(inputs=INPUTS, data_type=HALF)))
+    assert list(read_failure(caught.value).violations) == ["data_type"]
 
 
 def test_what_float16_has_is_returned_by_the_same_model(stub: EncoderServiceStub) -> None:
@@ -84,9 +81,9 @@ def test_what_float16_has_is_returned_by_the_same_model(stub: EncoderServiceStub
         stub.Embed(pb.EmbedRequest(inputs=INPUTS, data_type=HALF, normalize=True)).embeddings
     )
     assert np.linalg.norm(embedding.astype(np.float32)) == pytest.approx(1, abs=1e-3)
-    outputs = [pb.ENCODE_OUTPUT_ATTENTIONS]
-    [text] = stub.Encode(pb.EncodeRequest(inputs=INPUTS, outputs=outputs, data_type=HALF)).results
-    assert from_tensor(text.attention.weights).dtype == np.float16
+    request = pb.EncodeRequest(inputs=INPUTS, attention=[pb.AttentionQuery()], data_type=HALF)
+    [text] = stub.Encode(request).results
+    assert from_tensor(text.attention[0].dense).dtype == np.float16
 
 
 @pytest.mark.parametrize(
@@ -94,17 +91,10 @@ def test_what_float16_has_is_returned_by_the_same_model(stub: EncoderServiceStub
     [(-65504, False), (65505, True), (-65505, True), (np.inf, False), (np.nan, False)],
 )
 def test_only_numbers_that_are_lost_are_refused(value: float, *, is_refused: bool) -> None:
-    hidden_state = np.array([[1, value]], dtype=np.float32)
-    result = ItemResult({"last_hidden_state": hidden_state}, 0, 0)
-    plan = EncodePlan(
-        hidden_state=True, layers=(), heads=(), head_reduction=HeadReduction.HEAD_REDUCTION_NONE,
-        data_type=HALF, data_type_field="data_type",
-    )  # fmt: skip
-    encoded = EncodedInput(np.zeros(1, np.int64), 1)
+    vectors = np.array([[1, value]], dtype=np.float32)
+    check_range(vectors, FLOAT32)
     if is_refused:
         with pytest.raises(InvalidFieldsError, match=f"the value {value}:"):
-            fill_text(pb.EncodedText(), encoded, result, plan)
+            check_range(vectors, FLOAT16)
     else:
-        text = pb.EncodedText()
-        fill_text(text, encoded, result, plan)
-        np.testing.assert_array_equal(from_tensor(text.last_hidden_state), hidden_state.astype(np.float16))
+        check_range(vectors, FLOAT16)

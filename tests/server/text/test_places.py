@@ -8,11 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from attnlens.v1.encoder_service_pb2 import Token
-from attnlens_server.text import TextEncoder
-from token_places import KINDS, TABLES, described
+from attnlens_server.text import TextEncoder, TokenSource
+from token_places import KINDS, TABLES, SpelledToken, described
 
-TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
+TOKENIZERS = Path(__file__).parents[2] / "data" / "tokenizers"
 
 
 @pytest.fixture(scope="module")
@@ -20,16 +19,13 @@ def text_encoders() -> dict[str, TextEncoder]:
     return {kind: TextEncoder(TOKENIZERS / kind / "tokenizer.json", 1000) for kind in KINDS}
 
 
-def tokens_of(text_encoder: TextEncoder, text: str) -> list[Token]:
-    [encoded] = text_encoder.encode([text], with_offsets=True)
-    return [token for token in described(encoded, text_encoder) if not token.is_special]
+def tokens_of(text_encoder: TextEncoder, text: str) -> list[SpelledToken]:
+    [encoded] = text_encoder.encode([(text,)], with_record=True)
+    return [token for token in described(encoded, text_encoder) if token.source != TokenSource.SPECIAL]
 
 
-def as_table(tokens: list[Token]) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    return [
-        (token.text, (token.char_start, token.char_end), (token.byte_start, token.byte_end))
-        for token in tokens
-    ]
+def as_table(tokens: list[SpelledToken]) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
+    return [(token.text, token.chars, token.bytes) for token in tokens]
 
 
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind in KINDS for text in TABLES[kind]])
@@ -53,13 +49,14 @@ def test_places_are_ordered_and_cut_the_same_out_of_characters_and_bytes(
 ) -> None:
     whole, last_start = text.encode(), 0
     for token in tokens_of(text_encoders[kind], text):
-        assert 0 <= token.char_start <= token.char_end <= len(text)
-        assert last_start <= token.char_start
-        last_start = token.char_start
-        held = text[token.char_start : token.char_end]
-        assert held.encode() == whole[token.byte_start : token.byte_end]
+        start, end = token.chars
+        assert 0 <= start <= end <= len(text)
+        assert last_start <= start
+        last_start = start
+        held = text[start:end]
+        assert held.encode() == whole[slice(*token.bytes)]
         assert held == held.strip() or held.isspace()
-        assert token.HasField("word_index")
+        assert token.word >= 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,7 +108,7 @@ def test_byte_level_places_do_not_depend_on_how_the_tokenizer_trims(
     assert as_table(tokens_of(text_encoder, " the")) == [("Ġthe", (1, 4), (1, 4))]
     # The library trims the space that it puts behind the special token: (6, 6), before "é" at (5, 6).
     text = "a</s>éb"
-    places = [(token.char_start, token.char_end) for token in tokens_of(text_encoder, text)]
+    places = [token.chars for token in tokens_of(text_encoder, text)]
     assert places == [(0, 1), (1, 5), (5, 5), (5, 6), (5, 6), (6, 7)]
 
 

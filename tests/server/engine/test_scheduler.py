@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.engine.pack import BatchLimits, LengthBuckets, pack, share
+from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, pack, share
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 
 waiting = st.lists(st.integers(1, 512), min_size=1, max_size=60)
 limits = st.builds(

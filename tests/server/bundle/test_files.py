@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from attnlens.bundle import state_of
 from attnlens_server.errors import StartupError, UnusableGraphError
-from attnlens_server.graph_files import MappedFiles, external_locations, graph_files
+from attnlens_server.bundle.files import MappedFiles, external_locations, graph_files
 
 
 def weights_in(location: str) -> onnx.TensorProto:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
-from attnlens_server.text import TextEncoder, utf8_offsets
-from token_places import described
+from attnlens_server.text import TextEncoder, TokenSource
+from attnlens_server.text.tokens import utf8_offsets
+from token_places import SpelledToken, described
 
 
 @pytest.fixture(scope="module")
@@ -50,45 +51,40 @@ def test_tokens_stand_where_they_stand(
     text: str,
     expected: list[tuple[str, tuple[int, int], tuple[int, int], int]],
 ) -> None:
-    [encoded] = text_encoder.encode([text], with_offsets=True)
+    [encoded] = text_encoder.encode([(text,)], with_record=True)
     first, *tokens, last = described(encoded, text_encoder)
-    assert [
-        (each.text, (each.char_start, each.char_end), (each.byte_start, each.byte_end), each.word_index)
-        for each in tokens
-    ] == expected
+    assert [(token.text, token.chars, token.bytes, token.word) for token in tokens] == expected
     for special, spelling in ((first, "[CLS]"), (last, "[SEP]")):
         assert special.text == spelling
-        assert special.is_special
-        assert not special.HasField("word_index")
-        assert (special.char_end, special.byte_end) == (0, 0)
-    assert not any(each.is_special for each in tokens)
+        assert special == SpelledToken(special.id, spelling, TokenSource.SPECIAL, (0, 0), (0, 0), -1)
+    assert {token.source for token in tokens} == {TokenSource.TEXT}
 
 
 def test_byte_offsets_cut_the_token_out_of_the_bytes(text_encoder: TextEncoder) -> None:
     text = "Zoë's café: 東京 😀!"
-    [encoded] = text_encoder.encode([text], with_offsets=True)
+    [encoded] = text_encoder.encode([(text,)], with_record=True)
     for token in described(encoded, text_encoder):
-        cut = text.encode()[token.byte_start : token.byte_end].decode()
-        assert cut == text[token.char_start : token.char_end]
+        cut = text.encode()[slice(*token.bytes)].decode()
+        assert cut == text[slice(*token.chars)]
 
 
 def test_a_long_text_is_cut_before_its_last_special_token_and_says_so(text_encoder: TextEncoder) -> None:
-    [whole, cut] = text_encoder.encode(["cat", "cat " * 30], with_offsets=False)
+    [whole, cut] = text_encoder.encode([("cat",), ("cat " * 30,)])
     assert (whole.num_tokens, whole.num_tokens_total) == (3, 3)
     assert (cut.num_tokens, cut.num_tokens_total) == (16, 32)
     assert cut.input_ids[0] == whole.input_ids[0]
     assert cut.input_ids[-1] == whole.input_ids[-1]
 
 
-def test_encoding_without_offsets_gives_the_same_ids(text_encoder: TextEncoder) -> None:
-    texts = ["Zoë's café", "", "東京 😀", "cat " * 30]
-    fast = text_encoder.encode(texts, with_offsets=False)
-    full = text_encoder.encode(texts, with_offsets=True)
+def test_encoding_without_a_record_gives_the_same_ids(text_encoder: TextEncoder) -> None:
+    texts = [("Zoë's café",), ("",), ("東京 😀",), ("cat " * 30,), ("a cat", "the mat")]
+    fast = text_encoder.encode(texts)
+    full = text_encoder.encode(texts, with_record=True)
     assert [each.input_ids.tolist() for each in fast] == [each.input_ids.tolist() for each in full]
 
 
 def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:
-    [encoded] = text_encoder.encode([""], with_offsets=True)
+    [encoded] = text_encoder.encode([("",)], with_record=True)
     assert [token.text for token in described(encoded, text_encoder)] == ["[CLS]", "[SEP]"]
 
 
@@ -101,7 +97,7 @@ def test_the_limit_must_leave_room_beside_the_special_tokens(
         with pytest.raises(ConfigError, match="must be at least 3, since 2 special tokens"):
             TextEncoder(path, max_tokens)
         return
-    [encoded] = TextEncoder(path, max_tokens).encode(["a long text"], with_offsets=False)
+    [encoded] = TextEncoder(path, max_tokens).encode([("a long text",)])
     assert (encoded.num_tokens, encoded.num_tokens_total) == (3, 5)
 
 
