@@ -16,11 +16,11 @@ from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 
 # The attention of 115 tokens is 3.8 MB: 70 such replies are all that may wait at a time.
-MAPS = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
-STREAM = pb.EncodeStreamRequest(
-    encode=pb.EncodeRequest(inputs=[pb.Input(text="word " * 200)] * 4, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
-)
-MANY_TEXTS = pb.TokenizeRequest(texts=["word " * 26_000] * 32)  # 4 MB, all that a request may have
+MAPS = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], attention=[pb.AttentionQuery()])
+STREAM = pb.EncodeStreamRequest(inputs=[pb.Input(text="word " * 200)] * 4, attention=[pb.AttentionQuery()])
+MANY_TEXTS = pb.TokenizeRequest(
+    inputs=[pb.Input(text="word " * 26_000)] * 32
+)  # 4 MB, all that a request may have
 IN_TIME_S = 30.0  # far more than the stall timeout, far less than for ever
 
 
@@ -112,7 +112,9 @@ def test_work_that_nobody_waits_for_any_more_is_dropped(target: Target) -> None:
         stub = EncoderServiceStub(channel)
         for call in start_tokenizing(target, stub):
             call.cancel()
-        assert len(stub.Tokenize(pb.TokenizeRequest(texts=["hello"]), timeout=10).results) == 1
+        assert (
+            len(stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="hello")]), timeout=10).results) == 1
+        )
 
 
 def test_work_that_goes_on_does_not_hold_up_the_end(minilm_bundle: Path) -> None:
