@@ -1,9 +1,9 @@
-# `make demo` and `make test` are for whoever arrives; both make .venv when it is not there.
+# `make demo` and `make test` are for newcomers; both make .venv if it is absent.
 PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check format protos clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs format protos clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -13,7 +13,7 @@ NODE := tests/node/node_modules/.package-lock.json
 demo: .venv/ready ## export, check, serve and ask MiniLM
 	$(BIN)/python examples/demo.py
 
-# Two halves, so that `make -j2 test` keeps two cores busy; PyTorch's own threads would stand in their way.
+# Two halves, so that `make -j2 test` keeps two cores busy; threads of PyTorch would slow both.
 EXPORT_TESTS := tests/model tests/export tests/runtimes
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # MiniLM, exported once for all of them.
@@ -38,7 +38,7 @@ test-pythons: test-python-3.12 test-python-3.13 ## the server, the client and th
 test-python-%: $(MINILM)
 	tests/other_python.sh $*
 
-# Tools that open bundles have versions of their own: one more environment, and the packages of npm.
+# Tools that open bundles need other versions: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
 	$(PYTHON) -m venv --clear .ecosystem
 	.ecosystem/bin/python -m pip install --quiet --requirement $<
@@ -51,8 +51,8 @@ $(NODE): tests/node/package.json tests/node/package-lock.json
 test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem
 
-# Minutes, on a machine that does nothing else; the first run also makes the environments of the others.
-bench: .venv/ready ## our engine and server beside what else there is; BENCH=--quick for a look
+# Takes minutes, on a machine that does nothing else; the first run also makes the environments of the peers.
+bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
 	$(BIN)/python -m bench $(BENCH)
 
 check: .venv/ready ## format, lint, types, imports, protos
@@ -61,6 +61,9 @@ check: .venv/ready ## format, lint, types, imports, protos
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	cd protos && ../$(BIN)/buf lint
+
+docs: $(MINILM) ## write the code and files that pages show into the pages
+	$(BIN)/python docs/regenerate.py .minilm
 
 format: .venv/ready
 	$(BIN)/ruff format

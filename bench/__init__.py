@@ -1,1 +1,1 @@
-"""What attnlens does on this machine, beside what a user would pick instead: `python -m bench`."""
+"""The speed of attnlens on this machine, beside that of other programs: `python -m bench`."""

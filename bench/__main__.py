@@ -1,4 +1,4 @@
-"""`make bench`: our engine and server beside what a user would pick instead, in one run.
+"""`make bench`: our engine and server beside other programs for the same task, in one run.
 
 python -m bench [--quick] [--rows PATTERN] [--bundle DIR] [--output DIR] [--threads N] [--soak N]
 """
@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
-    """Start everybody, measure everything, return what becomes results.json."""
+    """Start all programs, measure all rows, return the content of results.json."""
     with ExitStack() as stack:
         field = Field(setting, rows, stack)
         phases = [("start", time.monotonic())]
@@ -79,7 +79,7 @@ def measure(setting: Setting, rows: str, soak_texts: int) -> dict[str, Any]:
 
 
 def durations(phases: Sequence[tuple[str, float]]) -> dict[str, int]:
-    """Return how long each phase took, given when each began, the end as the last."""
+    """Return how long each phase took, given when each one began; the last entry is the end."""
     return {name: round(end - start) for (name, start), (_, end) in pairwise(phases)}
 
 
@@ -96,12 +96,12 @@ def describe(setting: Setting) -> dict[str, Any]:
         "repetitions": setting.repetitions,
         "model": setting.manifest.model_name,
         "max_tokens": setting.manifest.max_tokens,
-        "workloads": {name: each.describe() for name, each in setting.workloads.items()},
+        "workloads": {name: workload.describe() for name, workload in setting.workloads.items()},
     }
 
 
 def processor() -> str:
-    """Return the processor's own name, and which of the instructions that matter it has."""
+    """Return the processor's name and those of its instruction sets that matter here."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     facts = dict(line.split(":", 1) for line in lines if ":" in line)
     facts = {key.strip(): value.strip() for key, value in facts.items()}

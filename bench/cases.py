@@ -48,7 +48,7 @@ class RowKey:
 
 
 class Case:
-    """A row in the making; this one has failed before it began."""
+    """A row of the result. This base class is a row that failed before it began."""
 
     def __init__(self, key: RowKey, failure: str = "") -> None:
         self.key = key
@@ -57,7 +57,7 @@ class Case:
         self.details: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Warm up, and choose what is to be chosen."""
+        """Warm up, and choose the batch size where there is a choice."""
         raise NotImplementedError
 
     def measure(self) -> Sample:
@@ -70,14 +70,14 @@ class Case:
         if not self.samples:
             return about
         return about | {
-            "texts_per_s": spread([each.texts / each.seconds for each in self.samples]),
-            "tokens_per_s": spread([each.tokens / each.seconds for each in self.samples]),
-            "gflop_per_s": spread([each.flops / each.seconds / 1e9 for each in self.samples]),
+            "texts_per_s": spread([sample.texts / sample.seconds for sample in self.samples]),
+            "tokens_per_s": spread([sample.tokens / sample.seconds for sample in self.samples]),
+            "gflop_per_s": spread([sample.flops / sample.seconds / 1e9 for sample in self.samples]),
         }
 
 
 class MatMulCase(Case):
-    """The ceiling."""
+    """The ceiling: ONNX Runtime's own fp32 MatMul."""
 
     def __init__(self, process: LineProcess, m: int, k: int, n: int) -> None:
         super().__init__(RowKey(MATMUL, "fp32", "matmul", f"{m}x{k}x{n}"))
@@ -116,7 +116,7 @@ class InProcessCase(Case):
             self._batch_size = min(seconds, key=lambda size: seconds[size])
             self.details["batch_size"] = self._batch_size
             self.details["tokens_per_s_by_batch_size"] = {
-                size: self._num_tokens / each for size, each in seconds.items()
+                size: self._num_tokens / taken for size, taken in seconds.items()
             }
 
     def measure(self) -> Sample:
@@ -185,7 +185,7 @@ class ServerCase(Case):
         return super().row() | (merge(self._answers) if self.samples else {})
 
     def measure_open(self, rate: float, seconds: float) -> dict[str, Any]:
-        """Send at a fixed rate, and return what became of it."""
+        """Send at a fixed rate, and return the rate of answers and the latencies."""
         sample, answer = self._ask(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
         about = asdict(self.key) | {"clients": None, "rate": rate}
         return about | {"texts_per_s": sample.texts / sample.seconds} | answer
@@ -223,7 +223,7 @@ def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     latencies = [answer["latency_ms"] for answer in answers if answer["latency_ms"]]
     return {
         "latency_ms": {
-            centile: statistics.median(each[centile] for each in latencies) for centile in latencies[0]
+            centile: statistics.median(latency[centile] for latency in latencies) for centile in latencies[0]
         }
         if latencies
         else {},
@@ -264,7 +264,7 @@ def measure_once(case: Case) -> None:
 
 
 def attempt(case: Case, do: Callable[[], object]) -> None:
-    """Do something with a case unless it failed before; a failure is its last word."""
+    """Do something with a case unless it failed before; a failure drops its samples."""
     if case.failure:
         return
     try:

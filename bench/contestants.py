@@ -1,4 +1,4 @@
-"""Who takes texts in-process: ours, and what a user would pick instead."""
+"""The programs that take texts in-process: our engine and its peers."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ ENGINE_ROWS = (*EMBED, ("embed", "short"), ("tokens", "mixed"), *MAPS)
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program that answers texts.
+    """A program that turns texts into vectors or attention weights.
 
     Attributes:
         name: of its rows.
         precision: of its rows.
         module: what `python -m` runs.
         arguments: of that module.
-        environment: where it runs, a file of bench/peers/ without `.txt`; empty: where this runs.
-        rows: what it does with which workload.
-        batch_sizes: those that it tries before it is measured at the best.
+        environment: where it runs: a file of bench/peers/ without `.txt`, or empty for this environment.
+        rows: pairs of task and workload.
+        batch_sizes: sizes to try; the best one is measured.
     """
 
     name: str

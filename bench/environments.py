@@ -9,13 +9,11 @@ from bench.lines import ROOT, ProcessError
 
 DIRECTORY = ROOT / ".bench"
 REQUIREMENTS = ROOT / "bench" / "peers"
-
-
-ALONE = {"PYTHONPATH": ""}  # for what runs in one of them: nothing of where this runs
+ALONE = {"PYTHONPATH": ""}  # so that a process in such an environment sees no package of ours
 
 
 def python_of(name: str) -> Path:
-    """Return the interpreter of an environment, which is made where it is absent or out of date.
+    """Return the interpreter of an environment; make the environment if it is absent or out of date.
 
     Raises:
         ProcessError: pip failed.

@@ -1,4 +1,4 @@
-"""What is measured beside the rows: open loops, padding, memory over a long time."""
+"""Measurements beside the rows: open loops, padding, memory over a long time."""
 
 import statistics
 import sys
@@ -13,13 +13,13 @@ from bench.servers import seconds_to_first_answer
 from bench.setting import Setting
 
 WARM_UP_TEXTS = 4_000
-PORTION_TEXTS = 10_000  # between two looks at the memory
+PORTION_TEXTS = 10_000  # the memory is read after so many texts
 
 T = TypeVar("T")
 
 
 def tried(what: str, measure: Callable[[], T]) -> T | None:
-    """Return what `measure` returns; where it fails, say so: what was measured before must not be lost."""
+    """Return what `measure` returns; a failure is printed and gives None, so earlier results are kept."""
     print(f"{what} ...", file=sys.stderr, flush=True)
     try:
         return measure()
@@ -43,7 +43,7 @@ def measure_open_loops(cases: Sequence[ServerCase], setting: Setting) -> list[Ro
 
 
 def measure_open_loop(case: ServerCase, setting: Setting) -> list[Row]:
-    """Send at rates from a quarter of what 64 clients in a closed loop got to more than that."""
+    """Send at rates from a quarter of the rate of 64 clients in a closed loop to more than that rate."""
     capacity = case.row()["texts_per_s"]["median"]
     rates = [float(f"{share * capacity:.2g}") for share in setting.open_loop_shares]
     return [case.measure_open(rate, 2 * setting.seconds) for rate in rates]
@@ -62,7 +62,7 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
     Every reply is compared with that to the same text alone.
     """
     key = RowKey(SERVER, "fp32", "embed", "mixed", MANY)
-    case = next((each for each in cases if each.key == key), None)
+    case = next((case for case in cases if case.key == key), None)
     if case is None:
         return {}
     case.check_all()

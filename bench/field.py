@@ -1,4 +1,4 @@
-"""Everything that runs: the processes and servers, started one by one, and the cases they are measured in."""
+"""Starts the processes and servers, one by one, and makes the cases that measure them."""
 
 import re
 import sys
@@ -26,12 +26,12 @@ SAMPLE = 24  # texts of two workloads whose vectors are compared with ours
 
 @dataclass
 class Field:
-    """Who takes part; all end with `stack`.
+    """All processes and servers that take part; leaving `stack` ends them.
 
     Attributes:
-        rows: a pattern for the rows that are wanted.
-        cases: the rows; those of what did not start have failed.
-        versions: of the packages that count, by process.
+        rows: a regular expression for the rows that are wanted.
+        cases: the rows; the cases of a process that did not start have failed.
+        versions: the versions of the packages that matter, by process.
         agreement: how near the vectors of a process are to those of our engine in fp32.
     """
 
@@ -43,7 +43,7 @@ class Field:
     agreement: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def fill(self) -> None:
-        """Start everybody."""
+        """Start all of them."""
         self._add_ceiling()
         ours, *others = contestants(self.setting)
         self.engine = self._start(ours.label, sys.executable, ours.module, ours.arguments)
@@ -118,7 +118,7 @@ class Field:
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
             return
-        # A round of its 64 clients takes seconds: they are given time before they are counted.
+        # One round of 64 clients takes seconds: counting starts later than for our server.
         slow = {"protocol": "http", "settle_s": 3.0, "seconds": max(setting.seconds, 4.0)}
         self.cases += [
             self._server_case(server, key, texts_per_request=64 if key == bulk else 1, **slow) for key in keys
@@ -149,11 +149,12 @@ class Field:
         workloads = self.setting.workloads
         texts = workloads["mixed"].texts[:SAMPLE] + workloads["passages"].texts[:SAMPLE]
         request = {"texts": texts, "what": "embed", "batch_size": 8, "return_vectors": True}
-        vectors, ours = (np.array(each.ask(**request)["vectors"]) for each in (process, self.engine))
+        vectors = np.array(process.ask(**request)["vectors"])
+        ours = np.array(self.engine.ask(**request)["vectors"])
         cosines = (vectors * ours).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(ours, axis=1)
         return {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
 
 
 def log_of(label: str) -> Path:
-    """Return where a process writes what it says beside its answers."""
+    """Return the log of a process: everything that it prints except its answers."""
     return DIRECTORY / "logs" / f"{label.replace(' ', '-')}.log"

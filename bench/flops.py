@@ -1,4 +1,4 @@
-"""The arithmetic that a text takes, and no more: padding is not work."""
+"""The arithmetic that a text needs; padding does not count."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,12 @@ from attnlens.v1.manifest_pb2 import Architecture
 
 
 def text_flops(architecture: Architecture, num_tokens: int) -> int:
-    """Return the floating point operations of the matrix products for one text, a multiply-add as two.
+    """Return the floating point operations of the matrix products for one text; a multiply-add counts as two.
 
-    Of each layer, with s tokens, width D and F units in the feed-forward part: four projections of
+    With s tokens, width D and F units in the feed-forward part, each layer has four projections of
     2 * s * D * D, two feed-forward products of 2 * s * D * F, and the products of queries with keys and of
-    weights with values, 2 * s * s * D each. As in Kaplan et al. 2020 (arXiv:2001.08361), table 1, but with
-    every token attending to all s.
+    weights with values, 2 * s * s * D each. As in Kaplan et al. 2020 (arXiv:2001.08361), table 1, except
+    that every token attends to all s.
     """
     width, units = architecture.hidden_size, architecture.intermediate_size
     projections = 4 * 2 * num_tokens * width * width

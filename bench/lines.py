@@ -1,7 +1,7 @@
-"""Processes that answer JSON lines: what is measured runs in one, only one of them at a time.
+"""Processes that answer JSON lines. Each measured program runs in one; only one computes at a time.
 
-The first line of a process says what it is; then each line of its stdin is a request, each line of its
-stdout the answer. What libraries print goes to stderr, which is a log.
+The first line of a process describes it; then each line of its stdin is a request and each line of its
+stdout an answer. What libraries print goes to stderr, into a log.
 """
 
 import json
@@ -21,14 +21,14 @@ Answer = dict[str, Any]
 
 
 class ProcessError(Exception):
-    """A process can't be made, started, or asked; the message is the reason that its rows give."""
+    """A process can't be installed, started or asked; the message is the reason in its rows."""
 
 
 class LineProcess:
     """A process, ready once the block is entered, ended when it is left."""
 
     def __init__(self, command: Sequence[object], environment: Mapping[str, str], log: Path) -> None:
-        self._command = [str(each) for each in command]
+        self._command = [str(word) for word in command]
         self._environment = {**os.environ, **environment}
         self._log = log
         self._process: subprocess.Popen[str] | None = None
@@ -114,7 +114,7 @@ def close_quietly(pipe: IO[str]) -> None:
 
 
 def answer_lines(handle: Callable[..., Answer], **hello: object) -> None:
-    """Answer each line of stdin with what `handle` returns for it; a failure is an answer, too."""
+    """Answer each line of stdin with what `handle` returns for it; a failure becomes an answer, too."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     print(json.dumps(hello), file=answers, flush=True)

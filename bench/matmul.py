@@ -14,7 +14,7 @@ import onnxruntime
 
 from bench.lines import Answer, answer_lines
 
-FLOPS_OF_A_RUN = 40e9  # of one answer: about 0.1 s on two cores
+FLOPS_OF_A_RUN = 40e9  # about 0.1 s on two cores
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def open_matmul(k: int, n: int, threads: int) -> onnxruntime.InferenceSession:
-    """Open a graph of one MatMul, whose weights are constant, so that they are packed as a model's are."""
+    """Open a graph of one MatMul. Its weights are constant, so that they are packed like a model's."""
     weights = np.random.default_rng(1).standard_normal((k, n), dtype=np.float32)
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("MatMul", ["x", "weights"], ["y"])],

@@ -2,8 +2,8 @@
 
     python -m bench.ours BUNDLE (fp32|int8) THREADS
 
-Tokenizes with the server's own tokenizer, a portion at a time, and puts items into the engine's queue, which
-pools the token vectors, while the engine runs what waits.
+Tokenizes with the server's tokenizer, a portion of the texts at a time, and puts items into the engine's
+queue while the engine runs those that wait and pools their token vectors.
 """
 
 import sys
@@ -24,7 +24,7 @@ from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed
 
 PORTION = 64  # texts tokenized at a time
-MAX_WAITING = 512  # items in the engine; results are taken as they come, or all maps would be in memory
+MAX_WAITING = 512  # items in the engine; results are taken as they come, else all maps would be in memory
 
 
 class InProcess:
@@ -42,7 +42,7 @@ class InProcess:
         self._engine.start(self._max_tokens)
 
     def run(self, texts: list[str], what: str, _batch_size: int) -> list[Any]:
-        """Return what was asked for, text by text; of attention, the shapes: all maps would not fit."""
+        """Return the result of each text; for attention only its shapes, because all maps would not fit."""
         finish = self._finish(what)
         return [finish(result) for result in self._results(texts, what, MAX_WAITING)]
 

@@ -1,4 +1,4 @@
-"""What a run is about: the bundle, the threads, how long."""
+"""The setting of a run: the bundle, the threads, the durations."""
 
 import importlib.util
 import os
@@ -20,14 +20,14 @@ OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of what 64 clients in a closed
 
 @dataclass(frozen=True)
 class Setting:
-    """What everybody gets.
+    """What all contestants get.
 
     Attributes:
-        bundle: ours, and that of the peers that open bundles.
-        int8_bundle: ours for the rows in int8: the same, or where it has no graph in int8 one that was made.
-        checkpoint: for the peers that want PyTorch's weights.
-        threads: of each process that computes; cores beyond them are nobody's.
-        repetitions: how often everything is measured, in turns.
+        bundle: for us, and for the peers that open bundles.
+        int8_bundle: for our rows in int8: the same bundle, or another one if that has no int8 graph.
+        checkpoint: for the peers that open PyTorch's weights.
+        threads: of each process that computes; further cores are not used.
+        repetitions: how often each row is measured, in turns.
         seconds: how long one measurement of a server takes.
         sizes: texts of each workload.
         open_loop_shares: the arrival rates, as shares of what 64 clients get.
@@ -44,12 +44,12 @@ class Setting:
 
     @property
     def our_threads(self) -> int:
-        """What our engine is told: nothing where it may have every core, since that is its default."""
+        """The threads that our engine is given; 0, its default, if it may use every core."""
         return 0 if self.threads == os.cpu_count() else self.threads
 
     @cached_property
     def manifest(self) -> Manifest:
-        """That of the bundle."""
+        """The bundle's manifest."""
         return read_manifest(self.bundle)
 
     @cached_property
@@ -61,7 +61,7 @@ class Setting:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The variables that limit the threads of whatever library; and nobody asks a hub."""
+        """Variables that limit the threads of every library and keep all of them offline."""
         count = str(self.threads)
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         return dict.fromkeys(names, count) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
@@ -72,7 +72,7 @@ QUICK = {"passages": 40, "sentences": 96, "mixed": 64, "short": 40}
 
 
 def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: bool) -> Setting:
-    """Keep this process and all that it starts on `threads` cores; export the bundle where there is none."""
+    """Pin this process and its children to `threads` cores; export the bundle if there is none."""
     cores = sorted(os.sched_getaffinity(0))
     if threads > len(cores):
         sys.exit(f"--threads {threads} is more than the {len(cores)} cores that there are")
@@ -80,10 +80,10 @@ def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: 
     checkpoint = find_checkpoint()
 
     def export(directory: Path) -> None:
-        from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
+        from attnlens_export import ExportOptions, Int8, export_bundle  # noqa: PLC0415 - imports torch
 
         print(f"Exporting {directory}, with int8: minutes ...", file=sys.stderr, flush=True)
-        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precision="int8"))
+        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precisions=[Int8()]))
 
     if not bundle.exists():
         export(bundle)
@@ -100,7 +100,7 @@ def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: 
 
 
 def find_int8_bundle(bundle: Path, own: Path, export: Callable[[Path], None]) -> Path:
-    """Return a bundle with a graph in int8: the given one, or else one of our own, made if it is absent."""
+    """Return a bundle with an int8 graph: `bundle` if it has one, else `own`, which is exported if absent."""
     if has_int8(bundle):
         return bundle
     if not own.exists():

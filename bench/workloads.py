@@ -1,4 +1,4 @@
-"""The texts that everybody gets, drawn once with a fixed seed."""
+"""The texts that all contestants get, drawn with a fixed seed."""
 
 import csv
 import json
@@ -30,11 +30,11 @@ class Workload:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """The number of tokens of all texts."""
         return sum(self.lengths)
 
     def describe(self) -> dict[str, int]:
-        """Return the numbers that say what kind of texts these are."""
+        """Return how many texts there are and how long they are."""
         ordered = sorted(self.lengths)
         return {
             "texts": len(ordered),
@@ -66,7 +66,7 @@ class Corpus:
         return self._workload("sentences", draw(self._sentences, size))
 
     def mixed(self, size: int) -> Workload:
-        """Draw a heavy-tailed mix: many sentences, some passages, a few that are several passages long."""
+        """Draw a heavy-tailed mix: many sentences, some passages, a few texts of four passages."""
         chance = random.Random(SEED)
         texts = []
         for kind in chance.choices(["sentence", "passage", "long"], [80, 15, 5], k=size):
@@ -88,9 +88,9 @@ class Corpus:
         )
 
     def _workload(self, name: str, texts: list[str]) -> Workload:
-        return Workload(name, texts, [len(each) for each in self._tokenizer.encode_batch(texts)])
+        return Workload(name, texts, [len(encoding) for encoding in self._tokenizer.encode_batch(texts)])
 
 
 def draw(texts: list[str], size: int) -> list[str]:
-    """Draw without repetition, as many as there are at most."""
+    """Draw `size` texts without repetition, or all if there are fewer."""
     return random.Random(SEED).sample(texts, min(size, len(texts)))

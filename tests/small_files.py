@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlens.bundle import describe_file, read_manifest, write_manifest
-from attnlens_export.manifest import bundle_files
+from attnlens_export.contents import bundle_files
 
 
 def write(path: Path, content: object) -> None:

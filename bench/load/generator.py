@@ -1,9 +1,9 @@
-"""The load generator: many clients of a server in one process, which measures what it costs itself.
+"""The load generator: many clients of a server in one process, which also measures its own cost.
 
     python -m bench.load.generator
 
-Requests are serialized once, before; of the replies only a sample is read, and compared with the reply to the
-same text alone.
+Requests are serialized once, before the measurement. Only a sample of the replies is read; each is compared
+with the reply to the same text alone.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass
 class Tally:
-    """What came back."""
+    """The replies that came back, and the errors."""
 
     target: Target
     calls: list[Call] = field(default_factory=list)
@@ -109,7 +109,7 @@ class LoadGenerator:
         order = list(range(len(texts)))
         groups = [order[start : start + texts_per_request] for start in order[::texts_per_request]]
         requests = [
-            make_request(protocol, what, [texts[each] for each in group], num_layers) for group in groups
+            make_request(protocol, what, [texts[index] for index in group], num_layers) for group in groups
         ]
         target = self._targets[key] = Target(protocol, address, what, lengths, groups, requests)
         self._runner.run(send_alone(target, check_every))

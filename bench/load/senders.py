@@ -1,6 +1,6 @@
-"""Ways to send a request that is already bytes, and to read a reply that is still bytes.
+"""Senders of requests that are bytes already, and readers of replies.
 
-A load generator shares the machine with what it measures, so it builds no messages while it measures.
+The load generator shares the machine with the measured server, so it builds no messages while it measures.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ def make_request(protocol: str, what: str, texts: list[str], num_layers: int) ->
 def read_reply(protocol: str, what: str, reply: bytes) -> npt.NDArray[Any]:
     """Return the numbers of a reply."""
     if protocol == "http":
-        return np.array([each["embedding"] for each in json.loads(reply)["data"]], dtype=np.float32)
+        return np.array([entry["embedding"] for entry in json.loads(reply)["data"]], dtype=np.float32)
     if what == "embed":
         return from_tensor(pb.EmbedResponse.FromString(reply).embeddings)
     [result] = pb.EncodeResponse.FromString(reply).results

@@ -1,1 +1,1 @@
-"""The others, each a module that runs in an environment of its own: `python -m bench.peers.with_NAME`."""
+"""The peers: modules that run in environments of their own, `python -m bench.peers.with_NAME`."""

@@ -1,4 +1,4 @@
-"""Texts in, seconds out: the request that every contestant in a process of its own answers."""
+"""Texts in, seconds out: the request that every in-process contestant answers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 from bench.lines import Answer, answer_lines
 
 Run = Callable[[list[str], str, int], Any]
-"""Texts, what to return of them (`embed`, `tokens`, `attention`, `attention mean`), texts in a batch."""
+"""Takes texts, the task (`embed`, `tokens`, `attention`, `attention mean`) and the texts in a batch."""
 
 
 def timed(run: Run) -> Callable[..., Answer]:
-    """Return what answers a request with the seconds that `run` took and, where asked, the vectors."""
+    """Return a handler that answers with the seconds of `run` and, if asked for, the vectors."""
 
     def handle(texts: list[str], what: str, batch_size: int, return_vectors: bool = False) -> Answer:
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -22,7 +22,7 @@ def timed(run: Run) -> Callable[..., Answer]:
             "cpu_s": time.process_time() - cpu_started,
         }
         if return_vectors:
-            answer["vectors"] = [[float(each) for each in vector] for vector in results]
+            answer["vectors"] = [[float(number) for number in vector] for vector in results]
         return answer
 
     return handle

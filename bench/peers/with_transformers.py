@@ -1,4 +1,4 @@
-"""transformers with PyTorch, batches sorted by length, as somebody would write it who cares for speed.
+"""transformers with PyTorch, with batches sorted by length, as a user who cares about speed would write it.
 
 python -m bench.peers.with_transformers CHECKPOINT (sdpa|eager) THREADS MAX_TOKENS
 """

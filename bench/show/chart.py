@@ -1,4 +1,4 @@
-"""The result as a picture: who is how fast, and how long a request waits."""
+"""The result as a picture: rates in-process, rates of servers, and latency."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def draw_chart(result: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_in_process(axes: Axes, rows: Sequence[Row]) -> None:
-    """Bars of tokens per second on passages, and where ONNX Runtime's own MatMul would be."""
+    """Draw tokens per second on passages as bars, and the rate of ONNX Runtime's own MatMul as a line."""
     chosen = [
         row
         for row in rows
@@ -63,7 +63,7 @@ def draw_in_process(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def draw_served(axes: Axes, rows: Sequence[Row]) -> None:
-    """Bars of texts per second for 64 clients; PyTorch's attention in-process beside those of attention."""
+    """Draw texts per second for 64 clients as bars, beside PyTorch's attention in-process."""
     measured = [row for row in rows if not row["failure"] and row["workload"] != "passages"]
     chosen = [row for row in measured if row["clients"] == MANY or row["name"] == EAGER]
     chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), not row["name"].startswith("attnlens")))
@@ -80,11 +80,11 @@ def draw_bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str], unit: str)
     """Draw a horizontal bar a row, the median, with the extremes as a whisker."""
     rates = [row[unit] for row in rows]
     whiskers = [
-        [each["median"] - each["min"] for each in rates],
-        [each["max"] - each["median"] for each in rates],
+        [rate["median"] - rate["min"] for rate in rates],
+        [rate["max"] - rate["median"] for rate in rates],
     ]
     colors = [OURS if row["name"].startswith("attnlens") else THEIRS for row in rows]
-    medians, error_style = [each["median"] for each in rates], {"elinewidth": 1, "capsize": 2}
+    medians, error_style = [rate["median"] for rate in rates], {"elinewidth": 1, "capsize": 2}
     axes.barh(range(len(rows)), medians, xerr=whiskers, color=colors, error_kw=error_style)
     for position, rate in enumerate(rates):
         axes.text(1.02 * rate["max"], position, f"{rate['median']:,.0f}", va="center", fontsize=8, bbox=PLAIN)

@@ -11,17 +11,17 @@ Line = Mapping[str, object]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Return what a reader wants to see first."""
+    """Return the report: machine, rows, open loops, checks, targets, failures."""
     all_rows: Sequence[Row] = result["rows"]
     rows = Rows(all_rows)
     measured = [row for row in all_rows if not row["failure"] and row["name"] != MATMUL]
     return "\n".join(
         [
             *head(result, rows.ceiling()),
-            *table({"workload": name, **each} for name, each in result["workloads"].items()),
+            *table({"workload": name, **sizes} for name, sizes in result["workloads"].items()),
             *table(rate_line(row, rows) for row in measured),
             *table(open_loop_line(point) for point in result["open_loop"]),
-            *table(agreement_line(name, each) for name, each in result["agreement"].items()),
+            *table(agreement_line(name, cosines) for name, cosines in result["agreement"].items()),
             *checks(measured),
             *table(target_line(target) for target in result["targets"]),
             *failures(all_rows),
@@ -41,7 +41,7 @@ def head(result: Mapping[str, Any], ceiling: Row | None) -> Iterator[str]:
 
 
 def rate_line(row: Row, rows: Rows) -> Line:
-    """How fast, how steady, against the ceiling and against our engine doing the same with the same texts."""
+    """Rate and spread, and the ratios to the ceiling and to our engine on the same texts."""
     what, rate = row["what"], row["tokens_per_s"]
     ours = rows.find(ENGINE, "fp32", what.split(",")[0], row["workload"])
     return {
@@ -62,7 +62,7 @@ def rate_line(row: Row, rows: Rows) -> Line:
 
 
 def open_loop_line(point: Row) -> Line:
-    """What became of requests that came at a fixed rate."""
+    """The answers to requests that were sent at a fixed rate."""
     return {
         "open loop": f"{point['name']} {point['precision']}: {point['what']}, {point['workload']}",
         "arrivals/s": f"{point['rate']:,.0f}",
@@ -75,12 +75,12 @@ def open_loop_line(point: Row) -> Line:
 
 
 def agreement_line(name: str, agreement: Mapping[str, float]) -> Line:
-    """How near the vectors of somebody are to those of our engine in fp32."""
+    """How near the vectors of a program are to those of our engine in fp32."""
     return {"vectors": name} | {key: f"{value:.6f}" for key, value in agreement.items()}
 
 
 def checks(rows: Sequence[Row]) -> Iterator[str]:
-    """Say whether replies under load are those to the same text alone, a line for each server."""
+    """Yield a line for each server: how far replies under load are from those to the same text alone."""
     checked = [row for row in rows if row.get("compared")]
     for name in dict.fromkeys(row["name"] for row in checked):
         of_name = [row for row in checked if row["name"] == name]
@@ -91,7 +91,7 @@ def checks(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def target_line(target: Row) -> Line:
-    """What is aimed at, and whether it is met."""
+    """A target, and whether it is met."""
     bound = "<=" if target["lower_is_better"] else ">="
     return {
         "target": target["what"],
@@ -118,7 +118,7 @@ def share(value: float | None) -> str:
 
 
 def milliseconds(latencies: Mapping[str, float]) -> str:
-    return " / ".join(f"{each:,.0f}" for each in latencies.values())
+    return " / ".join(f"{latency:,.0f}" for latency in latencies.values())
 
 
 def table(lines: Iterable[Line]) -> Iterator[str]:
@@ -126,7 +126,7 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
     rows = list(lines)
     if not rows:
         return
-    cells = [[str(each) for each in line] for line in (rows[0], *(row.values() for row in rows))]
+    cells = [[str(cell) for cell in line] for line in (rows[0], *(row.values() for row in rows))]
     widths = [max(3, *(len(line[column]) for line in cells)) for column in range(len(cells[0]))]
     for index, line in enumerate(cells):
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"

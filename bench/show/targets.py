@@ -1,4 +1,4 @@
-"""What is aimed at, computed from the rows of one run."""
+"""The targets, computed from the rows of one run."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from bench.field import INFINITY, MANY, SERVER
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A number, and what it should be.
+    """A figure and what it should be at least.
 
     Attributes:
-        what: in words.
+        what: what the figure is.
         value: None where a row that it needs is missing.
         at_least: what is enough.
         stretch: what would be better.
@@ -70,10 +70,10 @@ class Rows:
 
 
 def ratio(row: Row | None, other: Row | None, unit: str = "tokens_per_s") -> float | None:
-    """Return the median, over the repetitions, of how many times faster `row` is than `other`.
+    """Return how many times faster `row` is than `other`: the median over the repetitions.
 
-    Of each repetition by itself: what disturbs the machine for a while then disturbs both. None where a row
-    is missing, or where nothing came back.
+    The ratio is taken within each repetition, because a disturbance of the machine then slows both. None if a
+    row is missing or nothing came back.
     """
     if row is None or other is None:
         return None

@@ -51,8 +51,8 @@ class Variant:
     def seconds(self, session: onnxruntime.InferenceSession, shape: Shape) -> float:
         ids = np.random.default_rng(0).integers(1000, 30_000, shape)
         known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        inputs = {each.name: known[each.name] for each in session.get_inputs()}
-        outputs = [each.name for each in session.get_outputs()][: self.max_outputs]
+        inputs = {node.name: known[node.name] for node in session.get_inputs()}
+        outputs = [node.name for node in session.get_outputs()][: self.max_outputs]
         started = time.perf_counter()
         if self.is_io_binding:
             binding = session.io_binding()
@@ -99,7 +99,7 @@ def main() -> None:
     bundle = parser.parse_args().bundle
     print(f"{'batch x length':34}" + "".join(f"{f'{batch}x{length}':>8}" for batch, length in SHAPES))
     for title, variants in TABLES.items():
-        if all((bundle / "onnx" / each.graph).exists() for each in variants.values()):
+        if all((bundle / "onnx" / variant.graph).exists() for variant in variants.values()):
             show(title, measure(bundle, variants))
 
 
@@ -111,7 +111,7 @@ def measure(bundle: Path, variants: dict[str, Variant]) -> dict[str, list[float]
         for shape in SHAPES:
             for name, variant in variants.items():
                 elapsed = variant.seconds(sessions[name], shape)
-                time.sleep(0.3 if variant.is_spinning else 0.01)  # until its threads have stopped spinning
+                time.sleep(0.3 if variant.is_spinning else 0.01)  # its threads stop spinning meanwhile
                 if repetition:
                     seconds.setdefault((name, shape), []).append(elapsed)
     return {name: [statistics.median(seconds[name, shape]) for shape in SHAPES] for name in variants}
@@ -120,7 +120,7 @@ def measure(bundle: Path, variants: dict[str, Variant]) -> dict[str, list[float]
 def show(title: str, medians: dict[str, list[float]]) -> None:
     """Print a table: milliseconds of the first row, then each row relative to it."""
     first = next(iter(medians.values()))
-    print(f"{title + ', ms':34}" + "".join(f"{each * 1000:8.2f}" for each in first))
+    print(f"{title + ', ms':34}" + "".join(f"{seconds * 1000:8.2f}" for seconds in first))
     for name, row in medians.items():
         ratios = (mine / theirs for mine, theirs in zip(row, first, strict=True))
         print(f"  {name:32}" + "".join(f"{ratio:8.2f}" for ratio in ratios))

@@ -1,7 +1,7 @@
 """What hostile clients cost a server: `python -m bench.studies.hostile BUNDLE`.
 
 Each measurement starts a server of its own, attacks it, and compares what that took with a target. The same
-attacks are tests in tests/hostile; here are the numbers. For Linux, and a machine that does nothing else.
+attacks are tests in tests/hostile; here the cost is measured. For Linux, on a machine that does nothing else.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MIB = 1 << 20
 LOG = Path(tempfile.gettempdir()) / "attnlens-hostile.log"
 GIVE_UP_S = 30.0
 PROBE_EVERY_S = 0.01
-ATTEMPTS = 3  # of a time, the best counts: what else the machine does only adds to it
+ATTEMPTS = 3  # the shortest time counts: other work on the machine only adds to it
 
 ATTENTIONS = pb.ENCODE_OUTPUT_ATTENTIONS
 LONG_IDS = pb.Input(token_ids=pb.TokenIds(ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
@@ -150,7 +150,7 @@ def measure_promises(bundle: Path) -> list[Measured]:
 def promise(
     bundle: Path, name: str, what: str, request: bytes, *, num_calls: int, promised_mib: float
 ) -> Measured:
-    """Return what the limits promise over the memory that calls took whose replies nobody reads."""
+    """Return the memory that the limits promise, divided by what calls with unread replies took."""
     with served(bundle) as server, RawClient(server.address, window_bytes=0) as client:
         idle_mib = start_of_peak(server)
         calls = [client.call(method(name), request) for _ in range(num_calls)]
@@ -228,7 +228,7 @@ def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: st
 
 
 def send(address: str, name: str, request: bytes) -> bool:
-    """Make a call from another process, which takes no time from asking; return whether it was answered."""
+    """Make a call from another process, so that probes are not delayed; return whether it was answered."""
     with RawClient(address) as client:
         try:
             client.wait_for_ends([client.call(method(name), request)], GIVE_UP_S)
@@ -241,7 +241,7 @@ def send(address: str, name: str, request: bytes) -> bool:
 
 
 def measure_failures(bundle: Path) -> list[Measured]:
-    """Make 10,000 calls that are refused, and 10,000 that fail since the attention graph has gone."""
+    """Make 10,000 calls that are refused, and 10,000 that fail because the attention graph was altered."""
     kinds = [
         ("Embed", pb.EmbedRequest().SerializeToString()),
         ("Embed", pb.EmbedRequest(model="another").SerializeToString()),
@@ -281,7 +281,7 @@ def broken(bundle: Path) -> Iterator[RunningServer]:
 def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: int) -> tuple[float, str]:
     """Make calls, 50 at a time; return how much the memory grew, in MiB, and how calls ended.
 
-    Memory comes and goes by some MiB: growth is twice what the medians of the two halves differ by.
+    Memory varies by some MiB, so growth is twice the difference between the medians of the two halves.
     """
     ends: Counter[str] = Counter()
     rss_mib = []

@@ -1,4 +1,4 @@
-"""Batches one after the other on all threads, or side by side on one each; their size and their padding.
+"""Batches one after the other on all threads, or side by side on one thread each; their size and padding.
 
     python -m bench.studies.lanes BUNDLE [--graph model.onnx] [--window 64]
 
@@ -52,21 +52,21 @@ def main() -> None:
     ]
     graph = arguments.bundle / "onnx" / arguments.graph
     sessions = {threads: Session(graph, "cpu", threads=threads, device_id=0) for threads in {1, cores}}
-    batches = {each: make_batches(texts, each, arguments.window) for each in variants}
-    seconds: dict[Variant, list[float]] = {each: [] for each in variants}
+    batches = {variant: make_batches(texts, variant, arguments.window) for variant in variants}
+    seconds: dict[Variant, list[float]] = {variant: [] for variant in variants}
     for repetition in range(REPETITIONS + 1):  # the first warms up
-        for each in variants:
-            elapsed = run(sessions[each.threads], each.lanes, batches[each])
+        for variant in variants:
+            elapsed = run(sessions[variant.threads], variant.lanes, batches[variant])
             if repetition:
-                seconds[each].append(elapsed)
+                seconds[variant].append(elapsed)
     first = statistics.median(seconds[variants[0]])
     num_tokens = sum(item.num_tokens for item in texts)
     print("threads  lanes  max tokens  max padding  padding  tokens/s  relative")
-    for each in variants:
-        median = statistics.median(seconds[each])
-        computed = sum(len(batch) * max(item.num_tokens for item in batch) for batch in batches[each])
+    for variant in variants:
+        median = statistics.median(seconds[variant])
+        computed = sum(len(batch) * max(item.num_tokens for item in batch) for batch in batches[variant])
         print(
-            f"{each.threads:7}  {each.lanes:5}  {each.max_tokens:10}  {each.padding:11.0%}  "
+            f"{variant.threads:7}  {variant.lanes:5}  {variant.max_tokens:10}  {variant.padding:11.0%}  "
             f"{1 - num_tokens / computed:7.1%}  {num_tokens / median:8,.0f}  {first / median:8.2f}"
         )
 

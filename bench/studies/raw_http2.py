@@ -1,7 +1,7 @@
-"""A gRPC client made of HTTP/2 frames, for what a gRPC library would never send.
+"""A gRPC client made of HTTP/2 frames, to send what a gRPC library never sends.
 
-It can leave replies unread, send bytes that are no message, compress as it likes, and leave at any time. One
-thread, one socket; frames are read only while a method runs.
+It can leave replies unread, send bytes that are not a message, compress as it likes, and leave at any time.
+It has one thread and one socket; frames are read only while a method runs.
 """
 
 import socket
@@ -24,7 +24,7 @@ READ_BYTES = 1 << 16
 
 @dataclass
 class Reply:
-    """What has come of one call.
+    """What has arrived for one call.
 
     Attributes:
         headers: of the response and its trailers.
@@ -54,7 +54,7 @@ class RawClient:
     """One connection. The server may send `window_bytes` of each reply before it must wait."""
 
     def __init__(self, address: str, window_bytes: int = LARGEST_WINDOW_BYTES) -> None:
-        """Connect and say hello; raises OSError where nobody listens."""
+        """Connect and send the first frames; raises OSError if nothing listens there."""
         host, port = address.rsplit(":", 1)
         self._authority = address
         self._socket = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
@@ -74,7 +74,7 @@ class RawClient:
         self.close()
 
     def close(self) -> None:
-        """Leave without a word."""
+        """Close the socket without ending the connection properly."""
         self._socket.close()
 
     def call(
@@ -93,7 +93,7 @@ class RawClient:
             message: the bytes of the message.
             headers: more headers.
             is_compressed: the flag before the message.
-            announced_bytes: the length to state; where there is less, the request is left unfinished.
+            announced_bytes: the length to state; if the message is shorter, the request stays unfinished.
         """
         length = len(message) if announced_bytes is None else announced_bytes
         body = struct.pack(">BI", is_compressed, length) + message

@@ -30,7 +30,7 @@ COMMANDS = {
 
 @dataclass
 class Invocation:
-    """What the failure handler wants to know about the run."""
+    """What the failure handler needs to know about the run."""
 
     command_path: str = "attnlens"
     debug: bool = False
@@ -128,6 +128,6 @@ def run(arguments: Sequence[str]) -> int:
         result: Any = attnlens.main(
             args=list(arguments), prog_name="attnlens", standalone_mode=False, obj=invocation
         )
-    except Exception as error:  # noqa: BLE001 - the outermost edge: nothing passes without a line
+    except Exception as error:  # noqa: BLE001 - the outermost edge: every failure becomes one line
         return failures.report(error, invocation.command_path, debug=invocation.debug)
     return result if isinstance(result, int) else 0

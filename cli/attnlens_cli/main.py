@@ -11,8 +11,8 @@ from attnlens_cli.frame.extras import how_to_install
 def main() -> None:
     """Run the command line and leave with its exit code."""
     _prepare_streams()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, told in one line
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see attnlens_server: for exports, too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its failures come as exceptions, too
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see attnlens_server; exports use it too
     if any(find_spec(name) is None for name in ("click", "rich")):
         sys.stderr.write(f"attnlens: the command line is not installed: {how_to_install('cli')}\n")
         sys.exit(2)
@@ -22,12 +22,12 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams safe to use: those that were closed, and those that know few characters."""
+    """Open standard streams that are closed, and replace characters that a stream cannot show."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which no socket shall have
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, so that no socket gets it
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the whole run
     for stream in (sys.stdout, sys.stderr):

@@ -1,6 +1,14 @@
-"""From a checkpoint to a verified bundle: trace, simplify, write, compare, describe."""
+"""From a checkpoint to a verified bundle: trace, simplify, write, compare, describe.
+
+    export_bundle(source, output, ExportOptions(...))  -> BundleSummary
+    check_bundle(directory, source)                    -> CheckSummary
+
+`Fp16()` and `Int8(Gate(...))` are what `ExportOptions.precisions` takes. Both functions raise `ExportError`,
+of which attnlens_export.errors has the tree. What is not listed here may change in any version.
+"""
 
 from attnlens_export.bundle import BundleSummary, ExportOptions, export_bundle
+from attnlens_export.check import CheckSummary, check_bundle
 from attnlens_export.errors import (
     AccuracyError,
     ExportError,
@@ -10,16 +18,24 @@ from attnlens_export.errors import (
     ParityError,
     SourceError,
 )
+from attnlens_export.fp16.precision import Fp16
+from attnlens_export.int8.precision import Int8
+from attnlens_export.int8.result import Gate
 
 __all__ = [
     "AccuracyError",
     "BundleSummary",
+    "CheckSummary",
     "ExportError",
     "ExportOptions",
+    "Fp16",
+    "Gate",
     "GraphError",
+    "Int8",
     "LintError",
     "OutputError",
     "ParityError",
     "SourceError",
+    "check_bundle",
     "export_bundle",
 ]

@@ -1,6 +1,7 @@
-"""Reading and writing the small JSON files of a checkpoint."""
+"""Reading and writing small JSON files."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,12 @@ def write_json(path: Path, content: object) -> None:
     """Write indented JSON, making the directory if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - JSON values
+    """Return JSON values with None for each NaN or infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,40 +1,35 @@
-"""What `manifest.json` says of a bundle's graphs, tools and files: read from the files themselves."""
+"""What `manifest.json` says of a bundle."""
 
 import importlib.metadata
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from attnlens.bundle import FORMAT_VERSION, MANIFEST_NAME, describe_file
+from attnlens.bundle import FORMAT_VERSION, describe_file
 from attnlens.v1.manifest_pb2 import (
     Architecture,
     Graph,
     GraphOutput,
-    GraphPurpose,
     LayerInfo,
     Manifest,
     OutputLayout,
     OutputRole,
-    Precision,
     RowSum,
     ValueInfo,
 )
 from attnlens.v1.tensor_pb2 import DataType
+from attnlens_export.contents import bundle_files, graphs_of
 from attnlens_export.graph.lint import axes_of
-from attnlens_export.graph.names import (
-    ATTENTION_PREFIX,
-    GRAPH_IDS,
-    GRAPH_PURPOSES,
-    HIDDEN_OUTPUT,
-    input_names,
-)
+from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names, layer_outputs, role_number
 from attnlens_export.graph.read import external_files, read_structure
-from attnlens_model import EncoderConfig
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.published.prompts import read_prompts
+from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.tokenizer.pairs import takes_pairs
+from attnlens_export.verdict import Verdict
+from attnlens_model import AttentionConfig, EncoderConfig
 
-HALF_PATH = "onnx/model_fp16.onnx"
-INT8_PATH = "onnx/model_int8.onnx"
-# Graphs of the embeddings that a bundle may have beside those.
-MORE_PRECISIONS = {HALF_PATH: Precision.PRECISION_FP16, INT8_PATH: Precision.PRECISION_INT8}
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 
 _DATA_TYPES: dict[int, DataType.ValueType] = {
@@ -43,37 +38,50 @@ _DATA_TYPES: dict[int, DataType.ValueType] = {
 }
 
 
-def describe_bundle(directory: Path, config: EncoderConfig) -> Manifest:
-    """Return the manifest's part that follows from the files below `directory` and the encoder's sizes."""
+@dataclass(frozen=True)
+class Origin:
+    """Where a bundle's weights came from, as the manifest states it.
+
+    Attributes:
+        name: the model's name.
+        source: a hub id, a directory's name, or `config+seed:N` for a fresh encoder.
+        revision: the commit on the hub; empty: not known.
+        license: of the weights; empty: not stated.
+    """
+
+    name: str
+    source: str
+    revision: str = ""
+    license: str = ""
+
+
+def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verdict: Verdict) -> Manifest:
+    """Return the manifest of a bundle that is complete but for it."""
+    manifest = describe_facts(directory, config)
+    manifest.format_version = FORMAT_VERSION
+    manifest.model_name, manifest.source = origin.name, origin.source
+    manifest.source_revision, manifest.weights_license = origin.revision, origin.license
+    graphs = {graph.path: graph for graph in manifest.graphs}
+    for result in verdict.precisions:
+        result.describe(graphs[result.path])
+    manifest.parity.CopyFrom(verdict.to_message())
+    manifest.tool_versions.update(tool_versions())
+    manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
+    return manifest
+
+
+def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
+    """Return the part of a manifest that follows from the files: `check` compares it with what is stated."""
+    prompts = read_prompts(directory)
     return Manifest(
-        format_version=FORMAT_VERSION,
-        architecture=describe_architecture(config),
-        graphs=describe_graphs(directory),
-        tool_versions=tool_versions(),
-        files=[describe_file(directory, path) for path in bundle_files(directory)],
+        architecture=_describe_architecture(config),
+        graphs=[_describe_graph(directory, config, graph) for graph in graphs_of(directory)],
+        pooling=read_pooling(directory, config.hidden_size),
+        max_tokens=read_max_tokens(directory, config),
+        prompts=prompts.texts,
+        default_prompt_name=prompts.default_name,
+        text_pairs=takes_pairs(directory, config),
     )
-
-
-def bundle_files(directory: Path) -> list[Path]:
-    """Return every file of a bundle but the manifest itself, which can't hold its own hash."""
-    manifest = directory / MANIFEST_NAME
-    return [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
-
-
-def describe_graphs(directory: Path) -> list[Graph]:
-    """Return the description of each graph."""
-    return [_describe_graph(directory, path, purpose) for path, purpose in graph_purposes(directory).items()]
-
-
-def graph_purposes(directory: Path) -> dict[str, GraphPurpose.ValueType]:
-    """Return the graphs of a bundle by path: both in fp32, then those in fp16 and int8 that are there."""
-    more = (path for path in MORE_PRECISIONS if (directory / path).is_file())
-    return GRAPH_PURPOSES | dict.fromkeys(more, GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
-
-
-def precision_of(path: str) -> Precision.ValueType:
-    """Return what the graph with this path computes in."""
-    return MORE_PRECISIONS.get(path, Precision.PRECISION_FP32)
 
 
 def tool_versions() -> dict[str, str]:
@@ -87,64 +95,60 @@ def tool_versions() -> dict[str, str]:
     return versions
 
 
-def describe_architecture(config: EncoderConfig) -> Architecture:
+def _describe_architecture(config: EncoderConfig) -> Architecture:
     """Return the encoder's sizes as the manifest holds them."""
     return Architecture(
         family=config.family,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        type_vocab_size=config.type_vocab_size if "token_type_ids" in input_names(config) else 0,
+        intermediate_size=config.feed_forward.intermediate_size,
+        vocab_size=config.embeddings.vocab_size,
+        type_vocab_size=config.embeddings.type_vocab_size if "token_type_ids" in input_names(config) else 0,
         max_position_embeddings=config.max_tokens,
-        pad_token_id=config.pad_token_id,
+        pad_token_id=config.embeddings.pad_token_id,
         is_causal=config.is_causal,
-        layers=[_describe_layer(config, layer) for layer in range(config.num_layers)],
+        layers=[_describe_layer(config, attention) for attention in config.layer_attentions],
     )
 
 
-def _describe_layer(config: EncoderConfig, layer: int) -> LayerInfo:
-    is_disentangled = config.disentangled_attention != "none"
+def _describe_layer(config: EncoderConfig, attention: AttentionConfig) -> LayerInfo:
     return LayerInfo(
-        attention="disentangled" if is_disentangled else "softmax",
-        num_heads=config.num_heads,
-        num_key_value_heads=config.num_key_value_heads or config.num_heads,
-        head_size=config.head_dim,
-        window=(config.local_window or 0) if config.is_local(layer) else 0,
+        attention=attention.kind,
+        num_heads=attention.num_heads,
+        num_key_value_heads=attention.num_shared_heads,
+        head_size=attention.head_dim(config.hidden_size),
+        window=attention.reach or 0,
     )
 
 
-def _describe_graph(directory: Path, path: str, purpose: GraphPurpose.ValueType) -> Graph:
-    model = read_structure(directory / path)
-    data_files = (file.relative_to(directory).as_posix() for file in external_files(directory / path))
-    return Graph(
-        id=GRAPH_IDS[path],
-        path=path,
-        data_files=sorted(set(data_files) - {path}),
-        purpose=purpose,
-        precision=precision_of(path),
-        opset=model.opset_import[0].version,
-        ir_version=model.ir_version,
-        inputs=[_describe_value(value) for value in model.graph.input],
-        outputs=[_describe_output(value) for value in model.graph.output],
-    )
+def _describe_graph(directory: Path, config: EncoderConfig, graph: Graph) -> Graph:
+    model = read_structure(directory / graph.path)
+    files = (path.relative_to(directory).as_posix() for path in external_files(directory / graph.path))
+    graph.data_files.extend(files)
+    graph.opset = model.opset_import[0].version
+    graph.ir_version = model.ir_version
+    graph.inputs.extend(_describe_value(value) for value in model.graph.input)
+    graph.outputs.extend(_describe_output(config, value) for value in model.graph.output)
+    return graph
 
 
-def _describe_output(value: onnx.ValueInfoProto) -> GraphOutput:
+def _describe_output(config: EncoderConfig, value: onnx.ValueInfoProto) -> GraphOutput:
+    described = _describe_value(value)
     if value.name == HIDDEN_OUTPUT:
         return GraphOutput(
-            value=_describe_value(value),
+            value=described,
             role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
             layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
         )
+    layer, output = layer_outputs(config)[value.name]
     return GraphOutput(
-        value=_describe_value(value),
-        role=OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
-        layer=int(value.name.removeprefix(ATTENTION_PREFIX)),
-        layout=OutputLayout.OUTPUT_LAYOUT_DENSE,
-        num_heads=value.type.tensor_type.shape.dim[1].dim_value,
-        row_sum=RowSum.ROW_SUM_ONE,
+        value=described,
+        role=role_number(output.role),
+        layer=layer,
+        layout=OutputLayout.Value(f"OUTPUT_LAYOUT_{output.layout.upper()}"),
+        num_heads=output.num_heads,
+        row_sum=RowSum.Value(f"ROW_SUM_{output.row_sum.upper()}"),
     )
 
 

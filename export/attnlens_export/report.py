@@ -1,15 +1,15 @@
 """The parity report: every case as JSON, and a page to read."""
 
 import dataclasses
-import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlens.v1.manifest_pb2 import OutputRole, ParityFigure
-from attnlens_export.fp16.result import MIN_COSINE, HalfResult
-from attnlens_export.int8.result import Int8Result
-from attnlens_export.json_files import write_json
+from attnlens.v1.manifest_pb2 import ParityFigure
+from attnlens_export.contents import PRECISIONS
+from attnlens_export.graph.names import role_name
+from attnlens_export.json_files import finite, write_json
 from attnlens_export.manifest import tool_versions
 from attnlens_export.parity.grid import Case
 from attnlens_export.parity.result import (
@@ -21,19 +21,47 @@ from attnlens_export.parity.result import (
     max_or_nan,
     worst,
 )
+from attnlens_export.parity.runtimes import MIN_COSINE, RuntimeResult
+from attnlens_export.precision import PrecisionResult, Table
+from attnlens_export.verdict import Verdict
+from attnlens_runtimes import FP32
+
+WIDTH = 110
 
 
-def write_report(directory: Path, result: ParityResult, model_name: str) -> None:
+def write_report(directory: Path, verdict: Verdict, model_name: str) -> None:
     """Write `report.json` and `report.md` to `directory`."""
     versions = tool_versions()
-    content = report_content(result) | {"model_name": model_name, "tool_versions": versions}
+    content = report_content(verdict) | {"model_name": model_name, "tool_versions": versions}
     write_json(directory / "report.json", content)
-    text = _page(result, model_name, versions)
+    text = _page(verdict, model_name, versions)
     (directory / "report.md").write_text(text, encoding="utf-8")
 
 
-def report_content(result: ParityResult) -> dict[str, Any]:
+def report_content(verdict: Verdict) -> dict[str, Any]:
     """Return every measurement as JSON values; a NaN or an infinity becomes null."""
+    content = _parity_content(verdict.parity)
+    content |= {"passed": verdict.passed, "failures": verdict.failures()}
+    content |= dict.fromkeys(PRECISIONS)
+    return content | {result.name: result.as_json() for result in verdict.precisions}
+
+
+def runtime_content(result: RuntimeResult) -> dict[str, Any]:
+    """Return every measurement in one runtime as JSON values."""
+    content = _parity_content(result.parity)
+    if result.precision != FP32:
+        del content["tolerance"], content["reference_error_ratio"]
+        content["min_cosine_allowed"] = MIN_COSINE
+    head = {
+        "name": result.name,
+        "version": result.version,
+        "precision": result.precision,
+        "stops": result.stops,
+    }
+    return content | head | {"passed": result.passed, "failures": result.failures()}
+
+
+def _parity_content(result: ParityResult) -> dict[str, Any]:
     return {
         "passed": result.passed,
         "tolerance": TOLERANCE,
@@ -41,58 +69,28 @@ def report_content(result: ParityResult) -> dict[str, Any]:
         "reference": result.reference_name,
         "max_position_embeddings": result.max_tokens,
         "longest_input_tokens": {
-            f"{graph} {output}": max(each.case.length for each in group)
-            for (graph, output), group in result.by_output().items()
+            f"{graph} {role}": max(each.case.length for each in group)
+            for (graph, role), group in result.by_role().items()
         },
         "failures": result.failures(),
         "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
         "measurements": [_as_json(each) for each in result.measurements],
         "invariants": [_as_json(each) for each in result.invariants],
-        "fp16": None if result.half is None else _half_as_json(result.half),
-        "int8": None if result.int8 is None else _int8_as_json(result.int8),
     }
-
-
-def _half_as_json(half: HalfResult) -> dict[str, Any]:
-    return {
-        "min_cosine_allowed": MIN_COSINE,
-        "weights": dataclasses.asdict(half.weights),
-        "measurements": [
-            {key: _finite(value) for key, value in dataclasses.asdict(each).items()}
-            for each in half.measurements
-        ],
-    }
-
-
-def _int8_as_json(int8: Int8Result) -> dict[str, Any]:
-    values = dataclasses.asdict(int8)
-    agreement = {key: _finite(value) for key, value in values["agreement"].items()}
-    agreement["kinds"] = {
-        kind: {key: _finite(value) for key, value in figures.items()}
-        for kind, figures in agreement["kinds"].items()
-    }
-    values["agreement"] = agreement
-    return values | {"alone_error": _finite(int8.alone_error)}
 
 
 def _as_json(found: Measurement | Invariants) -> dict[str, Any]:
     values = dataclasses.asdict(found)
     del values["case"]
-    return _case(found.case) | {key: _finite(value) for key, value in values.items()}
+    return _case(found.case) | {key: finite(value) for key, value in values.items()}
 
 
 def _case(case: Case) -> dict[str, Any]:
     return {"batch_size": case.batch_size, "length": case.length, "padding": case.padding.value}
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - a field of a measurement
-    if isinstance(value, tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) -> str:
-    verdict = "passed" if result.passed else "FAILED"
+def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str:
+    result = verdict.parity
     summary = (
         f"{len(result.cases)} input shapes (batch size x length x padding), random ids, ONNX Runtime on the\n"
         f"CPU against the PyTorch encoder (weights: {result.reference_name}) in fp32 and in float64,\n"
@@ -101,56 +99,39 @@ def _page(result: ParityResult, model_name: str, versions: Mapping[str, str]) ->
         "on the same input."
     )
     sections = [
-        f"# Parity of {model_name}: {verdict}",
+        f"# Parity of {model_name}: {'passed' if verdict.passed else 'FAILED'}",
         summary,
         "## Worst errors of any shape",
-        _figures_table(list(result.to_message().figures)),
+        _figures_table(list(verdict.to_message().figures)),
         "## Where the worst are",
-        "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_output().values()),
+        "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_role().values()),
         "## What holds for any encoder",
         _invariants_list(result),
-        *(_half_section(result.half) if result.half else ()),
-        *(("## In int8", int8_table(result.int8)) if result.int8 else ()),
+        *(text for found in verdict.precisions for text in _precision_section(found)),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
     ]
-    if not result.passed:
-        sections[2:2] = ["## Failures", "\n".join(f"- {line}" for line in result.failures())]
+    if not verdict.passed:
+        sections[2:2] = ["## Failures", "\n".join(f"- {line}" for line in verdict.failures())]
     return "\n\n".join(sections) + "\n"
 
 
-def _half_section(half: HalfResult) -> tuple[str, str]:
-    text = (
-        f"{len(half.measurements)} inputs, each as ONNX Runtime computes it on the CPU and with every fp16\n"
-        "result rounded, as a GPU does (the errors above are of the second). The gate is a cosine of\n"
-        f"{MIN_COSINE} with PyTorch fp32 for every token, and the range.\n\n"
-        f"- smallest cosine: {half.figure().min_cosine:.7f}\n- {half.describe()}"
-    )
-    return "## In fp16", text
+def _precision_section(result: PrecisionResult) -> list[str]:
+    table = result.table()
+    texts = [f"## In {result.name}", textwrap.fill(f"{table.caption}.", WIDTH), _markdown(table)]
+    return [text for text in [*texts, "\n".join(f"- {remark}" for remark in table.remarks)] if text]
 
 
-def int8_table(int8: Int8Result) -> str:
-    """Return a table in Markdown of the cosines, and a line on the rest."""
-    found, gate = int8.agreement, int8.gate
-    kinds = "".join(
-        f"| {name} | {kind.num_texts} | {kind.mean_cosine:.6f} | {kind.min_cosine:.6f} |\n"
-        for name, kind in found.kinds.items()
-    )
-    return (
-        f"{int8.num_texts} texts that it was not calibrated with, against the graph in fp32.\n\n"
-        "| cosine | texts | mean | smallest |\n|---|---|---|---|\n"
-        f"{kinds}"
-        f"| gate, for each | | {gate.min_mean_cosine:g} | {gate.min_cosine:g} |\n"
-        f"| all embeddings | {int8.num_texts} | {found.mean_cosine:.6f} | {found.min_cosine:.6f} |\n"
-        f"| all token vectors | | {found.mean_token_cosine:.6f} | {found.min_token_cosine:.6f} |\n\n"
-        f"- the nearest other text is the same for {found.neighbour_agreement:.1%}\n"
-        f"- a text alone and in a batch differ by {int8.alone_error:.1e}"
-    )
+def _markdown(table: Table) -> str:
+    if not table.headings:
+        return ""
+    lines = (table.headings, ("---",) * len(table.headings), *table.rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _figures_table(figures: list[ParityFigure]) -> str:
     rows = [
-        "| graph | output | ONNX - PyTorch | ONNX - float64 | PyTorch - float64 | mean | p99 | 1 - cosine |",
+        "| graph | role | ONNX - PyTorch | ONNX - float64 | PyTorch - float64 | mean | p99 | 1 - cosine |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for figure in figures:
@@ -161,13 +142,9 @@ def _figures_table(figures: list[ParityFigure]) -> str:
             figure.mean_abs_error,
             figure.p99_abs_error,
         )
-        cells = [figure.graph, _role(figure.role), *(f"{error:.2e}" for error in errors)]
+        cells = [figure.graph, role_name(figure.role), *(f"{error:.2e}" for error in errors)]
         rows.append(f"| {' | '.join(cells)} | {1 - figure.min_cosine:.1e} |")
     return "\n".join(rows)
-
-
-def _role(role: OutputRole.ValueType) -> str:
-    return OutputRole.Name(role).removeprefix("OUTPUT_ROLE_").lower()
 
 
 def _worst_line(found: Measurement) -> str:

@@ -1,23 +1,49 @@
 """The encoder in PyTorch: configuration, attention, layers, and published weights."""
 
+from attnlens_model.attention.disentangled import DisentangledAttentionConfig
 from attnlens_model.attention.masks import AttentionMask
-from attnlens_model.attention.softmax import MultiHeadSelfAttention
+from attnlens_model.attention.mechanism import (
+    ATTENTION_WEIGHTS,
+    AttentionConfig,
+    AttentionOutput,
+    OutputRole,
+)
+from attnlens_model.attention.relative_bias import RelativeBiasConfig
+from attnlens_model.attention.rotary import RotaryConfig
+from attnlens_model.attention.softmax import MultiHeadSelfAttention, SoftmaxAttentionConfig
 from attnlens_model.attention.weights import attention_weights
 from attnlens_model.checkpoint.load import Checkpoint, load_checkpoint
 from attnlens_model.config import EncoderConfig, read_config
+from attnlens_model.convolution import ConvolutionConfig
+from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
 from attnlens_model.encoder import Encoder, EncoderOutput, new_encoder
 from attnlens_model.errors import CheckpointError, ConfigError, ModelError
+from attnlens_model.feed_forward import FeedForwardConfig
+from attnlens_model.norm import NormConfig
 
 __all__ = [
+    "ATTENTION_WEIGHTS",
+    "AttentionConfig",
     "AttentionMask",
+    "AttentionOutput",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "ConvolutionConfig",
+    "DisentangledAttentionConfig",
+    "EmbeddingsConfig",
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",
+    "FeedForwardConfig",
     "ModelError",
     "MultiHeadSelfAttention",
+    "NormConfig",
+    "OutputRole",
+    "PositionsConfig",
+    "RelativeBiasConfig",
+    "RotaryConfig",
+    "SoftmaxAttentionConfig",
     "attention_weights",
     "load_checkpoint",
     "new_encoder",

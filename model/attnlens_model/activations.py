@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 def gelu(x: Tensor) -> Tensor:

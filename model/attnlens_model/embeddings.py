@@ -3,19 +3,71 @@
 Letters in shapes: B batch, T tokens, E embedding width, D encoder width (E = D where nothing is projected).
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from torch import Tensor, nn
 
-from attnlens_model.config import EncoderConfig
-from attnlens_model.norm import make_norm
+from attnlens_model.config_part import ConfigPart
+from attnlens_model.norm import NormConfig, make_norm
 
 # The standard deviation of fresh embeddings (Devlin et al. 2018, the published implementation).
 EMBEDDING_STD = 0.02
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingsConfig(ConfigPart, path="embeddings"):
+    """The tables of tokens and of token types, and what is done with their sum.
+
+    Attributes:
+        vocab_size: number of token ids.
+        pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
+        type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
+            `token_type_ids`, 1 that every token has the same and that none need to be given.
+        size: E, the width of the embeddings, which a projection brings to `hidden_size`; None means that they
+            are `hidden_size` wide and are not projected.
+        projection: "after_norm", with a bias, or "before_norm", without.
+        norm: whether the embeddings are normalised.
+    """
+
+    vocab_size: int
+    pad_token_id: int = 0
+    type_vocab_size: int = 2
+    size: int | None = None
+    projection: Literal["after_norm", "before_norm"] = "after_norm"
+    norm: bool = True
+
+    def _check(self) -> None:
+        self.require("vocab_size", self.vocab_size >= 1, "must be at least 1")
+        limit, last = "must be from 0 to vocab_size - 1", self.vocab_size - 1
+        self.require("pad_token_id", 0 <= self.pad_token_id <= last, f"{limit} = {last}")
+        limit = "must be at least 0 (0: no token types)"
+        self.require("type_vocab_size", self.type_vocab_size >= 0, limit)
+        self.require("size", self.size is None or self.size >= 1, "must be at least 1, or null")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsConfig(ConfigPart, path="positions"):
+    """The positions, learned or computed.
+
+    Attributes:
+        max_position_embeddings: their number; `EncoderConfig.max_tokens` says how many are usable.
+        scheme: which position embedding a token gets. "absolute": that of its place in the row, padding
+            included. "padding_offset": of the n-th token that is not padding, row pad_token_id + n. "none":
+            none is added; positions reach the encoder through its attention, if at all.
+    """
+
+    max_position_embeddings: int
+    scheme: Literal["absolute", "padding_offset", "none"] = "absolute"
+
+    def _check(self) -> None:
+        self.require("max_position_embeddings", self.max_position_embeddings >= 1, "must be at least 1")
+
+
 def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tensor:
     """Return which position embedding each token gets when positions are counted over tokens alone.
 
-    The n-th token that is no padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
+    The n-th token that is not padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
     gets `pad_token_id` (Liu et al. 2019, in fairseq's implementation). The publishers take for padding what
     has the padding id; here it is what the attention mask leaves out. The two differ only for a text that
     itself contains the padding token.
@@ -39,20 +91,27 @@ class Embeddings(nn.Module):
     DeBERTa's implementation projects before the norm, and without a bias.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(
+        self,
+        config: EmbeddingsConfig,
+        positions: PositionsConfig,
+        norm: NormConfig,
+        hidden_size: int,
+        dropout: float,
+    ) -> None:
         super().__init__()
-        width = config.embedding_size or config.hidden_size
+        width = config.size or hidden_size
         self.token = nn.Embedding(config.vocab_size, width)
-        has_positions = config.position_scheme != "none"
-        self.position = nn.Embedding(config.max_position_embeddings, width) if has_positions else None
+        has_positions = positions.scheme != "none"
+        self.position = nn.Embedding(positions.max_position_embeddings, width) if has_positions else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.is_projected_first = config.embedding_projection == "before_norm"
-        norm_width = config.hidden_size if self.is_projected_first else width
-        self.norm = make_norm(config, norm_width) if config.embedding_norm else None
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.is_projected_first = config.projection == "before_norm"
+        norm_width = hidden_size if self.is_projected_first else width
+        self.norm = make_norm(norm, norm_width) if config.norm else None
+        self.dropout = nn.Dropout(dropout)
         has_bias = not self.is_projected_first
-        self.projection = nn.Linear(width, config.hidden_size, has_bias) if config.embedding_size else None
-        self.position_scheme = config.position_scheme
+        self.projection = nn.Linear(width, hidden_size, has_bias) if config.size else None
+        self.position_scheme = positions.scheme
         self.pad_token_id = config.pad_token_id
         for table in (self.token, self.position, self.token_type):
             if table is not None:

@@ -1,11 +1,10 @@
 """A transformer encoder of the BERT kind (Devlin et al. 2018) and its successors, composed of parts.
 
 `EncoderConfig` chooses among the parts: which position embedding a token gets and whether embeddings are
-projected (embeddings.py), a bias on scores by distance (relative_bias.py), vectors of the distances
-(disentangled.py) or a rotation by position (rotary.py), which keys a layer sees and whether layers share
-their weights (here), the norm (norm.py) and its place, the feed-forward (layer.py) and its activation
-(activations.py), heads that share keys and values (attention.py), a convolution beside the first layer
-(convolution.py). A family of published checkpoints is such a choice, not a class.
+projected (embeddings.py), the mechanism of attention, one for all layers or a pattern (attention/), the norm
+(norm.py) and its place (layer.py), the feed-forward part (feed_forward.py), a convolution beside the first
+layer (convolution.py), and whether layers share their weights (here). A family of published checkpoints is
+such a choice, not a class.
 
 It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
 ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
@@ -18,10 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.disentangled import DistanceEmbeddings
-from attnlens_model.attention.masks import AttentionMask, causal_keep_mask, prepare_mask, window_keep_mask
-from attnlens_model.attention.relative_bias import RelativePositionBias
-from attnlens_model.attention.rotary import RotaryTables, Rotation
+from attnlens_model.attention.masks import causal_keep_mask
+from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, BatchInputs, Outputs
 from attnlens_model.config import EncoderConfig
 from attnlens_model.convolution import NeighbourConvolution
 from attnlens_model.embeddings import Embeddings
@@ -34,15 +31,13 @@ class EncoderOutput(NamedTuple):
 
     last_hidden_state: Tensor
     """(B, T, D), floating point."""
-    attentions: tuple[Tensor, ...]
-    """L tensors (B, H, T, T): every layer's weights after softmax. Empty when not asked for."""
+    layers: tuple[Outputs, ...]
+    """Of each layer, the outputs of its attention by role. Empty when not asked for."""
 
-
-class _Pattern(NamedTuple):
-    """Which keys a layer's tokens see, and how queries and keys are turned."""
-
-    mask: AttentionMask
-    rotation: Rotation | None
+    @property
+    def attentions(self) -> tuple[Tensor, ...]:
+        """L tensors (B, H, T, T): every layer's weights after softmax."""
+        return tuple(layer[ATTENTION_WEIGHTS] for layer in self.layers)
 
 
 class Encoder(nn.Module):
@@ -57,18 +52,18 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = Embeddings(config)
-        self.relative_bias = RelativePositionBias(config) if config.relative_attention_num_buckets else None
-        is_disentangled = config.disentangled_attention != "none"
-        self.distances = DistanceEmbeddings(config) if is_disentangled else None
+        norm, width, dropout = config.norm, config.hidden_size, config.hidden_dropout
+        self.embeddings = Embeddings(config.embeddings, config.positions, norm, width, dropout)
+        attentions = list(dict.fromkeys(config.layer_attentions))
+        self.shared = nn.ModuleList(attention.make_shared(config.sizes) for attention in attentions)
+        self.shared_of_layer = [attentions.index(attention) for attention in config.layer_attentions]
         self.layers = nn.ModuleList(
             EncoderLayer(config, index) for index in range(config.num_distinct_layers)
         )
-        self.convolution = NeighbourConvolution(config) if config.conv_kernel_size else None
-        self.final_norm = make_norm(config, config.hidden_size) if config.norm_placement == "pre" else None
-        self.rotary = _make_rotary(config, config.rotary_theta, config.rotary_divisor)
-        self.local_rotary = _make_rotary(config, config.local_rotary_theta, 1.0)
-        if config.is_causal or config.local_window is not None:
+        beside = config.convolution
+        self.convolution = None if beside is None else NeighbourConvolution(beside, width, norm.eps, dropout)
+        self.final_norm = make_norm(norm, width) if norm.placement == "pre" else None
+        if config.is_causal:
             # The device is named so that the values exist even when the rest is built without storage.
             positions = torch.arange(config.max_tokens, device="cpu")
             self.register_buffer("positions", positions, persistent=False)
@@ -86,10 +81,10 @@ class Encoder(nn.Module):
             input_ids: (B, T) int64, each from 0 to `vocab_size - 1`.
             attention_mask: (B, T) int64, 1 for a token and 0 for padding, on any side.
             token_type_ids: (B, T) int64; None means 0 everywhere. Of no effect where there is one type only.
-            output_attentions: whether to return every layer's weights.
+            output_attentions: whether to return every layer's outputs of attention.
 
         Returns:
-            Hidden states (B, T, D) and L weights (B, H, T, T) in the dtype of the parameters. What stands at
+            Hidden states (B, T, D) and the outputs of L layers in the dtype of the parameters. What stands at
             padded positions has no meaning.
 
         Raises:
@@ -99,36 +94,26 @@ class Encoder(nn.Module):
         if not torch.compiler.is_exporting():
             self._check_inputs(input_ids, attention_mask, token_type_ids)
         hidden_states = self.embeddings(input_ids, attention_mask, token_type_ids)  # (B, T, D)
-        patterns = self._attention_patterns(attention_mask, hidden_states.dtype)
-        position_part = self.relative_bias or self.distances
-        bias = None if position_part is None else position_part(input_ids.shape[1])
-        attentions: tuple[Tensor, ...] = ()
-        times_in_a_row = self.config.num_layers // len(self.layers)
-        for index in range(self.config.num_layers):
-            mask, rotation = patterns[self.config.is_local(index)]
-            layer = self.layers[index // times_in_a_row]
-            embedded, (hidden_states, weights) = hidden_states, layer(hidden_states, mask, bias, rotation)
+        inputs = BatchInputs(attention_mask, self._keep(attention_mask, hidden_states.dtype))
+        shared = [part(inputs) for part in self.shared]
+        layers: tuple[Outputs, ...] = ()
+        for index, number in enumerate(self.shared_of_layer):
+            layer = self.layers[index // self.config.times_in_a_row]
+            embedded, (hidden_states, outputs) = hidden_states, layer(hidden_states, *shared[number])
             if index == 0 and self.convolution is not None:
                 hidden_states = self.convolution(embedded, hidden_states, attention_mask)
             if output_attentions:
-                attentions += (weights,)
+                layers += (outputs,)
         if self.final_norm is not None:
             hidden_states = self.final_norm(hidden_states)
-        return EncoderOutput(hidden_states, attentions)
+        return EncoderOutput(hidden_states, layers)
 
-    def _attention_patterns(self, attention_mask: Tensor, dtype: torch.dtype) -> dict[bool, _Pattern]:
-        """Return what layers see, by whether they are local."""
-        num_tokens = attention_mask.shape[1]
-        keep = attention_mask.to(dtype)[:, None, None, :]  # (B, 1, 1, T)
+    def _keep(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the keep-mask (B, 1, 1, T), or (B, 1, T, T) in a causal encoder."""
+        keep = attention_mask.to(dtype)[:, None, None, :]
         if self.config.is_causal:
-            keep = keep * causal_keep_mask(self.positions[:num_tokens]).to(dtype)  # (B, 1, T, T)
-        rotation = None if self.rotary is None else self.rotary(num_tokens)
-        patterns = {False: _Pattern(prepare_mask(keep, dtype), rotation)}
-        if self.config.local_window is not None:
-            window = window_keep_mask(self.positions[:num_tokens], self.config.local_window)
-            local_rotation = rotation if self.local_rotary is None else self.local_rotary(num_tokens)
-            patterns[True] = _Pattern(prepare_mask(keep * window.to(dtype), dtype), local_rotation)
-        return patterns
+            keep = keep * causal_keep_mask(self.positions[: attention_mask.shape[1]]).to(dtype)
+        return keep
 
     def _check_inputs(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> None:
         if input_ids.ndim != 2:  # noqa: PLR2004 - (B, T)
@@ -141,12 +126,8 @@ class Encoder(nn.Module):
         limit = self.config.max_tokens
         if input_ids.shape[1] > limit:
             raise ValueError(f"{input_ids.shape[1]} tokens are more than max_tokens={limit}: truncate")
-        if token_type_ids is not None and not self.config.type_vocab_size:
+        if token_type_ids is not None and not self.config.embeddings.type_vocab_size:
             raise ValueError("token_type_ids were given but type_vocab_size=0: leave them out")
-
-
-def _make_rotary(config: EncoderConfig, theta: float | None, divisor: float) -> RotaryTables | None:
-    return None if theta is None else RotaryTables(config.head_dim, config.max_tokens, theta, divisor)
 
 
 def new_encoder(config: EncoderConfig, seed: int) -> Encoder:

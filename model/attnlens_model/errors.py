@@ -30,5 +30,10 @@ _ALIKE = 0.75
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'NAME'?)` where `name` is likely a slip of one of `known`, else nothing."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+    match = nearest(name, known)
+    return f" (did you mean {match!r}?)" if match else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` of which `name` is likely a slip."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)), None)

@@ -46,8 +46,9 @@ class Family:
         name: our name of the family, the value of `EncoderConfig.family`.
         model_types: the `model_type` values of a Hugging Face `config.json` that mean this family.
         architecture: the class that such a file names for the encoder alone.
-        read_config: turns such a file's content into keyword arguments of `EncoderConfig`.
-        write_config: turns the fields of an `EncoderConfig` into such a file's content.
+        read_config: turns such a file's content into values of an `EncoderConfig` by path.
+        write_config: turns such values into a file's content. `attention` is the list of its pattern,
+            `attention.num_heads` and the like are of its first.
         weights: see `Layout`, as are `anchor` and `roots`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
@@ -94,4 +95,6 @@ def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters,
 
 
 def _named(modules: Parameters, kind: str) -> Parameters:
-    return f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{each}.{kind}" for each in modules)
+    return (
+        f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{module}.{kind}" for module in modules)
+    )

@@ -3,10 +3,35 @@
 Letters in shapes: B batch, T tokens, D width.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.config import EncoderConfig
+from attnlens_model.config_part import ConfigPart, is_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig(ConfigPart, path="norm"):
+    """The norms of an encoder.
+
+    Attributes:
+        kind: "layer" (LayerNorm) or "rms" (RMSNorm, which has a weight alone).
+        eps: added to the variance (or mean square) in every norm.
+        bias: whether a LayerNorm has a bias; of no effect for "rms".
+        placement: "post": a norm after each residual sum. "pre": a norm before attention and feed-forward,
+            and one after the last layer; attention of the first layer has none where the embeddings were just
+            normalised.
+    """
+
+    kind: Literal["layer", "rms"] = "layer"
+    eps: float = 1e-12
+    bias: bool = True
+    placement: Literal["post", "pre"] = "post"
+
+    def _check(self) -> None:
+        self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")
 
 
 class RMSNorm(nn.Module):
@@ -31,8 +56,8 @@ class RMSNorm(nn.Module):
         return normalised.to(hidden_states.dtype) * self.weight
 
 
-def make_norm(config: EncoderConfig, width: int) -> nn.Module:
+def make_norm(config: NormConfig, width: int) -> nn.Module:
     """Return a fresh norm of the kind that the configuration names, over vectors of `width`."""
-    if config.norm == "rms":
-        return RMSNorm(width, config.layer_norm_eps)
-    return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.norm_bias)
+    if config.kind == "rms":
+        return RMSNorm(width, config.eps)
+    return nn.LayerNorm(width, eps=config.eps, bias=config.bias)

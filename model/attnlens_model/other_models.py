@@ -53,7 +53,7 @@ _KINDS: Mapping[str, Sequence[str]] = {
     _STATIC: ("model2vec",),
 }
 
-# Encoders of text that this version can't compute, and what they have that it lacks.
+# Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
     "bert-generation": "",
     "big_bird": "attention to blocks of tokens",
@@ -120,9 +120,9 @@ def refusal(model_type: str, architectures: object, supported: Sequence[str]) ->
         why = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
         what = f"an encoder that is not supported yet{why}"
     if what is None and not (close := suggestion(model_type, supported)):
-        classes = [str(each) for each in architectures] if isinstance(architectures, list) else []
+        classes = [str(name) for name in architectures] if isinstance(architectures, list) else []
         endings = (
-            kind for suffix, kind in _SUFFIXES.items() if any(each.endswith(suffix) for each in classes)
+            kind for suffix, kind in _SUFFIXES.items() if any(name.endswith(suffix) for name in classes)
         )
         what = next(endings, None)
     if what is None:
@@ -131,7 +131,7 @@ def refusal(model_type: str, architectures: object, supported: Sequence[str]) ->
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory that holds something else than a whole encoder, and say what it is.
+    """Refuse a directory that holds something other than a whole encoder, and say what it is.
 
     Raises:
         CheckpointError: it does.
@@ -146,7 +146,7 @@ def check_directory(directory: Path) -> None:
     if (directory / "config.json").is_file():
         return
     listed = read_json(directory / "modules.json")
-    modules = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    modules = [module for module in listed if isinstance(module, dict)] if isinstance(listed, list) else []
     for module in modules:
         kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
         if kind == "StaticEmbedding":

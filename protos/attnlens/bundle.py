@@ -67,8 +67,13 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `directory/manifest.json`, the field names as in the .proto file."""
-    text = json_format.MessageToJson(manifest, preserving_proto_field_name=True)
+    """Write `directory/manifest.json`, the field names as in the .proto file.
+
+    Fields that are 0, false or empty are written too: what is absent, the version that wrote it did not know.
+    """
+    text = json_format.MessageToJson(
+        manifest, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
     (directory / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
 

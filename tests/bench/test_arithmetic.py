@@ -49,7 +49,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert times == poisson_arrivals(rate=50, seconds=200, seed=1)
 
 
-def test_batches_hold_every_text_once_and_neighbours_in_length_together() -> None:
+def test_batches_have_every_text_once_and_texts_of_similar_length_together() -> None:
     assert sorted_batches([7, 1, 9, 2, 8], 2) == [[1, 3], [0, 4], [2]]
 
 
@@ -60,12 +60,12 @@ def row(name: str, rates: list[float], **more: object) -> dict[str, object]:
 
 
 def test_a_ratio_compares_within_each_repetition() -> None:
-    # The machine was half as fast in the second one: that is no difference between the two.
+    # The machine was half as fast in the second repetition, for both.
     assert ratio(row("a", [20, 10, 20]), row("b", [10, 5, 10])) == 2
     assert ratio(None, row("b", [10])) is None
 
 
-def test_the_best_peer_is_neither_ours_nor_of_another_precision() -> None:
+def test_the_best_peer_is_not_our_engine_and_computes_in_fp32() -> None:
     rows = Rows(
         [
             row("attnlens engine", [9.0]),

@@ -1,4 +1,4 @@
-"""What is measured runs in processes that may fail: the report says why, and the others go on."""
+"""Measured programs run in processes that may fail: the report says why, and the others continue."""
 
 import sys
 from pathlib import Path

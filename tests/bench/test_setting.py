@@ -15,7 +15,9 @@ from bench.setting import QUICK, Setting, find_int8_bundle
 def write_bundle(directory: Path, *types: DataType.ValueType) -> Path:
     """Write a manifest that names a graph of each type."""
     directory.mkdir()
-    write_manifest(directory, Manifest(format_version=1, graphs=[Graph(data_type=each) for each in types]))
+    write_manifest(
+        directory, Manifest(format_version=1, graphs=[Graph(data_type=data_type) for data_type in types])
+    )
     return directory
 
 
@@ -55,5 +57,9 @@ def test_for_a_bundle_without_int8_one_is_exported_once(
 def test_only_the_rows_in_int8_take_it(tmp_path: Path) -> None:
     bundle, own = write_bundle(tmp_path / "bundle"), write_bundle(tmp_path / "own")
     setting = Setting(bundle, own, tmp_path, 1, 1, 0.5, QUICK, ())
-    taken = {each.precision: each.arguments[0] for each in contestants(setting) if each.name == ENGINE}
+    taken = {
+        contestant.precision: contestant.arguments[0]
+        for contestant in contestants(setting)
+        if contestant.name == ENGINE
+    }
     assert taken == {"fp32": bundle, "int8": own}

@@ -16,7 +16,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def _program(*lines: str) -> list[str]:
-    """Return a command that runs `lines` and then the command line, its arguments being those after it."""
+    """Return a command that runs `lines` and then the command line with the arguments that follow."""
     return [
         sys.executable,
         "-c",
@@ -111,7 +111,7 @@ def test_a_bug_says_that_it_is_one(run: Run) -> None:
     assert "Traceback" in run("--debug", "info", command=broken).stderr
 
 
-def test_an_interrupt_is_said_and_has_its_own_exit_code(run: Run) -> None:
+def test_an_interrupt_is_reported_and_has_an_exit_code_of_its_own(run: Run) -> None:
     stopped = _program(
         "import click, attnlens_cli.commands.info as module",
         "def stop(): raise KeyboardInterrupt",
@@ -206,13 +206,13 @@ def test_grpc_prints_nothing_of_its_own(run: Run) -> None:
         "import atexit, os; atexit.register(lambda: print(os.environ['GRPC_VERBOSITY'])); "
         "from attnlens_cli.main import main; main()"
     )
-    told = ["-c", program]
-    assert run("--version", command=[sys.executable, *told]).stdout.endswith("\nNONE\n")
-    chosen = run("--version", command=[sys.executable, *told], env={"GRPC_VERBOSITY": "ERROR"})
+    program_words = ["-c", program]
+    assert run("--version", command=[sys.executable, *program_words]).stdout.endswith("\nNONE\n")
+    chosen = run("--version", command=[sys.executable, *program_words], env={"GRPC_VERBOSITY": "ERROR"})
     assert chosen.stdout.endswith("\nERROR\n")
 
 
-def test_a_flag_is_no_value_in_the_configuration_file(run: Run, tmp_path: Path) -> None:
+def test_true_is_not_a_value_for_an_option_of_the_configuration_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "attnlens.toml"
     file.write_text("[info]\ntimeout = true\n")
     result = run("--config-file", file, "info")

@@ -1,10 +1,8 @@
-"""Whole bundles: what is in them, when they appear, and when they don't."""
+"""Whole bundles: what is in them, and what ends an export."""
 
 import dataclasses
-import errno
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,9 @@ from attnlens.bundle import read_manifest, verify_files
 from attnlens.v1.manifest_pb2 import Pooling
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import (
-    BundleSummary,
     ExportOptions,
     GraphError,
     LintError,
-    OutputError,
     ParityError,
     SourceError,
     bundle,
@@ -33,12 +29,7 @@ from attnlens_export.graph.write import Place, write_embedded
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_model import EncoderConfig
 from attnlens_server.text import TextEncoder
-
-QUICK = ExportOptions(grid=small_grid(40))
-
-
-def export_tiny(config: EncoderConfig, output: Path, options: ExportOptions = QUICK) -> BundleSummary:
-    return export_bundle(config, output, options)
+from configs import changed
 
 
 def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
@@ -173,11 +164,12 @@ def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bu
     assert names["hidden"].shape == (2, 256, 384)
 
 
-@pytest.mark.usefixtures("traced_once")
-def test_a_fresh_encoder_is_exported_reproducibly(tiny_config: EncoderConfig, tmp_path: Path) -> None:
+def test_a_fresh_encoder_is_exported_reproducibly(
+    quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
+) -> None:
     hashes = []
     for name in ("first", "second"):
-        summary = export_tiny(tiny_config, tmp_path / name)
+        summary = export_bundle(tiny_config, tmp_path / name, quick)
         assert summary.manifest.source == "config+seed:0"
         assert summary.manifest.model_name == "bert-2x48"
         hashes.append({file.path: file.sha256 for file in summary.manifest.files})
@@ -186,20 +178,21 @@ def test_a_fresh_encoder_is_exported_reproducibly(tiny_config: EncoderConfig, tm
 
 
 def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
-    tiny_config: EncoderConfig, tmp_path: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     """The whole way, tracing included, twice with one seed and once with another."""
-    config = dataclasses.replace(tiny_config, num_layers=1)
+    config = changed(tiny_config, {"num_layers": 1})
     digests = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        export_tiny(config, tmp_path / name, dataclasses.replace(QUICK, seed=seed))
+        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed))
         digests.append(hashlib.sha256((tmp_path / name / "onnx" / "model.onnx").read_bytes()).hexdigest())
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.mark.usefixtures("traced_once")
-def test_weights_over_the_limit_go_to_a_file_of_their_own(tiny_config: EncoderConfig, output: Path) -> None:
-    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, max_embedded_bytes=10_000))
+def test_weights_over_the_limit_go_to_a_file_of_their_own(
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path
+) -> None:
+    summary = export_bundle(tiny_config, output, dataclasses.replace(quick, max_embedded_bytes=10_000))
     assert summary.manifest.parity.passed
     assert {file.path for file in summary.manifest.files} >= {"onnx/model.onnx", "onnx/model.onnx_data"}
     data_size = (output / "onnx" / "model.onnx_data").stat().st_size
@@ -219,12 +212,11 @@ def test_weights_over_the_limit_go_to_a_file_of_their_own(tiny_config: EncoderCo
     assert config["transformers.js_config"] == {"use_external_data_format": True}
 
 
-@pytest.mark.usefixtures("broken_trace")
 def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
-    tiny_config: EncoderConfig, output: Path
+    broken: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
     with pytest.raises(ParityError) as caught:
-        export_tiny(tiny_config, output)
+        export_bundle(tiny_config, output, broken)
     message = str(caught.value)
     assert "onnx/model" in message
     assert any(f"at {case}: " in message for case in small_grid(40))
@@ -233,10 +225,11 @@ def test_a_wrong_weight_fails_parity_by_name_and_leaves_nothing(
     assert list(output.parent.iterdir()) == []
 
 
-@pytest.mark.usefixtures("broken_trace")
-def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, output: Path) -> None:
-    summary = export_tiny(tiny_config, output, dataclasses.replace(QUICK, keep_failed=True))
-    assert not summary.parity.passed
+def test_a_failed_bundle_can_be_kept_and_is_marked(
+    broken: ExportOptions, tiny_config: EncoderConfig, output: Path
+) -> None:
+    summary = export_bundle(tiny_config, output, dataclasses.replace(broken, keep_failed=True))
+    assert not summary.verdict.passed
     manifest = read_manifest(output)
     assert not manifest.parity.passed
     verify_files(output, manifest)
@@ -244,80 +237,8 @@ def test_a_failed_bundle_can_be_kept_and_is_marked(tiny_config: EncoderConfig, o
     assert [path.name for path in output.parent.iterdir()] == ["tiny"]
 
 
-@pytest.mark.usefixtures("traced_once")
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("stage", ["Loading", "Tracing", "Writing", "Parity", "Hashing"])
-def test_an_interrupted_export_leaves_nothing(
-    stage: str, interruption: type[BaseException], tiny_config: EncoderConfig, output: Path
-) -> None:
-    def interrupt(current: str, _done: int, _total: int) -> None:
-        if current.startswith(stage):
-            raise interruption
-
-    with pytest.raises(interruption):
-        export_bundle(tiny_config, output, QUICK, interrupt)
-    assert list(output.parent.iterdir()) == []
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_an_unfinished_export_has_no_manifest(tiny_config: EncoderConfig, output: Path) -> None:
-    """Even where a process is killed and can't clean up."""
-    seen: list[Path] = []
-
-    def look(_stage: str, _done: int, _total: int) -> None:
-        assert not output.exists()
-        seen.extend(output.parent.rglob("manifest.json"))
-
-    export_bundle(tiny_config, output, QUICK, look)
-    assert seen == []
-    assert (output / "manifest.json").exists()
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_an_existing_bundle_is_replaced_only_by_force(tiny_config: EncoderConfig, output: Path) -> None:
-    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old"))
-    (output / "note.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="--force"):
-        export_tiny(tiny_config, output)
-    assert read_manifest(output).model_name == "old"
-    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="new", force=True))
-    assert read_manifest(output).model_name == "new"
-    assert not (output / "note.txt").exists()
-    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
-
-
-@pytest.mark.usefixtures("broken_trace")
-def test_a_failed_export_by_force_leaves_the_old_bundle(
-    tiny_config: EncoderConfig, output: Path, tiny_trace: TracedGraph
-) -> None:
-    export_tiny(tiny_config, output, dataclasses.replace(QUICK, name="old", tracer=lambda *_: tiny_trace))
-    with pytest.raises(ParityError):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
-    verify_files(output, read_manifest(output))
-    assert read_manifest(output).model_name == "old"
-    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_a_link_to_a_bundle_stays_a_link(tiny_config: EncoderConfig, output: Path, tmp_path: Path) -> None:
-    export_tiny(tiny_config, output)
-    link = tmp_path / "current"
-    link.symlink_to(output)
-    export_tiny(tiny_config, link, dataclasses.replace(QUICK, name="new", force=True))
-    assert link.is_symlink()
-    assert read_manifest(output).model_name == "new"
-
-
-def test_force_does_not_delete_what_is_no_bundle(tiny_config: EncoderConfig, output: Path) -> None:
-    output.mkdir()
-    (output / "thesis.tex").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="is no bundle"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
-    assert (output / "thesis.tex").exists()
-
-
 def test_a_graph_that_is_not_portable_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     proto = onnx.ModelProto()
     proto.CopyFrom(tiny_trace.proto)
@@ -327,12 +248,12 @@ def test_a_graph_that_is_not_portable_ends_the_export(
     proto.graph.node.append(dropout)
     traced = TracedGraph(proto, tiny_trace.weights)
     with pytest.raises(LintError, match="Dropout is not allowed"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
+        export_bundle(tiny_config, output, dataclasses.replace(quick, tracer=lambda *_: traced))
     assert list(output.parent.iterdir()) == []
 
 
 def test_a_graph_that_is_not_onnx_ends_the_export(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, tiny_trace: TracedGraph, output: Path
 ) -> None:
     """A node in the wrong place, which the lint does not look at."""
     proto = onnx.ModelProto()
@@ -343,12 +264,11 @@ def test_a_graph_that_is_not_onnx_ends_the_export(
     proto.graph.node.append(first)
     traced = TracedGraph(proto, tiny_trace.weights)
     with pytest.raises(GraphError, match="is not valid ONNX"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, tracer=lambda *_: traced))
+        export_bundle(tiny_config, output, dataclasses.replace(quick, tracer=lambda *_: traced))
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_weights_are_read_back_after_writing(
-    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a row of the token table that no input of the grid reads."""
 
@@ -361,108 +281,24 @@ def test_weights_are_read_back_after_writing(
         return places
 
     monkeypatch.setattr(bundle, "write_embedded", write_wrongly)
-    options = dataclasses.replace(QUICK, grid=[Case(1, 1, Padding.NONE)])
+    options = dataclasses.replace(quick, grid=[Case(1, 1, Padding.NONE)])
     with pytest.raises(GraphError, match=r"the bytes of embeddings\.token\.weight are not those"):
-        export_tiny(tiny_config, output, options)
+        export_bundle(tiny_config, output, options)
 
 
-@pytest.mark.parametrize("manifest", ['{"name": "My web app", "icons": []}', "[]", "", "{"])
-def test_force_does_not_delete_a_directory_with_a_manifest_of_another_kind(
-    manifest: str, tiny_config: EncoderConfig, output: Path
+def test_pooling_options_end_up_in_the_manifest(
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path
 ) -> None:
-    output.mkdir()
-    (output / "manifest.json").write_text(manifest, encoding="utf-8")
-    (output / "index.html").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="is no bundle"):
-        export_tiny(tiny_config, output, dataclasses.replace(QUICK, force=True))
-    assert {path.name for path in output.iterdir()} == {"manifest.json", "index.html"}
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_what_appears_at_the_target_during_an_export_is_not_replaced(
-    tiny_config: EncoderConfig, output: Path
-) -> None:
-    def appear(stage: str, _done: int, _total: int) -> None:
-        if stage.startswith("Hashing"):
-            output.mkdir()
-            (output / "thesis.tex").write_text("mine", encoding="utf-8")
-
-    with pytest.raises(OutputError, match="is no bundle"):
-        export_bundle(tiny_config, output, dataclasses.replace(QUICK, force=True), appear)
-    assert [path.name for path in output.iterdir()] == ["thesis.tex"]
-    assert [path.name for path in output.parent.iterdir()] == ["tiny"]
-
-
-@pytest.mark.usefixtures("broken_trace")
-def test_a_failed_export_removes_the_parents_that_it_made(tiny_config: EncoderConfig, output: Path) -> None:
-    with pytest.raises(ParityError):
-        export_tiny(tiny_config, output / "a" / "b")
-    assert list(output.parent.iterdir()) == []
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_a_full_disk_is_reported_with_the_target(
-    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(bundle, "write_embedded", fill)
-    with pytest.raises(OutputError, match=r"bundles/tiny can't be written: No space left on device"):
-        export_tiny(tiny_config, output)
-    assert list(output.parent.iterdir()) == []
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_a_source_that_can_not_be_read_is_not_blamed_on_the_target(
-    tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/checkpoint/LICENSE")
-
-    monkeypatch.setattr(bundle, "copy_described", refuse)
-    with pytest.raises(PermissionError, match="/checkpoint/LICENSE"):
-        export_tiny(tiny_config, output)
-
-
-def test_a_loop_of_links_is_refused(tiny_config: EncoderConfig, output: Path) -> None:
-    output.symlink_to(output)
-    with pytest.raises(OutputError, match="is no bundle"):
-        export_tiny(tiny_config, output)
-
-
-def test_a_target_that_is_not_utf_8_is_refused(tiny_config: EncoderConfig, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="is not UTF-8"):
-        export_tiny(tiny_config, tmp_path / os.fsdecode(b"\xff"))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_an_empty_directory_is_taken(tiny_config: EncoderConfig, output: Path) -> None:
-    output.mkdir()
-    export_tiny(tiny_config, output)
-    assert (output / "manifest.json").exists()
-
-
-def test_a_target_below_a_file_is_refused(tiny_config: EncoderConfig, output: Path) -> None:
-    output.write_text("a file", encoding="utf-8")
-    with pytest.raises(OutputError):
-        export_tiny(tiny_config, output / "bundle")
-
-
-@pytest.mark.usefixtures("traced_once")
-def test_pooling_options_end_up_in_the_manifest(tiny_config: EncoderConfig, output: Path) -> None:
-    options = dataclasses.replace(QUICK, pooling="cls", normalize=True)
-    pooling = export_tiny(tiny_config, output, options).manifest.pooling
+    options = dataclasses.replace(quick, pooling="cls", normalize=True)
+    pooling = export_bundle(tiny_config, output, options).manifest.pooling
     assert pooling.pooling == Pooling.POOLING_CLS
     assert pooling.normalize
 
 
-@pytest.mark.usefixtures("traced_once")
 def test_a_tokenizer_of_another_model_ends_the_export(
-    tiny_config: EncoderConfig, output: Path, minilm_dir: Path
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path, minilm_dir: Path
 ) -> None:
-    options = dataclasses.replace(QUICK, tokenizer=minilm_dir / "tokenizer.json")
+    options = dataclasses.replace(quick, tokenizer=minilm_dir / "tokenizer.json")
     with pytest.raises(SourceError, match="belongs to another model"):
-        export_tiny(tiny_config, output, options)
+        export_bundle(tiny_config, output, options)
     assert list(output.parent.iterdir()) == []

@@ -1,9 +1,9 @@
 """`attnlens export` and `attnlens check`: exit codes, messages, output."""
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +16,7 @@ from attnlens_export import bundle
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
+from configs import changed
 from small_bundles import MODELS
 
 
@@ -267,7 +268,7 @@ def test_an_encoder_that_no_memory_holds_is_refused(
     tiny_config: EncoderConfig, tmp_path: Path, output: Path
 ) -> None:
     path = tmp_path / "large.json"
-    path.write_text(dataclasses.replace(tiny_config, vocab_size=10**12).to_json(), encoding="utf-8")
+    path.write_text(changed(tiny_config, {"embeddings.vocab_size": 10**12}).to_json(), encoding="utf-8")
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 1
     assert "no memory for an encoder of this size" in result.stderr
@@ -285,10 +286,10 @@ def test_a_signal_leaves_nothing_behind(
     number: signal.Signals, code: int, config_file: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+    def interrupted(*arguments: Any) -> Manifest:
         assert [path.suffix for path in output.parent.iterdir()] == [".partial"]
         signal.raise_signal(number)
-        return describe_bundle(directory, config)
+        return describe_bundle(*arguments)
 
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(number, signal.SIG_DFL)  # it may be ignored, where the tests run under nohup
@@ -308,9 +309,9 @@ def test_an_ignored_hangup_stays_ignored(
 ) -> None:
     """As under nohup."""
 
-    def interrupted(directory: Path, config: EncoderConfig) -> Manifest:
+    def interrupted(*arguments: Any) -> Manifest:
         signal.raise_signal(signal.SIGHUP)
-        return describe_bundle(directory, config)
+        return describe_bundle(*arguments)
 
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, export_bundle
-from attnlens_export.check import check_bundle, rebuild_encoder
+from attnlens_export.check import check_bundle
+from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import EncoderConfig, read_config
@@ -176,7 +177,7 @@ def test_a_bundle_states_the_usable_length_and_passes_a_check(exported: Exported
     assert manifest.max_tokens == exported.config.max_tokens
     # Rebuilt from the weights inside the graph: every parameter is there under its name.
     grid = [Case(2, exported.config.max_tokens, Padding.RIGHT)]
-    assert check_bundle(exported.bundle, grid=grid).parity.passed
+    assert check_bundle(exported.bundle, grid=grid).verdict.passed
 
 
 def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported: Exported) -> None:
@@ -185,8 +186,8 @@ def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported
     assert content["hidden_size"] == config.hidden_size
     assert content["num_hidden_layers"] == config.num_layers
     assert content["num_attention_heads"] == config.num_heads
-    assert content["intermediate_size"] == config.intermediate_size
-    assert content["max_position_embeddings"] == config.max_position_embeddings
+    assert content["intermediate_size"] == config.feed_forward.intermediate_size
+    assert content["max_position_embeddings"] == config.positions.max_position_embeddings
     assert read_config(exported.bundle / "config.json") == config
     published = type(exported.model.config).from_pretrained(exported.bundle)
     assert EncoderConfig.from_dict(published.to_dict()) == config

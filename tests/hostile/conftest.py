@@ -1,4 +1,4 @@
-"""One server that all attacks share: each must leave it as it was."""
+"""One server that all attacks share; each attack must leave it unchanged."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def attacked_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def target(attacked_server: ServerProcess) -> Iterator[Target]:
-    """The server under attack, looked at again when the test is over."""
+    """The server under attack, which is checked again after the test."""
     target = Target(attacked_server)
     target.remember()
     yield target

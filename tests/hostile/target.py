@@ -1,4 +1,4 @@
-"""What the attacks share: requests as bytes, and a look at the server before and after."""
+"""What the attacks share: requests as bytes, and checks of the server before and after."""
 
 import grpc
 import numpy as np
@@ -22,7 +22,7 @@ INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 
 
 class Target:
-    """A server, and what it was like before the attack."""
+    """A server, and its state before the attack."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -30,7 +30,7 @@ class Target:
         self.process = RunningServer(server.address, server.process.pid)
 
     def remember(self) -> None:
-        """Take down what must not change."""
+        """Record what must not change."""
         self._vector = self.vector()
         self._log_size = len(self.server.log())
         self.process.forget_peak()
@@ -59,7 +59,7 @@ class Target:
             return EncoderServiceStub(channel).Embed(HELLO, timeout=DEADLINE_S).embeddings.data
 
     def check_unharmed(self) -> None:
-        """Alive, serving, the same numbers, and not a word of a fault in the log."""
+        """Check that the server runs, serves, gives the same vector, and has logged no traceback."""
         assert self.server.process.poll() is None
         with grpc.insecure_channel(self.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)

@@ -1,4 +1,4 @@
-"""Clients that read nothing, leave in the middle, or ask for more than they wait for."""
+"""Clients that read nothing, leave in the middle of a reply, or cancel most of their calls."""
 
 import subprocess
 import time
@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 
 
 def ask_until_served(target: Target, path: str, message: bytes) -> None:
-    """An honest caller who comes again when there is no room."""
+    """Ask as an honest caller does: try again while the server is overloaded."""
     end = time.monotonic() + IN_TIME_S
     while (reply := target.ask(path, message)).status != OK:
         assert reply.reason == "OVERLOADED"
@@ -41,7 +41,7 @@ def ask_until_served(target: Target, path: str, message: bytes) -> None:
 
 
 def wait_for_ends(target: Target, client: RawClient, replies: list[Reply]) -> None:
-    """Wait for the ends of calls. gRPC lets go of the last call that it accepted when it accepts another."""
+    """Wait until all calls have ended. gRPC releases the last accepted call when it accepts another one."""
     end = time.monotonic() + IN_TIME_S
     while not all(reply.ended for reply in replies):
         assert time.monotonic() < end, "calls that don't end"
@@ -51,7 +51,7 @@ def wait_for_ends(target: Target, client: RawClient, replies: list[Reply]) -> No
 
 
 def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> None:
-    """Make calls whose replies nobody reads; an honest caller must be served, and each call must end."""
+    """Make calls and leave their replies unread; an honest caller must be served, and each call must end."""
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(target.address, window_bytes=0)) for _ in range(8)]
         shares = [num_calls // 8 + (number < num_calls % 8) for number in range(8)]
@@ -70,11 +70,11 @@ def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> 
     assert statuses <= {(CANCELLED, ""), (RESOURCE_EXHAUSTED, "OVERLOADED")}
 
 
-def test_replies_that_nobody_reads_hold_nobody_up(target: Target) -> None:
+def test_unread_replies_do_not_block_other_callers(target: Target) -> None:
     stall_and_ask(target, "Encode", MAPS.SerializeToString(), num_calls=72)
 
 
-def test_streams_that_nobody_reads_hold_nobody_up(target: Target) -> None:
+def test_unread_streams_do_not_block_other_callers(target: Target) -> None:
     stall_and_ask(target, "EncodeStream", STREAM.SerializeToString(), num_calls=50)
 
 
@@ -87,7 +87,7 @@ def test_a_stream_whose_first_message_is_not_read_is_ended(target: Target) -> No
 
 
 @pytest.mark.parametrize(("name", "request_"), [("Encode", MAPS), ("EncodeStream", STREAM)])
-def test_clients_that_leave_during_a_reply_are_no_fault(
+def test_clients_that_leave_during_a_reply_cause_no_fault(
     target: Target, name: str, request_: pb.EncodeRequest | pb.EncodeStreamRequest
 ) -> None:
     for _ in range(5):
@@ -100,14 +100,14 @@ def test_clients_that_leave_during_a_reply_are_no_fault(
 def start_tokenizing(
     target: Target, stub: EncoderServiceStub
 ) -> "list[grpc._CallFuture[pb.TokenizeResponse]]":
-    """Ask for far more than can be done soon; return when some of it has been done."""
+    """Start long work, and return when some of it is done."""
     before = target.process.cpu_s
     calls = [stub.Tokenize.future(MANY_TEXTS) for _ in range(16)]
     wait_until(lambda: target.process.cpu_s - before > 0.5)
     return calls
 
 
-def test_work_that_nobody_waits_for_any_more_is_dropped(target: Target) -> None:
+def test_the_work_of_cancelled_calls_is_dropped(target: Target) -> None:
     with grpc.insecure_channel(target.address) as channel:
         stub = EncoderServiceStub(channel)
         for call in start_tokenizing(target, stub):
@@ -117,7 +117,7 @@ def test_work_that_nobody_waits_for_any_more_is_dropped(target: Target) -> None:
         )
 
 
-def test_work_that_goes_on_does_not_hold_up_the_end(minilm_bundle: Path) -> None:
+def test_running_work_does_not_delay_the_shutdown(minilm_bundle: Path) -> None:
     with (
         ServerProcess(minilm_bundle, "--drain-timeout-s", "2") as server,
         grpc.insecure_channel(server.address) as channel,

@@ -1,4 +1,4 @@
-"""Bytes that are no message, messages made to cost far more than their bytes, and texts made to be slow."""
+"""Bytes that are not a message, messages that cost far more than their size, and texts that are slow."""
 
 import gzip
 from contextlib import ExitStack
@@ -13,18 +13,18 @@ LONGEST_TEXT = "word " * 26_000  # nearly the 128 KiB that a text may have
 LARGEST_BYTES = (32 << 20) - 64  # nearly what a message may have
 QUERIES = pb.EncodeRequest.ATTENTION_FIELD_NUMBER
 METHODS = ["Embed", "Encode", "EncodeStream", "Tokenize", "ListModels", "GetModel"]
-NO_MESSAGES = [
+MALFORMED = [
     b"\xff" * 11,
     b"\x12\x7f",
     b"\x0b",
 ]  # an endless number, a missing end, a group that stays open
-# Of processor time of the event loop's thread, which another process on the machine does not change.
+# Processor time of the event loop's thread; other processes on the machine do not change it.
 LOOP_CPU_S = 0.3
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_bytes_that_are_no_message_are_told_so_and_not_logged(target: Target, name: str) -> None:
-    for message in NO_MESSAGES * 10:
+def test_bytes_that_are_not_a_message_are_refused_and_not_logged(target: Target, name: str) -> None:
+    for message in MALFORMED * 10:
         reply = target.ask(method(name), message)
         assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "MALFORMED_REQUEST")
         for internal in ("DecodeError", "Traceback", "class", "Unexpected"):
@@ -41,8 +41,10 @@ def test_bytes_that_are_no_message_are_told_so_and_not_logged(target: Target, na
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-def test_bytes_that_are_no_message_for_health_or_reflection_are_not_logged(target: Target, path: str) -> None:
-    for message in NO_MESSAGES:
+def test_bytes_that_are_not_a_message_for_health_or_reflection_are_not_logged(
+    target: Target, path: str
+) -> None:
+    for message in MALFORMED:
         assert target.ask(path, message).status != OK
     assert target.new_log == ""
 
@@ -63,7 +65,7 @@ def test_compressed_requests_are_refused_before_they_are_inflated(target: Target
     assert target.peak_growth_mib < 100
 
 
-def test_uploads_that_never_end_disturb_nobody(target: Target) -> None:
+def test_unfinished_uploads_do_not_disturb_other_calls(target: Target) -> None:
     with RawClient(target.address) as client:
         for announced_bytes in (1 << 16, 1 << 30):
             for _ in range(50):
@@ -91,7 +93,7 @@ def test_many_queries_do_not_hold_up_the_event_loop(target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", ["Embed", "Encode"])
-def test_many_ids_do_not_hold_up_the_event_loop(target: Target, name: str) -> None:
+def test_many_ids_do_not_block_the_event_loop(target: Target, name: str) -> None:
     ids = repeated_field(1, b"\x01" * 130_000)
     request = repeated_field(2, repeated_field(2, ids)) * 256
     assert LARGEST_BYTES * 0.99 < len(request) < LARGEST_BYTES

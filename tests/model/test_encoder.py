@@ -1,6 +1,5 @@
 """What holds for any encoder, whatever its weights."""
 
-import dataclasses
 import math
 
 import pytest
@@ -9,16 +8,19 @@ from torch import Tensor, nn
 
 from attnlens_model import Encoder, EncoderConfig, EncoderOutput, new_encoder
 from attnlens_model.embeddings import padding_offset_positions
+from configs import changed, small_config
 
-SMALL = EncoderConfig(
-    vocab_size=101,
-    hidden_size=24,
-    num_layers=3,
-    num_heads=4,
-    intermediate_size=40,
-    max_position_embeddings=32,
+SMALL = small_config(
+    {
+        "embeddings.vocab_size": 101,
+        "hidden_size": 24,
+        "num_layers": 3,
+        "attention.num_heads": 4,
+        "feed_forward.intermediate_size": 40,
+        "positions.max_position_embeddings": 32,
+    }
 )
-CAUSAL = dataclasses.replace(SMALL, is_causal=True)
+CAUSAL = changed(SMALL, {"is_causal": True})
 
 
 def lively(config: EncoderConfig) -> Encoder:
@@ -32,7 +34,7 @@ def lively(config: EncoderConfig) -> Encoder:
 
 
 def random_ids(*shape: int) -> Tensor:
-    return torch.randint(0, SMALL.vocab_size, shape)
+    return torch.randint(0, SMALL.embeddings.vocab_size, shape)
 
 
 def run(
@@ -44,15 +46,19 @@ def run(
     return output
 
 
+def tensors(output: EncoderOutput) -> tuple[Tensor, ...]:
+    return (output.last_hidden_state, *output.attentions)
+
+
 def largest_difference(one: EncoderOutput, other: EncoderOutput) -> float:
-    pairs = zip((one[0], *one[1]), (other[0], *other[1]), strict=True)
+    pairs = zip(tensors(one), tensors(other), strict=True)
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 512])
 @pytest.mark.parametrize("batch", [1, 10])
 def test_shapes(batch: int, tokens: int) -> None:
-    encoder = new_encoder(dataclasses.replace(SMALL, max_position_embeddings=512, num_layers=2), seed=0)
+    encoder = new_encoder(changed(SMALL, {"positions.max_position_embeddings": 512, "num_layers": 2}), seed=0)
     output = run(encoder, random_ids(batch, tokens))
     assert output.last_hidden_state.shape == (batch, tokens, 24)
     assert [weights.shape for weights in output.attentions] == [(batch, 4, tokens, tokens)] * 2
@@ -62,7 +68,7 @@ def test_attentions_are_empty_unless_asked_for_and_the_hidden_states_are_the_sam
     encoder, ids = lively(SMALL), random_ids(2, 7)
     with_attentions = run(encoder, ids)
     without = encoder(ids, torch.ones_like(ids))
-    assert without.attentions == ()
+    assert without.layers == ()
     assert torch.equal(without.last_hidden_state, with_attentions.last_hidden_state)
 
 
@@ -98,7 +104,7 @@ def test_what_stands_in_one_row_or_in_padding_reaches_no_other_row() -> None:
 def test_a_causal_encoder_does_not_look_ahead_and_another_does() -> None:
     ids = random_ids(2, 12)
     changed = ids.clone()
-    changed[:, 8] = (ids[:, 8] + 1) % SMALL.vocab_size
+    changed[:, 8] = (ids[:, 8] + 1) % SMALL.embeddings.vocab_size
     for config, leaks in ((CAUSAL, False), (SMALL, True)):
         encoder = lively(config)
         before, after = run(encoder, ids), run(encoder, changed)
@@ -110,7 +116,7 @@ def test_a_causal_encoder_does_not_look_ahead_and_another_does() -> None:
 
 def test_a_causal_encoder_in_half_precision_does_not_look_ahead_either() -> None:
     # bfloat16 counts exactly to 256 only.
-    config = dataclasses.replace(CAUSAL, max_position_embeddings=600, num_layers=1)
+    config = changed(CAUSAL, {"positions.max_position_embeddings": 600, "num_layers": 1})
     output = run(lively(config).bfloat16(), random_ids(1, 600))
     assert output.last_hidden_state.dtype == torch.bfloat16
     keep = torch.ones(600, 600, dtype=torch.bool).tril()
@@ -137,7 +143,7 @@ def test_token_types_are_zero_when_left_out_and_matter_when_given() -> None:
 
 
 def test_an_encoder_without_token_types_has_no_table_and_refuses_them() -> None:
-    encoder, ids = lively(dataclasses.replace(SMALL, type_vocab_size=0)), random_ids(2, 6)
+    encoder, ids = lively(changed(SMALL, {"embeddings.type_vocab_size": 0})), random_ids(2, 6)
     assert not any("token_type" in name for name in encoder.state_dict())
     assert run(encoder, ids).last_hidden_state.shape == (2, 6, 24)
     with pytest.raises(ValueError, match="type_vocab_size=0: leave them out"):
@@ -151,7 +157,7 @@ def test_positions_with_an_offset_count_live_tokens_wherever_the_padding_is() ->
 
 
 def test_the_only_token_type_need_not_be_given() -> None:
-    encoder, ids = lively(dataclasses.replace(SMALL, type_vocab_size=1)), random_ids(2, 6)
+    encoder, ids = lively(changed(SMALL, {"embeddings.type_vocab_size": 1})), random_ids(2, 6)
     assert largest_difference(run(encoder, ids), run(encoder, ids, types=torch.zeros_like(ids))) == 0
     before = run(encoder, ids)
     with torch.no_grad():
@@ -160,8 +166,8 @@ def test_the_only_token_type_need_not_be_given() -> None:
 
 
 def test_layers_that_share_weights_are_applied_in_groups() -> None:
-    shared = lively(dataclasses.replace(SMALL, num_layers=4, num_hidden_groups=2))
-    unrolled = Encoder(dataclasses.replace(SMALL, num_layers=4)).eval()
+    shared = lively(changed(SMALL, {"num_layers": 4, "num_hidden_groups": 2}))
+    unrolled = Encoder(changed(SMALL, {"num_layers": 4})).eval()
     weights = shared.state_dict()
     for layer in (3, 2, 1, 0):
         own = {name: each for name, each in weights.items() if name.startswith(f"layers.{layer // 2}.")}
@@ -189,7 +195,7 @@ def test_float64_says_the_same_more_precisely(config: EncoderConfig) -> None:
     mask[1, :4] = 0
     single = run(encoder, ids, mask)
     double = run(encoder.double(), ids, mask)
-    assert {t.dtype for t in (double[0], *double[1])} == {torch.float64}
+    assert {t.dtype for t in tensors(double)} == {torch.float64}
     assert 0 < largest_difference(single, double) < 1e-5
 
 
@@ -203,7 +209,9 @@ def test_a_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> N
 
 
 def test_fresh_matrices_are_xavier_uniform_one_by_one() -> None:
-    config = dataclasses.replace(SMALL, hidden_size=128, intermediate_size=320, type_vocab_size=32)
+    config = changed(
+        SMALL, {"hidden_size": 128, "feed_forward.intermediate_size": 320, "embeddings.type_vocab_size": 32}
+    )
     for name, module in new_encoder(config, seed=0).named_modules():
         if isinstance(module, nn.Linear):
             expected_std = math.sqrt(2 / (module.in_features + module.out_features))

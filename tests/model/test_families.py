@@ -75,6 +75,20 @@ MODERNBERT = [
         for num_tokens in (8, 9, 10)
     ),
     OddModel("ModernBert", MODERN_SIZES | {"local_attention": 2, "global_attn_every_n_layers": 1}, 1),
+    OddModel(
+        "ModernBert",
+        MODERN_SIZES
+        | {
+            "num_hidden_layers": 3,
+            "local_attention": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+                "sliding_attention": {"rope_type": "linear", "rope_theta": 70.0, "factor": 2.0},
+            },
+        },
+        std=0.1,
+    ),
 ]
 NOMIC = [
     OddModel("NomicBert", {"num_attention_heads": 4}, std=0.1),
@@ -260,7 +274,7 @@ def test_a_text_gets_the_same_result_alone_and_padded_on_either_side(odd: OddMod
     inputs = random_inputs(model.config, torch.ones(1, length, dtype=torch.int64))
     alone = run(encoder, inputs)
     # Absolute positions move with the padding, in the published models too; all others do not.
-    sides = [False, True] if encoder.config.position_scheme != "absolute" else [False]
+    sides = [False, True] if encoder.config.positions.scheme != "absolute" else [False]
     for is_left in sides:
         room = (odd.num_tokens - length, 0) if is_left else (0, odd.num_tokens - length)
         padded = run(encoder, {name: nn.functional.pad(each, room) for name, each in inputs.items()})

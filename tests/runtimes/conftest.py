@@ -6,15 +6,17 @@ import pytest
 
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.parity.grid import small_grid
-from attnlens_model import EncoderConfig
+from configs import small_config
 
-CONFIG = EncoderConfig(
-    vocab_size=101,
-    hidden_size=48,
-    num_layers=2,
-    num_heads=4,
-    intermediate_size=56,
-    max_position_embeddings=40,
+CONFIG = small_config(
+    {
+        "embeddings.vocab_size": 101,
+        "hidden_size": 48,
+        "num_layers": 2,
+        "attention.num_heads": 4,
+        "feed_forward.intermediate_size": 56,
+        "positions.max_position_embeddings": 40,
+    }
 )
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from attnlens_export.check import rebuild_encoder
 from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, small_grid
-from attnlens_export.parity.runtimes import RuntimeOptions, RuntimeParity, RuntimeResult, find_runtimes
+from attnlens_export.parity.measure import Subject
+from attnlens_export.parity.runtimes import RuntimeOptions, RuntimeResult, find_runtimes, measure_runtime
 from attnlens_model import read_config
 from attnlens_runtimes import Installed
 
@@ -32,8 +33,8 @@ def measure_all(
     config = read_config(bundle / "config.json")
     encoder = rebuild_encoder(bundle / EMBEDDINGS_PATH, config)
     cases = cases or small_grid(config.max_tokens)
-    parity = RuntimeParity(encoder, config, altered or bundle, cases, "test")
-    return parity.measure(runtime, 120, lambda _done, _total, _case: None)
+    subject = Subject(altered or bundle, encoder, config, "test", cases)
+    return measure_runtime(subject, runtime, 120, lambda _detail, _done, _total: None)
 
 
 def found(name: str, node_modules: Path | None = None) -> Installed:

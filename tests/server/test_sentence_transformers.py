@@ -222,7 +222,7 @@ def test_a_manifest_with_other_prompts_or_layers_than_the_files_is_refused(
 
 
 def test_a_checked_bundle_has_the_prompts_and_layers_of_its_files(bundle: Path) -> None:
-    assert check_bundle(bundle, grid=GRID).parity.passed
+    assert check_bundle(bundle, grid=GRID).verdict.passed
 
 
 def test_a_changed_dense_weight_is_found_by_its_hash(bundle: Path, tmp_path: Path) -> None:

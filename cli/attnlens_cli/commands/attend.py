@@ -8,7 +8,7 @@ import click
 
 from attnlens_cli.files.new_file import checked_path
 from attnlens_cli.files.text_lines import is_sendable
-from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def attend(
     truncate: bool,
     as_json: bool,
     png: str | None,
-    server: Server,
+    server: ServerOptions,
 ) -> None:
     """Show the attention weights of TEXT: rows are tokens, columns are what they attend to.
 
@@ -77,7 +77,9 @@ def attend(
         print_map(attention, top)
 
 
-def _fetch(text: str, layer: int, head: int | None, server: Server, *, truncate: bool) -> "AttentionMap":
+def _fetch(
+    text: str, layer: int, head: int | None, server: ServerOptions, *, truncate: bool
+) -> "AttentionMap":
     from attnlens_cli.show.attention_map import AttentionMap
     from attnlens_client import Client, InputTooLongError
 

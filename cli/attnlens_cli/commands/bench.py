@@ -31,7 +31,7 @@ _MAX_THREADS = 1024
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers with commas between them, each above 0 and at most `most`."""
+    """Numbers separated by commas, each above 0 and at most `most`."""
 
     name = "numbers"
 
@@ -54,10 +54,10 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
             except ValueError:
                 number = self._kind(0)
             if not (math.isfinite(number) and 0 < number <= self._most):
-                whole = "whole numbers" if self._kind is int else "numbers"
+                kind = "whole number" if self._kind is int else "number"
                 self.fail(
-                    f"{part.strip()!r} is no entry for {whole} above 0, at most {self._most:g}, with commas "
-                    "between them",
+                    f"{part.strip()!r} is not a {kind} above 0 and up to {self._most:g} "
+                    "(separate several by commas)",
                     param,
                     ctx,
                 )
@@ -111,8 +111,8 @@ def bench(
     """Find the settings of `attnlens serve` that suit the bundle in DIR on this machine.
 
     Times the graph alone for batches of different shapes, then the engine with different --threads, --lanes
-    and --max-batch-tokens, and with the best of them the latency at several loads. In this process, with
-    neither gRPC nor tokenization. Leave the machine alone meanwhile.
+    and --max-batch-tokens, and then the latency of the best setting at several loads. All in this process,
+    without gRPC and tokenization. Leave the machine alone while it runs.
     """
     from loky import cpu_count
 
@@ -131,7 +131,13 @@ def bench(
             rates=rates or (),
         )
         with shown_stages() as progress:
-            report = run_bench(opened, config, workload, bench_options, progress)
+            report = run_bench(
+                opened,
+                config,
+                workload,
+                bench_options,
+                lambda stage, done, total: progress(stage, "", done, total),
+            )
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except StartupError as error:
@@ -158,7 +164,7 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
 
 
 def _serve_command(bundle: Path, config: ServerConfig, report: "Report") -> str:
-    """Return the line that starts a server as was measured best."""
+    """Return the command that starts a server with the best setting."""
     best = report.best.setting
     words = ["attnlens", "serve", os.fspath(bundle)]
     words += ["--provider", report.provider] if report.provider == "cuda" else []

@@ -9,8 +9,8 @@ import click
 from attnlens_cli.commands.options import parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.parity_table import parity_table, raise_failures
+from attnlens_cli.show.precision_tables import show_precisions
 from attnlens_cli.show.progress import shown_stages
-from attnlens_cli.show.quantization_table import show_quantization
 from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def check(
         click.echo(json.dumps(_as_json(summary), indent=2))
     else:
         _show(summary)
-    raise_failures(summary.parity)
+    raise_failures(summary.verdict)
     raise_runtime_failures(summary)
     if not summary.manifest.parity.passed:
         raise click.ClickException(
@@ -112,15 +112,18 @@ def _as_json(summary: "CheckSummary") -> dict[str, Any]:
 
     manifest = summary.manifest
     content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
-    return content | report_content(summary.parity) | runtimes_as_json(summary)
+    return content | report_content(summary.verdict) | runtimes_as_json(summary)
 
 
 def _show(summary: "CheckSummary") -> None:
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    manifest, parity = summary.manifest, summary.parity
-    Console().print(parity_table(parity, f"{manifest.model_name} against {parity.reference_name}"))
-    show_quantization(manifest, parity)
+    manifest, verdict = summary.manifest, summary.verdict
+    title = f"{manifest.model_name} against {verdict.parity.reference_name}"
+    Console().print(parity_table(verdict, title))
+    show_precisions(verdict)
     click.echo(f"{len(manifest.files)} files have the hashes of the manifest; the graphs are portable")
+    if summary.not_stated:
+        click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")
     if summary.runtimes or summary.missing:
         show_runtimes(summary)

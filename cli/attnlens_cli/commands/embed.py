@@ -1,4 +1,4 @@
-"""`attnlens embed`: the lines of a file become vectors, many calls at a time, in bounded memory."""
+"""`attnlens embed`: turns the lines of a file into vectors, many calls at a time, in bounded memory."""
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import asyncio
@@ -18,9 +18,9 @@ from attnlens_cli.commands.options import POOLINGS
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import Batches, Line, read_lines
 from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import counted
-from attnlens_cli.show.progress import Progress, shown_progress
+from attnlens_cli.show.progress import TextProgress, shown_progress
 
 if TYPE_CHECKING:
     from attnlens_cli.files.vector_files import VectorWriter
@@ -30,8 +30,8 @@ _STDIO = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What to embed, where to, and how."""
+class Settings:
+    """What to embed, how, and where to write it."""
 
     input: str
     output: str
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(slots=True)
 class Counts:
-    """What has been done so far."""
+    """How much has been done so far."""
 
     texts: int = 0
     tokens: int = 0
@@ -51,7 +51,7 @@ class Counts:
     started: float = field(default_factory=time.monotonic)
 
     def summary(self) -> str:
-        """Return one line for the end."""
+        """Return the line that is printed at the end."""
         seconds = time.monotonic() - self.started
         cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
         rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
@@ -108,7 +108,7 @@ def embed(
     input_format: str,
     batch_size: int,
     in_flight: int,
-    server: Server,
+    server: ServerOptions,
     **options: Any,  # noqa: ANN401 - each is an argument of `embed`
 ) -> None:
     """Turn each line of FILE (- or nothing: standard input) into a vector.
@@ -121,7 +121,7 @@ def embed(
         raise click.UsageError("give either --prompt-name or --prompt")
     if output != _STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
-    job = Job(
+    settings = Settings(
         input=file,
         output=output,
         is_jsonl=input_format == "jsonl" or (input_format == "auto" and file.lower().endswith(".jsonl")),
@@ -133,35 +133,35 @@ def embed(
         raise click.UsageError("standard input is closed: give FILE")
     if output == _STDIO and sys.stdout is None:
         raise click.UsageError("standard output is closed: give --output")
-    counts = asyncio.run(_run(job, server))
+    counts = asyncio.run(_run(settings, server))
     target = "" if output == _STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)
 
 
-async def _run(job: Job, server: Server) -> Counts:
+async def _run(settings: Settings, server: ServerOptions) -> Counts:
     from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
-    settings = server.client_settings()
-    async with AsyncClient(server.address, batch_size=job.batch_size, **settings) as client:
+    connection = server.client_settings()
+    async with AsyncClient(server.address, batch_size=settings.batch_size, **connection) as client:
         model = await client.get_model(server.model)
-        job.options["model"] = model.name  # another model at this address must not answer later calls
+        settings.options["model"] = model.name  # another model at this address must not answer later calls
         try:
-            like = await client.embed([], **job.options)  # (0, D)
+            like = await client.embed([], **settings.options)  # (0, D)
         except ValueError as error:  # for instance a prompt that is not UTF-8
             raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
-            if job.output == _STDIO:
+            if settings.output == _STDIO:
                 target = sys.stdout.buffer
             else:
-                target = stack.enter_context(replacing(Path(job.output)))
-            is_npy = job.output.endswith(".npy")
+                target = stack.enter_context(replacing(Path(settings.output)))
+            is_npy = settings.output.endswith(".npy")
             writer: VectorWriter = NpyWriter(target, like) if is_npy else JsonlWriter(target, like)
-            batches = Batches(lambda: _lines(job, model.limits.max_text_bytes), job.batch_size)
-            progress = stack.enter_context(shown_progress(_size(job.input)))
+            batches = Batches(lambda: _lines(settings, model.limits.max_text_bytes), settings.batch_size)
+            progress = stack.enter_context(shown_progress(_size(settings.input)))
             counts = Counts()
             try:
-                await _pump(job, client, batches, writer, progress, counts, like.shape[1])
+                await _pump(settings, client, batches, writer, progress, counts, like.shape[1])
             except Exception as error:
                 if counts.texts:
                     error.add_note(
@@ -171,24 +171,26 @@ async def _run(job: Job, server: Server) -> Counts:
             return counts
 
 
-def _lines(job: Job, max_text_bytes: int) -> Iterator[Line]:
+def _lines(settings: Settings, max_text_bytes: int) -> Iterator[Line]:
     """Yield the lines of the input; the thread that reads them also opens and closes the file."""
-    name = _name(job.input)
+    name = _name(settings.input)
     try:
         # Not sys.stdin: at exit the interpreter would wait for the lock that this thread holds.
-        with open(0 if job.input == _STDIO else job.input, "rb", closefd=job.input != _STDIO) as file:
-            yield from read_lines(file, name, is_jsonl=job.is_jsonl, max_text_bytes=max_text_bytes)
+        with open(
+            0 if settings.input == _STDIO else settings.input, "rb", closefd=settings.input != _STDIO
+        ) as file:
+            yield from read_lines(file, name, is_jsonl=settings.is_jsonl, max_text_bytes=max_text_bytes)
     except OSError as error:
         error.filename = name
         raise
 
 
 async def _pump(
-    job: Job,
+    settings: Settings,
     client: "AsyncClient",
     batches: Batches,
     writer: "VectorWriter",
-    progress: Progress,
+    progress: TextProgress,
     counts: Counts,
     width: int,
 ) -> None:
@@ -205,23 +207,23 @@ async def _pump(
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
         counts.truncated += sum(usage.truncated for usage in result.usages)
-        progress.advance(counts.texts, batch[-1].end_byte)
+        progress(counts.texts, batch[-1].end_byte)
 
     reading: asyncio.Task[list[Line]] | None = asyncio.create_task(batches.next())
     try:
         while reading or running:
             awaited: list[asyncio.Task[Any]] = [task for _, task in running][:1]
-            if reading and len(running) < job.in_flight:
+            if reading and len(running) < settings.in_flight:
                 awaited.append(reading)
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             while running and running[0][1].done():
                 write(running[0][0], running[0][1].result())
                 running.popleft()
-            if reading and reading.done() and len(running) < job.in_flight:
+            if reading and reading.done() and len(running) < settings.in_flight:
                 batch = reading.result()
                 reading = asyncio.create_task(batches.next()) if batch else None
                 if batch:
-                    running.append((batch, asyncio.create_task(_embed(job, client, batch))))
+                    running.append((batch, asyncio.create_task(_embed(settings, client, batch))))
     finally:
         tasks: list[asyncio.Task[Any]] = [task for _, task in running] + ([reading] if reading else [])
         for task in tasks:
@@ -230,16 +232,16 @@ async def _pump(
     writer.finish()
 
 
-async def _embed(job: Job, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
+async def _embed(settings: Settings, client: "AsyncClient", batch: list[Line]) -> "Embeddings":
     """Embed one batch."""
     from attnlens_client import AttnlensError
 
     try:
-        return await client.embed_with_usage([line.text for line in batch], **job.options)
+        return await client.embed_with_usage([line.text for line in batch], **settings.options)
     except AttnlensError as error:
         if error.text_index is None or error.text_index >= len(batch):
             raise
-        raise _line_error(error, f"{_name(job.input)}, line {batch[error.text_index].number}") from error
+        raise _line_error(error, f"{_name(settings.input)}, line {batch[error.text_index].number}") from error
 
 
 def _line_error(error: "AttnlensError", line_name: str) -> click.ClickException:

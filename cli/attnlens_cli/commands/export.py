@@ -11,11 +11,12 @@ from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.layout_summary import describe_layout
 from attnlens_cli.show.left_out import describe_left_out
 from attnlens_cli.show.parity_table import parity_table, raise_failures
+from attnlens_cli.show.precision_tables import show_precisions
 from attnlens_cli.show.progress import shown_stages
-from attnlens_cli.show.quantization_table import show_quantization
 
 if TYPE_CHECKING:
     from attnlens_export.bundle import BundleSummary
+    from attnlens_export.precision import Precision
     from attnlens_model import EncoderConfig
 
 EPILOG = """\b
@@ -127,8 +128,10 @@ def export(
     name: str | None,
     layouts: tuple[str, ...],
     link: bool,
+    precision: str,
     min_mean_cosine: float | None,
     min_cosine: float | None,
+    calibration: Path | None,
     **options: Any,  # noqa: ANN401 - each is a field of ExportOptions
 ) -> None:
     """Turn a checkpoint into a verified ONNX bundle.
@@ -142,20 +145,17 @@ def export(
         OutputError,
         export_bundle,
     )
-    from attnlens_export.int8.result import Gate  # noqa: PLC0415 - heavy
     from attnlens_export.layouts import check_output, write_layout  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
     _check_combination(source, config, seed, revision)
     if link and not layouts:
         raise click.UsageError("--link is about the files of --layout")
-    given = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
-    cosines = {key: value for key, value in given.items() if value is not None}
-    if options["precision"] != "int8" and (cosines or options["calibration"] is not None):
-        raise click.UsageError("--min-mean-cosine, --min-cosine and --calibration need --precision int8")
+    gate = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
+    precisions = _precisions(precision, gate, calibration)
     if config is not None:
         name = name or config.stem
-    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, gate=Gate(**cosines), **options)
+    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, precisions=precisions, **options)
     repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
         with stopped_by_signals(), shown_stages(in_lines=True) as progress:
@@ -168,11 +168,26 @@ def export(
     except (ExportError, ModelError) as error:
         raise click.ClickException(str(error)) from error
     _show(summary)
-    raise_failures(summary.parity)
+    raise_failures(summary.verdict)
     with stopped_by_signals():
         for layout, repository in repositories.items():
             made = write_layout(output, layout, repository, force=choices.force, link=link)
             click.echo(describe_layout(made, link=link))
+
+
+def _precisions(
+    name: str, gate: dict[str, float | None], calibration: Path | None
+) -> "tuple[Precision, ...]":
+    from attnlens_export.contents import PRECISIONS  # noqa: PLC0415 - heavy
+    from attnlens_export.int8.precision import Int8  # noqa: PLC0415 - heavy
+    from attnlens_export.int8.result import Gate  # noqa: PLC0415 - heavy
+
+    cosines = {key: value for key, value in gate.items() if value is not None}
+    if name == Int8.name:
+        return (Int8(Gate(**cosines), calibration),)
+    if cosines or calibration is not None:
+        raise click.UsageError("--min-mean-cosine, --min-cosine and --calibration need --precision int8")
+    return (PRECISIONS[name],) if name in PRECISIONS else ()
 
 
 def _beside(output: Path, layout: str) -> Path:
@@ -204,8 +219,8 @@ def _read_config(path: Path) -> "EncoderConfig":
 def _show(summary: "BundleSummary") -> None:
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    Console().print(parity_table(summary.parity, f"{summary.manifest.model_name} against PyTorch"))
-    show_quantization(summary.manifest, summary.parity)
+    Console().print(parity_table(summary.verdict, f"{summary.manifest.model_name} against PyTorch"))
+    show_precisions(summary.verdict)
     click.echo(_describe(summary))
     for warning in summary.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

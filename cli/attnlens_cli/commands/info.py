@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.frame.server_options import Server, server_options
+from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Example:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
-def info(as_json: bool, server: Server) -> None:
+def info(as_json: bool, server: ServerOptions) -> None:
     """Show a served model: sizes, limits, execution providers, parity figures and versions."""
     from attnlens_client import Client
 

@@ -51,7 +51,7 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @config_option("drain_timeout_s", "How long running requests may take after SIGTERM.")
 @config_option("tls_cert", "PEM certificate chain.", click.Path(path_type=Path))
 @config_option("tls_key", "PEM private key.", click.Path(path_type=Path))
-@config_option("tls_client_ca", "PEM roots: clients must identify.", click.Path(path_type=Path))
+@config_option("tls_client_ca", "PEM roots: clients must show a certificate.", click.Path(path_type=Path))
 def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
     """Serve the bundle in DIR over gRPC until SIGTERM.
 

@@ -1,4 +1,4 @@
-"""Output files that are there complete, or not at all."""
+"""Output files that appear complete or not at all."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Reading texts one at a time from lines or JSON lines, each with its line number."""
+"""Reads texts from lines or JSON lines, one at a time, each with the number of its line."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ import click
 # A line of JSON may hold more than its text: the characters as \\u1234, and other fields.
 _JSON_BYTES_A_BYTE = 6
 _JSON_OTHER_BYTES = 1 << 20
-# How long a batch waits for more lines before it is used as it is.
+# How long an incomplete batch waits for more lines.
 _PAUSE_S = 0.1
 
 
@@ -29,9 +29,9 @@ class Line:
 def read_lines(file: BinaryIO, name: str, *, is_jsonl: bool, max_text_bytes: int = 0) -> Iterator[Line]:
     """Yield the texts of `file`.
 
-    Plain lines: each is a text without its line end, and an empty line is an empty text, so that row i
-    of the result belongs to line i. JSON lines: each is an object with the text under `text`; blank
-    lines are skipped. Where there is a limit `max_text_bytes`, a longer line is not held in memory.
+    Plain lines: each is a text without its line end. An empty line is an empty text, so that row i of the
+    result belongs to line i. JSON lines: each is an object with the text under `text`; blank lines are
+    skipped. With a limit `max_text_bytes`, a longer line is never in memory as a whole.
 
     Raises:
         click.ClickException: a line is not UTF-8, too long, or not such an object. The message has `name`
@@ -72,7 +72,7 @@ def _text_of(line: str, where: str) -> str:
     if not isinstance(text, str):
         raise click.ClickException(f'{where}: want an object with a string "text", as in {{"text": "..."}}')
     if not is_sendable(text):
-        raise click.ClickException(f"{where}: the text has half of a surrogate pair, which is no character")
+        raise click.ClickException(f"{where}: the text has half of a surrogate pair, not a character")
     return text
 
 
@@ -86,9 +86,9 @@ def is_sendable(text: str) -> bool:
 
 
 class Batches:
-    """Lines read ahead by a thread of its own, so that nothing else waits for the input.
+    """Reads lines ahead in a thread of its own, so that nothing else waits for the input.
 
-    The thread owns the iterator. It is a daemon: one that hangs in standard input holds up no exit.
+    The thread owns the iterator. It is a daemon thread: waiting for standard input does not delay the exit.
     """
 
     def __init__(self, lines: Callable[[], Iterator[Line]], size: int) -> None:
@@ -96,7 +96,7 @@ class Batches:
         self._lines = lines
         self._size = size
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Line | Exception | None] = asyncio.Queue()  # of the loop alone
+        self._queue: asyncio.Queue[Line | Exception | None] = asyncio.Queue()  # used by the loop only
         self._room = threading.Semaphore(2 * size)
         self._ended = False
         threading.Thread(target=self._read, daemon=True).start()

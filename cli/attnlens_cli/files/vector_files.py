@@ -1,4 +1,4 @@
-"""Writing vectors as they come: `.npy` or JSON lines.
+"""Writes vectors as they come: `.npy` or JSON lines.
 
 Letters: n rows of one call, N rows in all, D columns.
 """
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Digits that tell any two neighbours apart: the text form reads back as the same number.
+# Enough digits for a number to be read back from its text exactly.
 _DIGITS = {"float16": 5, "float32": 9}
 
 
@@ -29,7 +29,7 @@ class VectorWriter(Protocol):
 
 
 class NpyWriter:
-    """An array (N, D) in numpy's format; N is put into the header at the end.
+    """An array (N, D) in numpy's format; `finish` puts N into the header.
 
     numpy pads the header so that a larger number of rows never makes it longer.
     """
@@ -82,4 +82,4 @@ class JsonlWriter:
         self._file.flush()  # whoever reads the other end of a pipe waits for it
 
     def finish(self) -> None:
-        """There is nothing left to do."""
+        """Do nothing: every line is complete."""

@@ -14,7 +14,7 @@ def read(path: Path, group: click.Command, commands: Iterable[str]) -> dict[str,
     """Read `path` as a click default map: global options at the top, then a table for each command.
 
     Raises:
-        click.UsageError: the file is no TOML, or names an unknown table or global option. The keys
+        click.UsageError: the file is not TOML, or names an unknown table or global option. The keys
             of a table are checked by `known_options` when its command is run.
     """
     try:
@@ -31,10 +31,10 @@ def read(path: Path, group: click.Command, commands: Iterable[str]) -> dict[str,
 
 
 def known_options(command: click.Command, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `values` with click's parameter names for keys; `max-queue` and `max_queue` are the same.
+    """Return `values` with click's parameter names as keys; `max-queue` and `max_queue` are the same.
 
     Raises:
-        click.UsageError: `values` is no table, or a key is no option of `command`.
+        click.UsageError: `values` is not a table, or a key is not an option of `command`.
     """
     if not isinstance(values, Mapping):
         raise click.UsageError(f"{where} in the configuration file must be a table of options")

@@ -16,7 +16,7 @@ from attnlens_cli.show.printable import printable
 
 FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
 
-# The extra that brings a module in, where that does not depend on the command.
+# The extra that installs a module, for modules where it does not depend on the command.
 _EXTRAS = {
     "grpc_health": "server",
     "grpc_reflection": "server",
@@ -51,7 +51,7 @@ def debug_in_environment() -> bool:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean NAME?)` where `name` is likely a slip of a known one, else nothing."""
+    """Return ` (did you mean NAME?)` if `name` looks like a known name with a typing error, else nothing."""
     matches = get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
@@ -84,7 +84,7 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
 
 
 def _notes(error: BaseException | None) -> Iterator[str]:
-    """Yield what was noted on the error, or on one that it came from."""
+    """Yield the notes on the error and on the errors that caused it."""
     while error is not None:
         yield from getattr(error, "__notes__", ())
         error = error.__cause__
@@ -115,7 +115,7 @@ def _as_clause(message: str) -> str:
 
 
 def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:
-    """Return the module that is not there and the extra that brings it in; None where no extra does."""
+    """Return the missing module and the extra that installs it; None if no extra does."""
     if not error.name:
         return None
     root = error.name.partition(".")[0]

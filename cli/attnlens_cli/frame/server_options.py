@@ -1,4 +1,4 @@
-"""The options of every command that asks a server, and what to say when none answers."""
+"""The options of every command that asks a server, and the messages when no server answers."""
 
 import functools
 import logging
@@ -41,7 +41,7 @@ _OPTIONS = (
 )
 
 
-# What gRPC says where something else than a gRPC server answers, or one that wants TLS.
+# Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
 _SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
 _SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
 _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
@@ -56,8 +56,8 @@ class ClientSettings(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """The server to ask. The fields are the options above."""
+class ServerOptions:
+    """Which server to ask, and how. The fields are the options above."""
 
     address: str
     model: str
@@ -76,7 +76,7 @@ class Server:
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="'--address'") from error
         if math.isnan(self.timeout):
-            raise click.BadParameter("it is no number", param_hint="'--timeout'")
+            raise click.BadParameter("it is not a number", param_hint="'--timeout'")
         for option, value in (("--model", self.model), ("--tls-server-name", self.tls_server_name or "")):
             if not is_sendable(value):
                 raise click.BadParameter("it is not UTF-8", param_hint=f"'{option}'")
@@ -109,7 +109,7 @@ class Server:
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
-        """Say what to do where no attnlens server answers, not in time, or not with what was asked for."""
+        """Turn failures to reach the server into messages that say what to do."""
         from attnlens_client import (  # noqa: PLC0415 - heavy
             BadReplyError,
             DeadlineExceededError,
@@ -137,11 +137,11 @@ class Server:
         if self._uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
             return (
                 f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or leave "
-                f"them and --tls out for a server without TLS ({cause})"
+                f"out these and --tls for a server without TLS ({cause})"
             )
         if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
             remedy = "give another --address, or --tls where the server uses TLS"
-            return f"what answers at {self.address} is no attnlens server: {remedy} ({cause})"
+            return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
         remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
         if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
             remedy += ", or --tls where the server uses TLS"
@@ -151,21 +151,21 @@ class Server:
 def _read_pem(path: Path | None, option: str) -> bytes | None:
     content = path.read_bytes() if path else None
     if content is not None and b"-----BEGIN" not in content:
-        raise click.BadParameter(f"{path} is no PEM file", param_hint=f"'{option}'")
+        raise click.BadParameter(f"{path} is not a PEM file", param_hint=f"'{option}'")
     return content
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options to `command`, which gets them as one argument, `server`."""
-    names = [field.name for field in fields(Server)]
+    names = [field.name for field in fields(ServerOptions)]
 
     @functools.wraps(command)
     def with_server(*args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever click passes
-        server = Server(**{name: options.pop(name) for name in names})
+        server = ServerOptions(**{name: options.pop(name) for name in names})
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
                 signal.signal(number, _interrupt)
-        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # its failures come as exceptions
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # gRPC's failures come as exceptions
         with server.failures_explained():
             command(*args, server=server, **options)
 
@@ -175,6 +175,6 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:
-    """Do what SIGINT does, so that a run that is told to end leaves no partial file."""
+    """Do what SIGINT does, so that a run that is asked to end leaves no partial file."""
     handler = signal.getsignal(signal.SIGINT)
     (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)

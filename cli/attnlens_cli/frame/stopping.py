@@ -9,7 +9,7 @@ import click
 
 
 class _Stopped(BaseException):
-    """A signal came; no Exception, so that nothing takes it for a failure of its own."""
+    """A signal came. Not an Exception, so that no `except Exception` catches it."""
 
 
 @contextmanager
@@ -18,21 +18,21 @@ def stopped_by_signals() -> Iterator[None]:
 
     def stop(number: int, _frame: FrameType | None) -> None:
         # A second one must not interrupt the cleaning up.
-        for each in previous:
-            signal.signal(each, signal.SIG_IGN)
+        for changed in previous:
+            signal.signal(changed, signal.SIG_IGN)
         raise _Stopped(number)
 
-    # What is ignored stays so: that is how nohup works.
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
-    previous = {each: signal.getsignal(each) for each in numbers}
+    # Ignored signals stay ignored: nohup relies on it.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
     try:
-        for each in numbers:
-            signal.signal(each, stop)
+        for number in previous:
+            signal.signal(number, stop)
         yield
     except _Stopped as stopped:
-        number = signal.Signals(stopped.args[0])
-        click.echo(f"{click.get_current_context().command_path}: stopped by {number.name}", err=True)
-        raise click.exceptions.Exit(128 + number) from None
+        received = signal.Signals(stopped.args[0])
+        click.echo(f"{click.get_current_context().command_path}: stopped by {received.name}", err=True)
+        raise click.exceptions.Exit(128 + received) from None
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

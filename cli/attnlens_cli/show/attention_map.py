@@ -52,8 +52,8 @@ class AttentionMap:
     def find(self, wanted: str) -> list[int]:
         """Return the numbers of the tokens that `wanted` names.
 
-        A token's spelling or a word of the text, whatever the case: all places where it stands.
-        Otherwise a number counts tokens from 0, or from the end where it is negative.
+        `wanted` is a token's spelling or a word of the text, in upper or lower case; all its places are
+        returned. If nothing matches, a number counts tokens from 0, or from the end if it is negative.
         """
         folded = wanted.casefold()
         tokens = self.result.tokens
@@ -77,5 +77,5 @@ class AttentionMap:
             if token.word_index is not None:
                 start, end = spans.get(token.word_index, (token.char_start, token.char_end))
                 spans[token.word_index] = (min(start, token.char_start), max(end, token.char_end))
-        # A tokenizer may count the space before a word, a token of its own, as part of the word.
+        # Some tokenizers make a token of the space before a word, and count it as part of the word.
         return {word: self.text[start:end].strip() for word, (start, end) in spans.items()}

@@ -17,7 +17,7 @@ def write_png(attention: AttentionMap, path: Path) -> str:
     """Write a heat map: rows are the tokens that attend, columns the tokens attended to.
 
     Returns:
-        What the picture leaves out, to be said to the user; mostly nothing.
+        What the picture leaves out, for the user to read; usually empty.
     """
     count = len(attention.labels)
     side = min(max(count * _INCHES_A_TOKEN, _MIN_INCHES), _MAX_INCHES)

@@ -11,7 +11,11 @@ from rich.text import Text
 from attnlens_cli.show.attention_map import AttentionMap
 from attnlens_cli.show.printable import counted
 
-_CELL_WIDTHS = (5, 4, 3)  # of a weight such as 0.12 or .12, or the start of a token; the widest that fits
+_CELL_WIDTHS = (
+    5,
+    4,
+    3,
+)  # of a weight such as 0.12 or .12, or of a token's start; the first that fits
 _LEADING_ZERO_FROM = 4
 _GAP = 1
 _COLUMN_GAP = 2

@@ -15,8 +15,9 @@ def show_report(report: Report, workload: Workload, model_name: str, command: st
         console.print()
         console.print(table)
     console.print(
-        "Measured in the engine: gRPC, tokenization and pooling come on top. Of settings within 3 % of the "
-        "best, the one with the smallest batches and the fewest copies of the weights is taken. To serve so:"
+        "Measured in the engine: gRPC, tokenization and pooling come on top. Among settings within 3 % of "
+        "the best, the one with the smallest batches and the fewest copies of the weights is chosen. "
+        "Serve with:"
     )
     console.print(f"\n    {command}", soft_wrap=True)
 
@@ -69,7 +70,7 @@ def _settings_table(report: Report, workload: Workload) -> Table:
             "<- best" if speed is report.best else "",
         )
     table.caption_justify = "left"
-    table.caption = "tokens/s: median of so many times; what fell back by more than 20 % was not repeated"
+    table.caption = "tokens/s: median of all times; settings over 20 % slower than the best were not repeated"
     return table
 
 
@@ -82,7 +83,7 @@ def _loads_table(report: Report) -> Table:
         percentiles = (load.p50_ms, load.p95_ms, load.p99_ms)
         table.add_row(
             f"{load.rate:,.0f}" if load.rate >= 10 else f"{load.rate:.2g}",  # noqa: PLR2004 - two digits
-            *("-" if each is None else f"{each:,.1f}" for each in percentiles),
+            *("-" if latency is None else f"{latency:,.1f}" for latency in percentiles),
             f"{load.num_texts:,}",
             f"{load.num_refused:,}",
         )

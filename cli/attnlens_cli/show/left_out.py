@@ -1,11 +1,11 @@
-"""What of a checkpoint is not in a bundle, in words for somebody who does not know its tensors' names."""
+"""Describes the tensors of a checkpoint that are not in a bundle, by what they are for."""
 
 import re
 from collections.abc import Iterable
 
 _MAX_NAMED = 3
 _POOLER = re.compile(r"(^|\.)pooler\.")
-# Not the last step of a masked language model's head, which is called decoder too.
+# Does not match the last step of a masked language model's head, which is called decoder too.
 _DECODER = re.compile(r"(^|\.)decoder\.\w+\.")
 _HEAD = re.compile(r"(^|\.)(cls|decoder|qa_outputs|vocab_\w+|\w*(classifier|head|predictions|projection))\.")
 
@@ -15,8 +15,8 @@ def describe_left_out(names: Iterable[str]) -> str:
     groups: dict[str, list[str]] = {"pooler": [], "decoder": [], "task head": [], "others": []}
     for name in names:
         groups[_group(name)].append(name)
-    told = "; ".join(_told(group, members) for group, members in groups.items() if members)
-    return f"left out, as the encoder's outputs do not need them: {told}"
+    described = "; ".join(_describe(group, members) for group, members in groups.items() if members)
+    return f"left out, as the encoder's outputs do not need them: {described}"
 
 
 def _group(name: str) -> str:
@@ -26,9 +26,9 @@ def _group(name: str) -> str:
     return "others"
 
 
-def _told(group: str, names: list[str]) -> str:
+def _describe(group: str, names: list[str]) -> str:
     count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-    # Everybody's BERT has a pooler, and a decoder says it all: only what may be a surprise is named.
+    # Every BERT has a pooler, and the word decoder says enough: only tensors that may surprise are named.
     if group in {"pooler", "decoder"}:
         return f"{group} ({count})"
     rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""

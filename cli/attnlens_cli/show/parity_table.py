@@ -8,17 +8,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from attnlens.v1.manifest_pb2 import ParityFigure
-    from attnlens_export.parity.result import ParityResult
+    from attnlens_export.verdict import Verdict
 
 
-def parity_table(parity: "ParityResult", title: str) -> "Table":
+def parity_table(verdict: "Verdict", title: str) -> "Table":
     """Show the worst errors of each output of each graph."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.markup import escape  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
+    from attnlens_export.graph.names import role_name  # noqa: PLC0415 - heavy
     from attnlens_export.parity.result import summarize  # noqa: PLC0415 - heavy
 
+    parity = verdict.parity
     table = Table(
         title=f"{escape(title)}, {len(parity.cases)} input shapes",
         title_justify="left",
@@ -30,23 +32,21 @@ def parity_table(parity: "ParityResult", title: str) -> "Table":
     for heading in ("vs\ntorch", "vs\nfloat64", "torch vs\nfloat64", "p99", "1 -\ncosine", "verdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     last_graph = ""
-    for (graph, output), group in parity.by_output().items():
+    for (graph, role), group in parity.by_role().items():
         if graph != last_graph:
             table.add_row(graph.rpartition("/")[2])  # the table fits 80 columns
             last_graph = graph
         figure = summarize(group)
         table.add_row(
-            f"  {output}",
+            f"  {role}",
             *_cells(figure),
-            _verdict(passed=all(each.passed for each in group)),
+            _verdict(passed=all(error.passed for error in group)),
         )
-    if parity.half is not None:
-        figure = parity.half.figure()
-        table.add_row(figure.graph.rpartition("/")[2])
-        table.add_row(f"  {figure.output}", *_cells(figure), _verdict(passed=not parity.half.failures()))
+    for result in verdict.precisions:
+        for figure in result.figures():
+            table.add_row(result.path.rpartition("/")[2])
+            table.add_row(f"  {role_name(figure.role)}", *_cells(figure), _verdict(passed=result.passed))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"
-    if parity.half is not None:
-        table.caption += f"\n{parity.half.describe()}"
     left_out = parity.left_out()
     if left_out:
         table.caption += (
@@ -69,9 +69,7 @@ def _verdict(*, passed: bool) -> str:
     return "[green]passed[/]" if passed else "[red]FAILED[/]"
 
 
-def raise_failures(parity: "ParityResult") -> None:
-    """Raise ClickException with the worst failure if parity failed."""
-    from attnlens_export.bundle import describe_failure  # noqa: PLC0415 - heavy
-
-    if not parity.passed:
-        raise click.ClickException(describe_failure(parity))
+def raise_failures(verdict: "Verdict") -> None:
+    """Raise ClickException with the worst failure if a gate did not hold."""
+    if not verdict.passed:
+        raise click.ClickException(verdict.describe_failure())

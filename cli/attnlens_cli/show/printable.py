@@ -1,4 +1,4 @@
-"""Text from elsewhere on its way to the terminal, which obeys control characters rather than show them."""
+"""Text from elsewhere, made safe to print: a terminal would obey its control characters."""
 
 import json
 import re
@@ -7,8 +7,8 @@ _CONTROLS_IN_JSON = re.compile(r"[\x7f-\x9f]")  # json itself escapes those belo
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with escapes such as `\x1b` for what can't be shown."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    r"""Return `text` with escapes such as `\x1b` in place of characters that can't be shown."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def printable_json(value: object, indent: int | None = None) -> bytes:

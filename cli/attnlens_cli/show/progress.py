@@ -4,35 +4,24 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import click
 
-Stages: TypeAlias = Callable[[str, int, int], None]
-"""Takes the name of a stage, how much of it is done, and its whole."""
-
-
-class Progress(Protocol):
-    """Takes how far the work is."""
-
-    def advance(self, texts: int, end_byte: int) -> None:
-        """Show that `texts` texts are done; the last one ends at byte `end_byte` of the input."""
-
-
-class _Nothing:
-    def advance(self, texts: int, end_byte: int) -> None:
-        """Show nothing."""
+TextProgress: TypeAlias = Callable[[int, int], None]
+"""Takes how many texts are done, and the byte of the input at which the last one ends."""
+Stages: TypeAlias = Callable[[str, str, int, int], None]
+"""Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
 
 
 @contextmanager
-def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
+def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
     """Show a bar until the block ends; without `total_bytes` it only moves to and fro."""
     if not sys.stderr.isatty():
-        yield _Nothing()
+        yield lambda _texts, _end_byte: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         BarColumn(),
@@ -41,16 +30,14 @@ def shown_progress(total_bytes: int | None) -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
 
-        class _Bar:
-            def advance(self, texts: int, end_byte: int) -> None:
-                """Move the bar."""
-                rate = texts / (bar.tasks[0].elapsed or 1.0)
-                bar.update(task, completed=end_byte, texts=texts, rate=rate)
+        def advance(texts: int, end_byte: int) -> None:
+            rate = texts / (bar.tasks[0].elapsed or 1.0)
+            bar.update(task, completed=end_byte, texts=texts, rate=rate)
 
-        yield _Bar()
+        yield advance
 
 
 @contextmanager
@@ -60,28 +47,26 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
     Where stderr is not a terminal, nothing is shown, or with `in_lines` a line for each kind of stage.
     """
     if not sys.stderr.isatty():
-        yield _StageLines() if in_lines else lambda _stage, _done, _total: None
+        yield _StageLines() if in_lines else lambda _stage, _detail, _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as RichProgress
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total)
+        yield lambda stage, detail, done, total: bar.update(
+            task, description=f"{stage} {detail}", completed=done, total=total
+        )
 
 
 class _StageLines:
-    """Prints a line when a kind of stage begins."""
+    """Prints a line when a stage begins."""
 
     def __init__(self) -> None:
-        self._last_kind = ""
+        self._last_stage = ""
 
-    def __call__(self, stage: str, _done: int, total: int) -> None:
-        # "Parity 2x7 right" is the kind and then the input shape; other names are kinds as a whole.
-        kind = stage if stage.startswith("Int8 ") else stage.partition(" ")[0]
-        if kind != self._last_kind:
-            self._last_kind = kind
-            is_whole = total == 1 or kind == stage
-            click.echo(stage if is_whole else f"{kind} on {total} input shapes", err=True)
+    def __call__(self, stage: str, detail: str, _done: int, total: int) -> None:
+        if stage != self._last_stage:
+            self._last_stage = stage
+            click.echo(f"{stage} on {total} input shapes" if detail else stage, err=True)

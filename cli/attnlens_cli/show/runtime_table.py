@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from attnlens_export.parity.runtimes import RuntimeResult
 
 
-# Of failures of one runtime; a graph that is wrong is wrong on every shape.
+# Failures that are shown of one runtime: a wrong graph is wrong on every shape.
 _MAX_LINES = 3
 
 
@@ -78,8 +78,10 @@ def runtimes_as_json(summary: "CheckSummary") -> dict[str, Any]:
     """Return the measurements in other runtimes as JSON values; nothing if none was asked for."""
     if not summary.runtimes and not summary.missing:
         return {}
-    results = [result.as_json() for result in summary.runtimes]
-    missing = [{"name": each.name, "reason": each.reason} for each in summary.missing]
+    from attnlens_export.report import runtime_content  # noqa: PLC0415 - heavy
+
+    results = [runtime_content(result) for result in summary.runtimes]
+    missing = [{"name": runtime.name, "reason": runtime.reason} for runtime in summary.missing]
     return {"runtimes": results, "missing_runtimes": missing}
 
 

@@ -25,11 +25,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from attnlens_export.errors import GraphError
+from attnlens_export.graph.lint import MAX_FP16
 from attnlens_export.graph.trace import TracedGraph
 
-MAX_HALF = float(np.finfo(np.float16).max)
-SMALLEST_NORMAL_HALF = float(np.finfo(np.float16).tiny)
-HALF_SUFFIX, EXACT_SUFFIX = "_fp16", "_fp32"
+FP16_PATH = "onnx/model_fp16.onnx"
+SMALLEST_NORMAL_FP16 = float(np.finfo(np.float16).tiny)
+FP16_SUFFIX, EXACT_SUFFIX = "_fp16", "_fp32"
 TOKEN_TABLE = "embeddings.token.weight"  # noqa: S105 - the name of a parameter
 
 _PRODUCTS = frozenset({"MatMul", "Conv"})
@@ -40,7 +41,7 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class HalfWeights:
+class Fp16Weights:
     """What rounding to fp16 did to the weights.
 
     Attributes:
@@ -54,7 +55,7 @@ class HalfWeights:
     num_subnormal: int
 
 
-def to_half(graph: TracedGraph) -> TracedGraph:
+def to_fp16(graph: TracedGraph) -> TracedGraph:
     """Return the graph in fp16.
 
     Raises:
@@ -70,34 +71,34 @@ def round_weight(name: str, array: Array) -> npt.NDArray[np.float16]:
         GraphError: a value is beyond the range.
     """
     largest = float(np.abs(array).max(initial=0.0))
-    if not largest <= MAX_HALF:
+    if not largest <= MAX_FP16:
         raise GraphError(
-            f"{name} holds {largest:.8g} in magnitude, fp16 at most {MAX_HALF:g}: "
+            f"{name} holds {largest:.8g} in magnitude, fp16 at most {MAX_FP16:g}: "
             "export without --precision fp16"
         )
     return array.astype(np.float16)
 
 
-def count_rounded(pairs: Iterable[tuple[Array, Array]]) -> HalfWeights:
+def count_rounded(pairs: Iterable[tuple[Array, Array]]) -> Fp16Weights:
     """Compare weights in fp16 with what they were rounded from: pairs of (fp32, fp16)."""
     num_values = num_zeroed = num_subnormal = 0
-    for exact, half in pairs:
-        num_values += half.size
-        num_zeroed += int(np.count_nonzero((half == 0) & (exact != 0)))
-        num_subnormal += int(np.count_nonzero((half != 0) & (np.abs(half) < SMALLEST_NORMAL_HALF)))
-    return HalfWeights(num_values, num_zeroed, num_subnormal)
+    for exact, rounded in pairs:
+        num_values += rounded.size
+        num_zeroed += int(np.count_nonzero((rounded == 0) & (exact != 0)))
+        num_subnormal += int(np.count_nonzero((rounded != 0) & (np.abs(rounded) < SMALLEST_NORMAL_FP16)))
+    return Fp16Weights(num_values, num_zeroed, num_subnormal)
 
 
-def half_values(model: onnx.ModelProto) -> list[str]:
+def fp16_values(model: onnx.ModelProto) -> list[str]:
     """Return the names of all inner values in fp16, in the order in which they are computed."""
-    half = {each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT16}
+    in_fp16 = {each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT16}
     found: list[str] = []
     for node in model.graph.node:
-        is_half = node.op_type != "Shape" and node.input[0] in half
+        is_fp16 = node.op_type != "Shape" and node.input[0] in in_fp16
         if node.op_type == "Cast":
-            is_half = helper.get_node_attr_value(node, "to") == TensorProto.FLOAT16
-        if is_half:
-            half.update(node.output)
+            is_fp16 = helper.get_node_attr_value(node, "to") == TensorProto.FLOAT16
+        if is_fp16:
+            in_fp16.update(node.output)
             found.extend(node.output)
     return found
 
@@ -107,11 +108,11 @@ class _Conversion:
 
     def __init__(self, graph: TracedGraph) -> None:
         self._source = graph
-        self._half: set[str] = set()
+        self._fp16: set[str] = set()
         self._casts: dict[str, str] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._exact_weights: set[str] = set()
-        self._half_weights: set[str] = set()
+        self._fp16_weights: set[str] = set()
         self._has_tanh = any(node.op_type == "Tanh" for node in graph.proto.graph.node)
 
     def convert(self) -> TracedGraph:
@@ -126,30 +127,30 @@ class _Conversion:
         proto.graph.node.extend(self._nodes)
         weights: dict[str, Array] = {}
         for name, array in source.weights.items():
-            if name in self._half_weights:
-                weights[self._half_name(name)] = round_weight(name, array)
+            if name in self._fp16_weights:
+                weights[self._fp16_name(name)] = round_weight(name, array)
             if name in self._exact_weights:
                 weights[name] = array
         self._rename_shared(proto)
         return TracedGraph(proto, weights)
 
     def _add(self, node: onnx.NodeProto) -> None:
-        is_half = self._runs_in_half(node)
+        is_fp16 = self._runs_in_fp16(node)
         converted = onnx.NodeProto()
         converted.CopyFrom(node)
         for index, name in enumerate(node.input):
-            converted.input[index] = self._as_input(name, is_half and self._is_number(node, index))
+            converted.input[index] = self._as_input(name, is_fp16 and self._is_number(node, index))
         self._nodes.append(converted)
-        if is_half:
-            self._half.update(node.output)
+        if is_fp16:
+            self._fp16.update(node.output)
 
-    def _runs_in_half(self, node: onnx.NodeProto) -> bool:
+    def _runs_in_fp16(self, node: onnx.NodeProto) -> bool:
         if node.op_type in _PRODUCTS:
             return True
         if node.op_type in _MOVES:
-            return node.input[0] in self._half or (node.op_type == "Gather" and node.input[0] == TOKEN_TABLE)
+            return node.input[0] in self._fp16 or (node.op_type == "Gather" and node.input[0] == TOKEN_TABLE)
         computed = [name for name in node.input if name not in self._source.weights]
-        if node.op_type not in _ELEMENTWISE or not computed or not self._half.issuperset(computed):
+        if node.op_type not in _ELEMENTWISE or not computed or not self._fp16.issuperset(computed):
             return False
         if len(computed) == 1 or node.op_type == "Concat":
             return True
@@ -160,23 +161,23 @@ class _Conversion:
         """Whether an input of a node holds numbers, and not an index or a shape."""
         return index == 0 or node.op_type not in _MOVES
 
-    def _as_input(self, name: str, is_half: bool) -> str:
+    def _as_input(self, name: str, is_fp16: bool) -> str:
         if name in self._source.weights:
-            (self._half_weights if is_half else self._exact_weights).add(name)
+            (self._fp16_weights if is_fp16 else self._exact_weights).add(name)
             # Which name it gets is known when all its readers are.
-            return f"{name}{HALF_SUFFIX}" if is_half else name
-        if not name or is_half == (name in self._half):
+            return f"{name}{FP16_SUFFIX}" if is_fp16 else name
+        if not name or is_fp16 == (name in self._fp16):
             return name
         if name not in self._casts:
-            self._casts[name] = f"{name}{HALF_SUFFIX if is_half else EXACT_SUFFIX}"
-            data_type = TensorProto.FLOAT16 if is_half else TensorProto.FLOAT
+            self._casts[name] = f"{name}{FP16_SUFFIX if is_fp16 else EXACT_SUFFIX}"
+            data_type = TensorProto.FLOAT16 if is_fp16 else TensorProto.FLOAT
             self._nodes.append(_cast_node(name, self._casts[name], data_type))
         return self._casts[name]
 
     def _return_exact(self, name: str) -> None:
-        if name not in self._half:
+        if name not in self._fp16:
             return
-        inner = f"{name}{HALF_SUFFIX}"
+        inner = f"{name}{FP16_SUFFIX}"
         for node in self._nodes:
             for names in (node.input, node.output):
                 for index, each in enumerate(names):
@@ -184,12 +185,12 @@ class _Conversion:
                         names[index] = inner
         self._nodes.append(_cast_node(inner, name, TensorProto.FLOAT))
 
-    def _half_name(self, name: str) -> str:
+    def _fp16_name(self, name: str) -> str:
         """Return what a weight in fp16 is called: its own name, unless that is read in fp32 too."""
-        return f"{name}{HALF_SUFFIX}" if name in self._exact_weights else name
+        return f"{name}{FP16_SUFFIX}" if name in self._exact_weights else name
 
     def _rename_shared(self, proto: onnx.ModelProto) -> None:
-        names = {f"{name}{HALF_SUFFIX}": self._half_name(name) for name in self._half_weights}
+        names = {f"{name}{FP16_SUFFIX}": self._fp16_name(name) for name in self._fp16_weights}
         for node in proto.graph.node:
             for index, name in enumerate(node.input):
                 node.input[index] = names.get(name, name)

@@ -21,21 +21,22 @@ from tokenizers import Tokenizer
 
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16.convert import (
-    HALF_SUFFIX,
+    FP16_PATH,
+    FP16_SUFFIX,
     Array,
-    HalfWeights,
+    Fp16Weights,
     count_rounded,
-    half_values,
+    fp16_values,
     round_weight,
 )
-from attnlens_export.fp16.result import HalfMeasurement, HalfResult
+from attnlens_export.fp16.result import Fp16Measurement, Fp16Result
 from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, input_names
 from attnlens_export.graph.read import read_structure, read_weight
-from attnlens_export.manifest import HALF_PATH
 from attnlens_export.parity.compare import FloatArray, difference, max_abs_difference
 from attnlens_export.parity.grid import LONG_LENGTH, Case, Inputs, make_inputs
-from attnlens_export.parity.measure import CaseProgress, Graph
+from attnlens_export.parity.measure import Graph, Subject
 from attnlens_export.parity.reference import run_float64, run_fp32
+from attnlens_export.progress import StageProgress
 from attnlens_model import Encoder, EncoderConfig
 
 MAX_BATCH_SIZE = 3
@@ -50,57 +51,48 @@ SENTENCES = (
 """The beginnings of Pride and Prejudice, Moby-Dick, A Tale of Two Cities, Don Quixote and Faust; a date."""
 
 
-def measure_half(
-    encoder: Encoder,
-    config: EncoderConfig,
-    directory: Path,
-    cases: Sequence[Case],
-    *,
-    progress: CaseProgress,
-) -> HalfResult:
+def measure_fp16(subject: Subject, progress: StageProgress) -> Fp16Result:
     """Compare `model_fp16.onnx` with PyTorch, and its weights with those of `model.onnx`.
 
     Args:
-        encoder: the reference, fp32, in eval mode, on the CPU.
-        config: its configuration.
-        directory: the bundle's directory.
-        cases: the grid, of which the short and small ones are taken.
-        progress: called before each input with its number, the number of inputs, and its name.
+        subject: the bundle and its reference; the short and small cases of its grid are taken.
+        progress: called before each input.
 
     Raises:
         GraphError: a weight in fp16 is not the one in fp32, rounded.
     """
+    directory = subject.directory
     weights = compare_weights(directory)
-    inputs = dict(_inputs(directory, config, cases))
-    graph, rounded = Graph(directory, HALF_PATH), RoundedGraph(directory / HALF_PATH)
+    inputs = dict(_inputs(directory, subject.config, subject.cases))
+    graph, rounded = Graph(directory, FP16_PATH), RoundedGraph(directory / FP16_PATH)
     measurements = []
-    for number, (name, each) in enumerate(inputs.items()):
-        progress(number, len(inputs), name)
-        measurements.append(_measure(encoder, name, each, graph, rounded))
-    progress(len(inputs), len(inputs), "")
-    return HalfResult(tuple(measurements), weights)
+    for number, (name, tensors) in enumerate(inputs.items()):
+        progress(name, number, len(inputs))
+        measurements.append(_measure(subject.encoder, name, tensors, graph, rounded))
+    progress("", len(inputs), len(inputs))
+    return Fp16Result(tuple(measurements), weights)
 
 
-def compare_weights(directory: Path) -> HalfWeights:
+def compare_weights(directory: Path) -> Fp16Weights:
     """Compare the weights of the graph in fp16 with those in fp32.
 
     Raises:
         GraphError: one is not the same, or not the same rounded.
     """
-    path = directory / HALF_PATH
+    path = directory / FP16_PATH
     exact = {each.name: each for each in read_structure(directory / EMBEDDINGS_PATH).graph.initializer}
 
     def pairs() -> Iterator[tuple[Array, Array]]:
         for tensor in read_structure(path).graph.initializer:
-            name = tensor.name if tensor.name in exact else tensor.name.removesuffix(HALF_SUFFIX)
+            name = tensor.name if tensor.name in exact else tensor.name.removesuffix(FP16_SUFFIX)
             if name not in exact:
                 raise GraphError(f"{path}: {tensor.name} is no weight of {EMBEDDINGS_PATH}")
-            is_half = tensor.data_type == TensorProto.FLOAT16
+            is_fp16 = tensor.data_type == TensorProto.FLOAT16
             found = read_weight(path.parent, tensor)
             original = read_weight(path.parent, exact[name])
-            if not np.array_equal(found, round_weight(name, original) if is_half else original):
+            if not np.array_equal(found, round_weight(name, original) if is_fp16 else original):
                 raise GraphError(f"{path}: {tensor.name} is not that of {EMBEDDINGS_PATH}")
-            if is_half:
+            if is_fp16:
                 yield original, found
 
     return count_rounded(pairs())
@@ -139,7 +131,7 @@ def _places(model: onnx.ModelProto) -> list[str]:
     """Return the names of a model's values in fp16, with the parameter that each is made with."""
     parameters = {each.name for each in model.graph.initializer if "." in each.name}
     of = {node.output[0]: parameters.intersection(node.input) for node in model.graph.node}
-    return [" with ".join([name, *of[name]]) for name in half_values(model)]
+    return [" with ".join([name, *of[name]]) for name in fp16_values(model)]
 
 
 def rounded_everywhere(model: onnx.ModelProto) -> list[str]:
@@ -148,20 +140,20 @@ def rounded_everywhere(model: onnx.ModelProto) -> list[str]:
     Returns:
         The names of those values, which are the model's outputs after its own.
     """
-    values = half_values(model)
-    half = {each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT16}
-    nodes = [_cast(name, f"{name}.exact", TensorProto.FLOAT) for name in sorted(half)]
-    half.update(values)
+    values = fp16_values(model)
+    in_fp16 = {each.name for each in model.graph.initializer if each.data_type == TensorProto.FLOAT16}
+    nodes = [_cast(name, f"{name}.exact", TensorProto.FLOAT) for name in sorted(in_fp16)]
+    in_fp16.update(values)
     for node in model.graph.node:
         is_cast = node.op_type == "Cast"
         for index, name in enumerate(node.input):
             # A Cast of an fp16 value back to fp32 may read the exact copy, which was rounded already.
-            if name in half:
+            if name in in_fp16:
                 node.input[index] = f"{name}.exact"
-        rounded = [name for name in node.output if name in half]
+        rounded = [name for name in node.output if name in in_fp16]
         if not is_cast:
             for index, name in enumerate(node.output):
-                if name in half:
+                if name in in_fp16:
                     node.output[index] = f"{name}.unrounded"
         nodes.append(node)
         for name in rounded:
@@ -193,7 +185,7 @@ def _inputs(directory: Path, config: EncoderConfig, cases: Sequence[Case]) -> It
 def sentence_inputs(tokenizer_path: Path, config: EncoderConfig) -> Inputs:
     """Return `SENTENCES` as one batch, padded right."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    tokenizer.enable_padding(pad_id=config.pad_token_id)
+    tokenizer.enable_padding(pad_id=config.embeddings.pad_token_id)
     encodings = tokenizer.encode_batch(list(SENTENCES))
     types = np.array([each.type_ids for each in encodings], np.int64)
     return Inputs(
@@ -205,15 +197,15 @@ def sentence_inputs(tokenizer_path: Path, config: EncoderConfig) -> Inputs:
 
 def _measure(
     encoder: Encoder, name: str, inputs: Inputs, graph: Graph, rounded: RoundedGraph
-) -> HalfMeasurement:
+) -> Fp16Measurement:
     live = inputs.attention_mask == 1
-    expected, _ = run_fp32(encoder, inputs, with_attentions=False)
+    expected = run_fp32(encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     exact = run_float64(encoder, inputs, lambda *_: None)
-    on_cpu = graph.run(inputs).hidden
+    on_cpu = graph.run(inputs)[HIDDEN_OUTPUT]
     hidden, place, largest = rounded.run(inputs)
     found = difference(hidden, expected, live)
-    return HalfMeasurement(
-        graph=HALF_PATH,
+    return Fp16Measurement(
+        graph=FP16_PATH,
         inputs=name,
         length=live.shape[1],
         max_abs_error=found.max_abs,

@@ -12,14 +12,13 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from attnlens.v1.manifest_pb2 import GraphPurpose, Precision
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import LintError
-from attnlens_export.fp16.convert import MAX_HALF
-from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_names
+from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_name
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -30,25 +29,17 @@ ENCODER_OPERATORS = frozenset(
 )
 # What a causal mask needs beside them.
 CAUSAL_OPERATORS = frozenset({"Clip"})
-# What counting the tokens that are no padding needs beside them.
+# What counting the tokens that are not padding needs beside them.
 PADDING_OFFSET_OPERATORS = frozenset({"CumSum"})
 
-# What swapping the halves of queries and keys needs, and repeating heads that are shared.
-JOINING_OPERATORS = frozenset({"Concat"})
-# What the distance of two tokens, cut at the window, needs.
-LOCAL_OPERATORS = frozenset({"Abs", "Clip"})
 # RMSNorm written out: its own operator came with opset 23.
 RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
-# What a graph that is not in fp32 throughout needs beside them.
-_MORE_OPERATORS = {Precision.PRECISION_INT8: frozenset({"QuantizeLinear", "DequantizeLinear"})}
-_MORE_TYPES: dict[Precision.ValueType, set[int]] = {
-    Precision.PRECISION_FP16: {TensorProto.FLOAT16},
-    Precision.PRECISION_INT8: {TensorProto.INT8, TensorProto.UINT8},
-}
+MAX_FP16 = float(np.finfo(np.float16).max)
+_TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
 # Why an operator that is not allowed is a sign of something worse than an unusual graph.
@@ -69,7 +60,8 @@ def check_graph(
     config: EncoderConfig,
     purpose: GraphPurpose.ValueType,
     *,
-    precision: Precision.ValueType = Precision.PRECISION_FP32,
+    more_operators: frozenset[str] = frozenset(),
+    more_types: frozenset[int] = frozenset(),
     directory: Path = Path(),
 ) -> None:
     """Check operators, versions, constants and the shapes of inputs and outputs.
@@ -79,7 +71,8 @@ def check_graph(
         path: what to call it in the error.
         config: the encoder that it was made from.
         purpose: which outputs it must have.
-        precision: what weights may be in beside fp32; inputs and outputs never are.
+        more_operators: what a graph in a lower precision may hold besides the operators of fp32.
+        more_types: what its weights may be in besides fp32; inputs and outputs never are.
         directory: where the files of weights are that are not in `model`.
 
     Raises:
@@ -87,8 +80,8 @@ def check_graph(
     """
     findings = [
         *_version_findings(model),
-        *_operator_findings(model, config, precision),
-        *_initializer_findings(model, precision),
+        *_operator_findings(model, allowed_operators(config) | more_operators),
+        *_initializer_findings(model, _TYPES | more_types),
         *_constant_findings(model, config, directory),
         *_reshape_findings(model),
         *_interface_findings("input", model.graph.input, _expected_inputs(config)),
@@ -115,20 +108,17 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
     """Return the operators that the graphs of this encoder may hold."""
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
-        PADDING_OFFSET_OPERATORS: config.position_scheme == "padding_offset",
-        JOINING_OPERATORS: config.rotary_theta is not None or config.num_key_value_heads is not None,
-        LOCAL_OPERATORS: config.local_window is not None,
-        RMS_OPERATORS: config.norm == "rms",
-        SILU_OPERATORS: config.activation == "silu",
-        CONVOLUTION_OPERATORS: config.conv_kernel_size > 0,
+        PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
+        RMS_OPERATORS: config.norm.kind == "rms",
+        SILU_OPERATORS: config.feed_forward.activation == "silu",
+        CONVOLUTION_OPERATORS: config.convolution is not None,
     }
-    return ENCODER_OPERATORS.union(*(operators for operators, is_needed in needed.items() if is_needed))
+    attention = (layer.operators for layer in config.layer_attentions)
+    chosen = (operators for operators, is_needed in needed.items() if is_needed)
+    return ENCODER_OPERATORS.union(*chosen, *attention)
 
 
-def _operator_findings(
-    model: onnx.ModelProto, config: EncoderConfig, precision: Precision.ValueType
-) -> list[str]:
-    allowed = allowed_operators(config) | _MORE_OPERATORS.get(precision, frozenset())
+def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[str]:
     findings = []
     for node in model.graph.node:
         if node.domain not in ("", "ai.onnx"):
@@ -140,8 +130,7 @@ def _operator_findings(
     return findings
 
 
-def _initializer_findings(model: onnx.ModelProto, precision: Precision.ValueType) -> list[str]:
-    allowed = {TensorProto.FLOAT, TensorProto.INT64} | _MORE_TYPES.get(precision, set())
+def _initializer_findings(model: onnx.ModelProto, allowed: frozenset[int]) -> list[str]:
     return [
         f"initializer {tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type)}"
         for tensor in model.graph.initializer
@@ -160,9 +149,9 @@ def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory:
         if tensor.data_type not in _FLOAT_TYPES or tensor.name.startswith(known):
             continue
         largest = float(np.abs(read_weight(directory, tensor)).max(initial=0.0))
-        if not largest <= MAX_HALF:
+        if not largest <= MAX_FP16:
             yield (
-                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_HALF:g}: "
+                f"constant {tensor.name!r} holds {largest:.8g} in magnitude, fp16 at most {MAX_FP16:g}: "
                 "export the checkpoint again"
             )
 
@@ -194,8 +183,20 @@ def _expected_outputs(config: EncoderConfig, purpose: GraphPurpose.ValueType) ->
     hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden
-    weights = (BATCH_AXIS, config.num_heads, LENGTH_AXIS, LENGTH_AXIS)
-    return hidden | dict.fromkeys(output_names(config)[1:], (TensorProto.FLOAT, weights))
+    layers: Interface = {
+        output_name(output.role, layer): (TensorProto.FLOAT, _axes(output))
+        for layer in range(config.num_layers)
+        for output in config.layer_outputs(layer)
+    }
+    return hidden | layers
+
+
+def _axes(output: AttentionOutput) -> tuple[int | str, ...]:
+    axes: dict[str, tuple[int | str, ...]] = {
+        "dense": (BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS),
+        "per_token": (BATCH_AXIS, LENGTH_AXIS, output.num_heads),
+    }
+    return axes[output.layout]
 
 
 def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:

@@ -1,47 +1,64 @@
 """What the graphs of a bundle, their inputs, outputs and axes are called. H heads, T tokens."""
 
-from attnlens.v1.manifest_pb2 import GraphPurpose, OutputRole
-from attnlens_model import EncoderConfig
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.manifest_pb2 import GraphPurpose
+from attnlens_export.errors import GraphError
+from attnlens_model import ATTENTION_WEIGHTS, AttentionOutput, EncoderConfig, OutputRole
 
 EMBEDDINGS_PATH = "onnx/model.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
-# The graphs in fp32, which every bundle has.
+# The graphs in fp32, which every bundle has, with what each is there for.
 GRAPH_PURPOSES = {
     EMBEDDINGS_PATH: GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
 }
-# What the manifest calls them.
-GRAPH_IDS = {
-    EMBEDDINGS_PATH: "embeddings",
-    ATTENTIONS_PATH: "attention",
-    "onnx/model_fp16.onnx": "embeddings.fp16",
-    "onnx/model_int8.onnx": "embeddings.int8",
-}
+# What the manifest calls them; a graph in a lower precision is called `embeddings.fp16`.
+GRAPH_IDS = {EMBEDDINGS_PATH: "embeddings", ATTENTIONS_PATH: "attention"}
 
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
 HIDDEN_OUTPUT = "last_hidden_state"
 ATTENTION_PREFIX = "attentions."
-# All attention maps together, in reports.
-ATTENTIONS = "attentions"
-ROLES = {
-    HIDDEN_OUTPUT: OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
-    ATTENTIONS: OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
-}
 
 
 def input_names(config: EncoderConfig) -> list[str]:
     """Return the graph's inputs in order; `token_type_ids` only where there is more than one type."""
     names = ["input_ids", "attention_mask"]
-    return [*names, "token_type_ids"] if config.type_vocab_size > 1 else names
+    return [*names, "token_type_ids"] if config.embeddings.type_vocab_size > 1 else names
 
 
 def output_names(config: EncoderConfig) -> list[str]:
     """Return the outputs of the attention graph in order."""
-    return [HIDDEN_OUTPUT, *(map_name(layer) for layer in range(config.num_layers))]
+    return [HIDDEN_OUTPUT, *layer_outputs(config)]
 
 
-def map_name(layer: int) -> str:
-    """Return the output with the attention weights of a layer, (H, T, T) for each text."""
-    return f"{ATTENTION_PREFIX}{layer}"
+def output_name(role: OutputRole, layer: int) -> str:
+    """Return what a graph calls an output of a layer: `attentions.3`; for other roles `<role>.3`."""
+    return f"{ATTENTION_PREFIX}{layer}" if role == ATTENTION_WEIGHTS else f"{role}.{layer}"
+
+
+def layer_outputs(config: EncoderConfig) -> dict[str, tuple[int, AttentionOutput]]:
+    """Return the outputs of the attention graph that belong to a layer: name -> layer, what it is."""
+    return {
+        output_name(output.role, layer): (layer, output)
+        for layer in range(config.num_layers)
+        for output in config.layer_outputs(layer)
+    }
+
+
+def role_number(role: str) -> manifest_pb2.OutputRole.ValueType:
+    """Return what the manifest calls a role.
+
+    Raises:
+        GraphError: it has no name for it; a new role is a value of `attnlens.v1.OutputRole`.
+    """
+    name = f"OUTPUT_ROLE_{role.upper()}"
+    if name not in manifest_pb2.OutputRole.DESCRIPTOR.values_by_name:
+        raise GraphError(f"the role {role} has no value {name} in attnlens.v1.OutputRole: add one")
+    return manifest_pb2.OutputRole.Value(name)
+
+
+def role_name(number: manifest_pb2.OutputRole.ValueType) -> str:
+    """Return the role that the manifest calls `number`."""
+    return manifest_pb2.OutputRole.Name(number).removeprefix("OUTPUT_ROLE_").lower()

@@ -72,7 +72,9 @@ class _AllOutputs(nn.Module):
         token_type_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         output = self.encoder(input_ids, attention_mask, token_type_ids, output_attentions=True)
-        return (output.last_hidden_state, *output.attentions)
+        described = [self.encoder.config.layer_outputs(layer) for layer in range(len(output.layers))]
+        layers = zip(output.layers, described, strict=True)
+        return (output.last_hidden_state, *(layer[out.role] for layer, outs in layers for out in outs))
 
 
 def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
@@ -84,14 +86,14 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
         config: the encoder's configuration.
 
     Returns:
-        The attention graph: `last_hidden_state` (B, T, D), then `attentions.0` ... (B, H, T, T).
+        The attention graph: `last_hidden_state` (B, T, D), then what each layer returns: see `output_names`.
 
     Raises:
         GraphError: torch can't trace the encoder, or the graph has no portable form.
     """
     names = input_names(config)
     shortest, longest = EXAMPLE_LENGTHS
-    shape = (EXAMPLE_BATCH_SIZE, max(shortest, min(longest, config.max_position_embeddings)))
+    shape = (EXAMPLE_BATCH_SIZE, max(shortest, min(longest, config.positions.max_position_embeddings)))
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
     axes = tuple({0: BATCH_AXIS, 1: LENGTH_AXIS} for _ in names)
     module = _AllOutputs(encoder)
@@ -140,18 +142,19 @@ def _root_cause(error: BaseException) -> str:
 def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
     """Return the graph that computes `last_hidden_state` alone, with the same weights.
 
-    Weights of attention that are no output are not zeroed: a softmax is exactly 0 at masked keys already,
-    save in rows in which every key is masked, and these are padding. It takes 1 % less time, in int8 4 %.
+    Weights of attention that are not an output are not zeroed: a softmax is exactly 0 at masked keys already,
+    except in rows in which every key is masked, and these are padding. It takes 1 % less time, in int8 4 %.
     """
     proto = copy.deepcopy(attentions.proto)
+    dropped = {output.name for output in proto.graph.output[1:]}
     del proto.graph.output[1:]
     proto.graph.name = "embeddings"
     _drop_zeroing(proto.graph)
-    # An attention map is now an inner value; a name without a dot says so.
+    # An output of a layer is now an inner value; a name without a dot says so.
     for node in proto.graph.node:
         for names in (node.input, node.output):
             for index, name in enumerate(names):
-                if name.startswith(ATTENTION_PREFIX):
+                if name in dropped:
                     names[index] = name.replace(".", "_")
     return TracedGraph(proto, attentions.weights)
 

@@ -47,23 +47,6 @@ class Place:
     length: int
 
 
-def write_reduced(
-    path: Path, proto: onnx.ModelProto, weights: Mapping[str, Array], *, precision: str, max_bytes: int
-) -> None:
-    """Write a graph in a lower precision, which is always a single file.
-
-    Raises:
-        GraphError: it would be too large for one.
-    """
-    size_bytes = sum(array.nbytes for array in weights.values())
-    if size_bytes > max_bytes:
-        raise GraphError(
-            f"{path.name} would hold {size_bytes} bytes of weights, one file at most {max_bytes}: "
-            f"export without --precision {precision}"
-        )
-    write_embedded(path, proto, weights)
-
-
 def write_embedded(path: Path, proto: onnx.ModelProto, weights: Mapping[str, Array]) -> dict[str, Place]:
     """Write a self-contained ONNX file with aligned weights.
 

@@ -1,15 +1,20 @@
 """What was measured of a graph in int8, and whether that is good enough."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from attnlens.v1 import manifest_pb2
-from attnlens.v1.manifest_pb2 import GateKind, Manifest, OutputRole
-from attnlens.v1.quantization_pb2 import Quantization, QuantizedTextKind
+from attnlens.v1.manifest_pb2 import GateKind, Graph, OutputRole, ParityFigure
+from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod, QuantizedTextKind
 from attnlens_export.int8.agreement import Agreement
+from attnlens_export.json_files import finite
+from attnlens_export.precision import PrecisionResult, Table
 
+INT8_PATH = "onnx/model_int8.onnx"
 GRAPH_ID = "embeddings.int8"
 # A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
 MAX_ALONE_ERROR = 1e-5
@@ -27,6 +32,33 @@ class Gate:
     min_mean_cosine: float = 0.999
     min_cosine: float = 0.995
 
+    @classmethod
+    def from_messages(cls, gates: Sequence[manifest_pb2.Gate]) -> Self:
+        """Return the gate that a manifest states."""
+        limits = {gate.kind: gate.limit for gate in gates if gate.role == OutputRole.OUTPUT_ROLE_EMBEDDING}
+        return cls(limits[GateKind.GATE_KIND_MEAN_COSINE], limits[GateKind.GATE_KIND_MIN_COSINE])
+
+    def limits(self) -> tuple[manifest_pb2.Gate, ...]:
+        """Return both limits as the manifest has them, without what was found."""
+        return (
+            self.to_message(GateKind.GATE_KIND_MEAN_COSINE, self.min_mean_cosine),
+            self.to_message(GateKind.GATE_KIND_MIN_COSINE, self.min_cosine),
+        )
+
+    @staticmethod
+    def to_message(
+        kind: GateKind.ValueType, limit: float, found: float = 0.0, text_kind: str = ""
+    ) -> manifest_pb2.Gate:
+        """Return a gate of the embeddings."""
+        return manifest_pb2.Gate(
+            graph=GRAPH_ID,
+            role=OutputRole.OUTPUT_ROLE_EMBEDDING,
+            kind=kind,
+            limit=limit,
+            found=found,
+            text_kind=text_kind,
+        )
+
     def use(self, agreement: Agreement) -> float:
         """Return the share of what is allowed that the worst kind uses up: above 1, it fails."""
         shares = [
@@ -42,7 +74,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Int8Result:
+class Int8Result(PrecisionResult):
     """The graph in int8 against that in fp32, on the texts of `parity/int8_texts.txt`.
 
     Attributes:
@@ -51,13 +83,18 @@ class Int8Result:
         num_texts: how many there were.
         num_tokens: of all texts together.
         alone_error: the largest difference of a token's vector between its batch and its text alone.
+        made: how it was made, as the manifest states it.
     """
+
+    name: ClassVar[str] = "int8"
+    path: ClassVar[str] = INT8_PATH
 
     gate: Gate
     agreement: Agreement
     num_texts: int
     num_tokens: int
     alone_error: float
+    made: Quantization = field(default_factory=Quantization)
 
     def failures(self) -> list[str]:
         """Return a line for each gate that does not hold."""
@@ -71,43 +108,43 @@ class Int8Result:
             ):
                 if not value >= least:
                     yield (
-                        f"onnx/model_int8.onnx: the {figure} cosine of {kind.num_texts} embeddings with "
+                        f"{INT8_PATH}: the {figure} cosine of {kind.num_texts} embeddings with "
                         f"those in fp32, {name}, is {value:.6f}, at least {least:g} is allowed"
                     )
         if not self.alone_error <= MAX_ALONE_ERROR:
             yield (
-                f"onnx/model_int8.onnx: a text alone and in a batch differ by {self.alone_error:.2e}, "
+                f"{INT8_PATH}: a text alone and in a batch differ by {self.alone_error:.2e}, "
                 f"at most {MAX_ALONE_ERROR:g} is allowed"
             )
 
+    def figures(self) -> list[ParityFigure]:
+        """Return none: what was measured stands in the graph's own entry."""
+        return []
+
     def gates(self) -> list[manifest_pb2.Gate]:
-        """Return the gates of each kind of text with what was found."""
-        return [
-            manifest_pb2.Gate(
-                graph=GRAPH_ID,
-                role=OutputRole.OUTPUT_ROLE_EMBEDDING,
-                kind=gate_kind,
-                limit=limit,
-                found=found,
-                text_kind=name,
-            )
+        """Return the gates of each kind of text, then that of the tokens' vectors."""
+        gate = self.gate
+        gates = [
+            message
             for name, kind in self.agreement.kinds.items()
-            for gate_kind, limit, found in (
-                (GateKind.GATE_KIND_MEAN_COSINE, self.gate.min_mean_cosine, kind.mean_cosine),
-                (GateKind.GATE_KIND_MIN_COSINE, self.gate.min_cosine, kind.min_cosine),
-            )
-        ] + [
-            manifest_pb2.Gate(
-                graph=GRAPH_ID,
-                role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
-                kind=GateKind.GATE_KIND_MAX_ALONE_ERROR,
-                limit=MAX_ALONE_ERROR,
-                found=self.alone_error,
+            for message in (
+                gate.to_message(GateKind.GATE_KIND_MEAN_COSINE, gate.min_mean_cosine, kind.mean_cosine, name),
+                gate.to_message(GateKind.GATE_KIND_MIN_COSINE, gate.min_cosine, kind.min_cosine, name),
             )
         ]
+        alone = manifest_pb2.Gate(
+            graph=GRAPH_ID,
+            role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
+            kind=GateKind.GATE_KIND_MAX_ALONE_ERROR,
+            limit=MAX_ALONE_ERROR,
+            found=self.alone_error,
+        )
+        return [*gates, alone]
 
-    def write_to(self, message: Quantization) -> None:
-        """Put the measurements into the manifest's message."""
+    def describe(self, graph: Graph) -> None:
+        """State how it was made and what was measured."""
+        message = graph.quantization
+        message.CopyFrom(self.made)
         message.num_texts, message.num_tokens = self.num_texts, self.num_tokens
         found = self.agreement
         message.mean_cosine, message.min_cosine = found.mean_cosine, found.min_cosine
@@ -125,12 +162,50 @@ class Int8Result:
             for name, kind in found.kinds.items()
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the gate and every measurement."""
+        values: dict[str, Any] = finite(asdict(self))
+        del values["made"]
+        return values
 
-def claimed_gate(manifest: Manifest) -> Gate:
-    """Return the gate that the graph in int8 had to pass when it was made."""
-    limits = {
-        gate.kind: gate.limit
-        for gate in manifest.parity.gates
-        if gate.graph == GRAPH_ID and gate.role == OutputRole.OUTPUT_ROLE_EMBEDDING
-    }
-    return Gate(limits[GateKind.GATE_KIND_MEAN_COSINE], limits[GateKind.GATE_KIND_MIN_COSINE])
+    def table(self) -> Table:
+        """Return a row for each kind of text, the gate and all texts together."""
+        found, gate = self.agreement, self.gate
+        kinds = (
+            (name, str(kind.num_texts), f"{kind.mean_cosine:.6f}", f"{kind.min_cosine:.6f}")
+            for name, kind in found.kinds.items()
+        )
+        embeddings = (f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
+        tokens = (f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
+        return Table(
+            f"model_int8.onnx against model.onnx, {self.num_texts} texts it was not calibrated with",
+            ("cosine", "texts", "mean", "smallest"),
+            (
+                *kinds,
+                ("gate, for each", "", f"{gate.min_mean_cosine:g}", f"{gate.min_cosine:g}"),
+                ("all embeddings", str(self.num_texts), *embeddings),
+                ("all token vectors", "", *tokens),
+            ),
+            (
+                f"the nearest other text is the same for {found.neighbour_agreement:.1%}",
+                f"a text alone and in a batch differ by {self.alone_error:.1e}",
+                f"products: {_describe_products(self.made)}",
+                f"times as fast as fp32, on one thread: {_describe_speeds(self.made)}",
+            ),
+        )
+
+
+def _describe_products(made: Quantization) -> str:
+    methods = Counter(
+        QuantizationMethod.Name(product.method).removeprefix("QUANTIZATION_METHOD_").lower()
+        for product in made.products
+    )
+    return ", ".join(f"{count} {method}" for method, count in methods.most_common())
+
+
+def _describe_speeds(made: Quantization) -> str:
+    speeds = (
+        f"{speed.batch_size} x {speed.length} tokens {speed.milliseconds_fp32 / speed.milliseconds:.2f}"
+        for speed in made.speeds
+    )
+    return ", ".join(speeds) or "not measured"

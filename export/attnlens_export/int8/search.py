@@ -12,18 +12,18 @@
    gate, a few times. The fastest choice that passes is kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from attnlens_export.graph.names import EMBEDDINGS_PATH
 from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.graph.write import Place, write_embedded, write_referring
+from attnlens_export.graph.write import write_embedded, write_referring
 from attnlens_export.int8.agreement import Agreement, Embedder, compare, run_all
 from attnlens_export.int8.calibration import Activations, collect
 from attnlens_export.int8.convert import to_int8
@@ -31,6 +31,8 @@ from attnlens_export.int8.products import Group, find_groups
 from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
 from attnlens_export.int8.result import Gate
 from attnlens_export.int8.sessions import measure_seconds, open_session
+from attnlens_export.precision import Fp32Graph
+from attnlens_export.progress import Progress
 
 MAX_UNITS = 24
 # Batches of each kind of text that the losses of units are measured on.
@@ -43,7 +45,6 @@ TIMED_REPETITIONS = 9
 # A change that costs no time is worth more than any that does.
 _NO_TIME = 1e-9
 
-Progress = Callable[[str, int, int], None]
 Plan = tuple[Method, ...]
 """The method of each unit."""
 Figures = list[dict[Method, float]]
@@ -69,36 +70,12 @@ class Candidate:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Source:
-    """The graph in fp32 where it lies.
-
-    Attributes:
-        graph: the embeddings graph.
-        path: its file, beside which graphs are written for the while.
-        places: of its weights.
-    """
-
-    graph: TracedGraph
-    path: Path
-    places: Mapping[str, Place]
-
-    def open(self, graph: TracedGraph) -> onnxruntime.InferenceSession:
-        """Open a graph that shares weights with this one."""
-        path = self.path.with_name(".candidate.onnx")
-        write_referring(path, graph.proto, graph.weights, self.places)
-        try:
-            return open_session(path)
-        finally:
-            path.unlink()
-
-
 class Search:
     """The search for one encoder."""
 
     def __init__(
         self,
-        source: Source,
+        source: Fp32Graph,
         calibration: Mapping[str, Embedder],
         verification: Mapping[str, Embedder],
         progress: Progress,
@@ -106,13 +83,15 @@ class Search:
         """Collect what goes into the products of `source`; the texts are given by kind."""
         self._source = source
         self._progress = progress
-        session = open_session(source.path)
+        path = source.directory / EMBEDDINGS_PATH
+        self._folder = path.parent
+        session = open_session(path)
         self._embedders = verification
         self._expected = run_all(verification, session)
         self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in verification.items()}
         self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
-        groups = find_groups(source.graph)
+        groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
 
@@ -123,7 +102,7 @@ class Search:
         budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
         enough, too_much = 0.0, np.inf  # the largest budget that passed, the smallest that failed
         for number in range(MAX_ROUNDS):
-            self._progress("Int8 choices", number, MAX_ROUNDS)
+            self._progress("Int8 choices", "", number, MAX_ROUNDS)
             plan = choose(losses, seconds, budget)
             if set(plan) == {Method.FP32}:
                 break
@@ -141,23 +120,32 @@ class Search:
                 budget = float(np.sqrt(enough * too_much)) if enough else 0.9 * too_much
         return list(measured.values())
 
+    def _open(self, graph: TracedGraph) -> onnxruntime.InferenceSession:
+        """Open a graph that shares weights with `onnx/model.onnx`, beside which it is written meanwhile."""
+        path = self._folder / ".candidate.onnx"
+        write_referring(path, graph.proto, graph.weights, self._source.places)
+        try:
+            return open_session(path)
+        finally:
+            path.unlink()
+
     def _collect(
         self, groups: Sequence[Group], calibration: Mapping[str, Embedder]
     ) -> dict[str, Activations]:
         return collect(
-            self._source.graph,
+            self._source.embeddings,
             groups,
             [embedder.batches for embedder in calibration.values()],
-            self._source.path.parent,
+            self._folder,
             self._source.places,
-            lambda done, total: self._progress("Int8 calibration", done, total),
+            lambda done, total: self._progress("Int8 calibration", "", done, total),
         )
 
     def _recipe(self, group: Group, method: Method) -> Recipe:
         key = (group.source, method)
         if key not in self._recipes:
             activations = self._activations[group.source]
-            self._recipes[key] = make_recipe(group, method, self._source.graph, activations)
+            self._recipes[key] = make_recipe(group, method, self._source.embeddings, activations)
         return self._recipes[key]
 
     def _losses(self) -> Figures:
@@ -169,9 +157,9 @@ class Search:
             if method != Method.FP32
         ]
         for step, (number, method) in enumerate(steps):
-            self._progress("Int8 sensitivity of each product", step, len(steps))
+            self._progress("Int8 sensitivity of each product", "", step, len(steps))
             recipes = {group.source: self._recipe(group, method) for group in self._units[number]}
-            session = self._source.open(to_int8(self._source.graph, recipes))
+            session = self._open(to_int8(self._source.embeddings, recipes))
             found = compare(run_all(self._few, session), self._few_expected)
             loss = np.max([1 - kind.mean_cosine for kind in found.kinds.values()])
             # What a NaN came from must not be chosen.
@@ -182,9 +170,9 @@ class Search:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
         seconds: Figures = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
         for number, unit in enumerate(self._units):
-            self._progress("Int8 times of each product", number, len(self._units))
+            self._progress("Int8 times of each product", "", number, len(self._units))
             for group in unit:
-                shapes = (self._source.graph.weights[name].shape for name in group.weights)
+                shapes = (self._source.embeddings.weights[name].shape for name in group.weights)
                 sizes = (methods_for(group), *shapes)
                 if sizes not in known:
                     known[sizes] = self._time(group)
@@ -193,16 +181,16 @@ class Search:
         return seconds
 
     def _time(self, group: Group) -> dict[Method, float]:
-        alone = only(group, self._source.graph)
+        alone = only(group, self._source.embeddings)
         sessions: dict[str, onnxruntime.InferenceSession] = {}
         for method in methods_for(group):
             is_exact = method == Method.FP32
             graph = alone if is_exact else to_int8(alone, {group.source: self._recipe(group, method)})
-            path = self._source.path.with_name(".timed.onnx")
+            path = self._folder / ".timed.onnx"
             write_embedded(path, graph.proto, graph.weights)
             sessions[method] = open_session(path, threads=1)
             path.unlink()
-        shape = (*TIMED_SHAPE, graph_width(group, self._source.graph))
+        shape = (*TIMED_SHAPE, graph_width(group, self._source.embeddings))
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         seconds = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
         # The least: other programs on the machine only ever add to a time.
@@ -215,8 +203,8 @@ class Search:
             if method != Method.FP32
             for group in unit
         }
-        graph = to_int8(self._source.graph, recipes)
-        session = self._source.open(graph)
+        graph = to_int8(self._source.embeddings, recipes)
+        session = self._open(graph)
         found = compare(run_all(self._embedders, session), self._expected)
         total = sum(each[method] for each, method in zip(seconds, plan, strict=True))
         return Candidate(recipes, graph, gate.use(found), found, total)

@@ -136,7 +136,7 @@ def _in_turn(by_length: Sequence[int], ids: Sequence[Sequence[int]]) -> Iterator
 
 def _batch(places: Sequence[int], ids: Sequence[Sequence[int]], config: EncoderConfig) -> Batch:
     shape = (len(places), max(len(ids[place]) for place in places))
-    input_ids = np.full(shape, config.pad_token_id, np.int64)
+    input_ids = np.full(shape, config.embeddings.pad_token_id, np.int64)
     mask = np.zeros(shape, np.int64)
     for row, place in enumerate(places):
         input_ids[row, : len(ids[place])] = ids[place]

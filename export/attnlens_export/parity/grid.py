@@ -145,10 +145,10 @@ def make_inputs(case: Case, config: EncoderConfig, seed: int = SEED) -> Inputs:
     generator = np.random.default_rng(key)
     shape = (case.batch_size, case.length)
     mask = np.stack([_row_mask(case, row, generator) for row in range(case.batch_size)])
-    ids = generator.integers(0, config.vocab_size, shape, dtype=np.int64)
+    ids = generator.integers(0, config.embeddings.vocab_size, shape, dtype=np.int64)
     has_types = "token_type_ids" in input_names(config)
-    types = generator.integers(0, config.type_vocab_size, shape) if has_types else None
-    return Inputs(np.where(mask == 1, ids, config.pad_token_id), mask, types)
+    types = generator.integers(0, config.embeddings.type_vocab_size, shape) if has_types else None
+    return Inputs(np.where(mask == 1, ids, config.embeddings.pad_token_id), mask, types)
 
 
 def _short_cases() -> Iterator[Case]:

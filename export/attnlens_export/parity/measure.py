@@ -8,7 +8,7 @@ reference.
 B batch, T tokens, D width, H heads, L layers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 
-from attnlens_export.graph.names import ATTENTIONS, HIDDEN_OUTPUT, map_name
+from attnlens_export.graph.names import HIDDEN_OUTPUT, layer_outputs
 from attnlens_export.graph.read import read_structure
 from attnlens_export.parity.compare import (
     BoolArray,
@@ -27,25 +27,32 @@ from attnlens_export.parity.compare import (
     select_live,
 )
 from attnlens_export.parity.grid import Case, Inputs, make_inputs
-from attnlens_export.parity.reference import run_float64, run_fp32
+from attnlens_export.parity.reference import Tensors, run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_export.progress import StageProgress
+from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 
-CaseProgress = Callable[[int, int, str], None]
-Tensors = dict[str, FloatArray]
+Described = Mapping[str, tuple[int, AttentionOutput]]
+"""The outputs that belong to a layer: name -> layer, what it is."""
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What an encoder returns: hidden states (B, T, D) and L maps (B, H, T, T), perhaps none."""
+class Subject:
+    """A bundle, and what its graphs are compared with.
 
-    hidden: FloatArray
-    attentions: tuple[FloatArray, ...]
+    Attributes:
+        directory: the bundle's.
+        encoder: the reference, fp32, in eval mode, on the CPU.
+        config: its configuration.
+        reference_name: where the reference's weights came from, for the report.
+        cases: the grid.
+    """
 
-    def by_name(self) -> Tensors:
-        """Return the tensors by the names of a graph's outputs."""
-        maps = {map_name(layer): weights for layer, weights in enumerate(self.attentions)}
-        return {HIDDEN_OUTPUT: self.hidden} | maps
+    directory: Path
+    encoder: Encoder
+    config: EncoderConfig
+    reference_name: str
+    cases: Sequence[Case]
 
 
 class RunnableGraph(Protocol):
@@ -55,8 +62,8 @@ class RunnableGraph(Protocol):
     def path(self) -> str:
         """Its place in the bundle."""
 
-    def run(self, inputs: Inputs) -> Outputs:
-        """Return every output."""
+    def run(self, inputs: Inputs) -> Tensors:
+        """Return every output by name."""
 
 
 class Graph:
@@ -78,10 +85,10 @@ class Graph:
             disabled_optimizers=["SkipLayerNormFusion"],
         )
 
-    def run(self, inputs: Inputs) -> Outputs:
-        """Return every output."""
-        hidden, *attentions = self._session.run(None, inputs.feed())
-        return Outputs(hidden, tuple(attentions))
+    def run(self, inputs: Inputs) -> Tensors:
+        """Return every output by name."""
+        names = [output.name for output in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(None, inputs.feed()), strict=True))
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Run:
 
     Attributes:
         tensors: by name. They are taken out as they are compared, so that their memory is free again.
-        alone_errors: by output kind, how much the shortest text differs from the same text run alone.
+        alone_errors: by role, how much the shortest text differs from the same text run alone.
         invariants: what holds for any encoder.
     """
 
@@ -108,33 +115,21 @@ class _Comparison:
     reference_error_float64: float
 
 
-def measure_parity(
-    encoder: Encoder,
-    config: EncoderConfig,
-    directory: Path,
-    graph_paths: Sequence[str],
-    cases: Sequence[Case],
-    *,
-    reference_name: str,
-    progress: CaseProgress,
-) -> ParityResult:
+def measure_parity(subject: Subject, graph_paths: Sequence[str], progress: StageProgress) -> ParityResult:
     """Run every case through every graph and through PyTorch.
 
     Memory is what decides the order. Graphs without attention maps come first, one after the other, and
     their small outputs are kept; then each case is compared layer by layer.
 
     Args:
-        encoder: the reference, fp32, in eval mode, on the CPU.
-        config: its configuration.
-        directory: the bundle's directory.
-        graph_paths: the ONNX files, relative to it.
-        cases: the grid.
-        reference_name: where the reference's weights came from, for the report.
-        progress: called before each case with its number, the number of cases, and its name.
+        subject: the bundle and its reference.
+        graph_paths: the ONNX files, relative to the bundle's directory.
+        progress: called before each case.
 
     Returns:
         The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
     """
+    directory, config, cases = subject.directory, subject.config, subject.cases
     inputs = {case: make_inputs(case, config) for case in cases}
     with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
     kept: dict[str, dict[Case, Run]] = {}
@@ -155,35 +150,37 @@ def measure_parity(
             if path in kept or case.with_attentions
         }
         invariants += [run.invariants for run in runs.values()]
-        measurements += compare_case(encoder, case, inputs[case], runs)
-    progress(len(cases), len(cases), "")
+        measurements += compare_case(subject, case, inputs[case], runs)
+    progress("", len(cases), len(cases))
     return ParityResult(
-        tuple(cases), tuple(measurements), tuple(invariants), reference_name, config.max_tokens
+        tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
     )
 
 
-def _announced(cases: Sequence[Case], progress: CaseProgress) -> Iterator[Case]:
+def _announced(cases: Sequence[Case], progress: StageProgress) -> Iterator[Case]:
     for number, case in enumerate(cases):
-        progress(number, len(cases), str(case))
+        progress(str(case), number, len(cases))
         yield case
 
 
 def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderConfig) -> Run:
     """Run a graph on a case, and check what needs no reference."""
-    outputs = graph.run(inputs)
+    tensors = graph.run(inputs)
+    described = layer_outputs(config)
     return Run(
-        outputs.by_name(),
-        _alone_errors(graph, inputs, outputs),
-        _check_invariants(graph.path, case, inputs, outputs, config),
+        tensors,
+        _alone_errors(graph, inputs, tensors, described),
+        _check_invariants(graph.path, case, inputs, tensors, config),
     )
 
 
 def compare_case(
-    encoder: Encoder, case: Case, inputs: Inputs, runs: Mapping[str, Run]
+    subject: Subject, case: Case, inputs: Inputs, runs: Mapping[str, Run]
 ) -> Iterator[Measurement]:
     """Compare what graphs, by path, returned with PyTorch; their tensors are gone afterwards."""
     live = inputs.attention_mask == 1
-    expected = Outputs(*run_fp32(encoder, inputs, case.with_attentions)).by_name()
+    described = layer_outputs(subject.config)
+    expected = run_fp32(subject.encoder, inputs, case.with_attentions)
     compared: dict[str, dict[str, _Comparison]] = {path: {} for path in runs}
 
     def compare(name: str, exact: FloatArray) -> None:
@@ -198,17 +195,18 @@ def compare_case(
                     difference(measured, fp32, live), _live_error(measured, exact, live), reference_error
                 )
 
-    hidden = run_float64(encoder, inputs, lambda layer, exact: compare(map_name(layer), exact))
-    compare(HIDDEN_OUTPUT, hidden)
+    compare(HIDDEN_OUTPUT, run_float64(subject.encoder, inputs, compare))
     for path, comparisons in compared.items():
-        for kind in (HIDDEN_OUTPUT, ATTENTIONS):
-            of_kind = {name: each for name, each in comparisons.items() if _kind(name) == kind}
-            if of_kind:
-                yield _measurement(path, case, kind, of_kind, runs[path].alone_errors.get(kind, 0.0))
+        by_role: dict[str, dict[str, _Comparison]] = {HIDDEN_OUTPUT: {}}
+        for name, comparison in comparisons.items():
+            by_role.setdefault(_role(name, described), {})[name] = comparison
+        for role, of_role in by_role.items():
+            if of_role:
+                yield _measurement(path, case, role, of_role, runs[path].alone_errors.get(role, 0.0))
 
 
 def _measurement(
-    path: str, case: Case, kind: str, compared: dict[str, _Comparison], alone_error: float
+    path: str, case: Case, role: str, compared: dict[str, _Comparison], alone_error: float
 ) -> Measurement:
     found = {name: each.difference for name, each in compared.items()}
     # A NaN is worse than any number.
@@ -218,7 +216,7 @@ def _measurement(
     return Measurement(
         graph=path,
         case=case,
-        output=kind,
+        role=role,
         max_abs_error=found[worst].max_abs,
         max_abs_error_float64=max_or_nan(each.error_float64 for each in compared.values()),
         torch_abs_error_float64=reference_error,
@@ -234,16 +232,18 @@ def _measurement(
     )
 
 
-def _kind(name: str) -> str:
-    return HIDDEN_OUTPUT if name == HIDDEN_OUTPUT else ATTENTIONS
+def _role(name: str, described: Described) -> str:
+    return described[name][1].role if name in described else HIDDEN_OUTPUT
 
 
 def _live_error(measured: FloatArray, exact: FloatArray, live: BoolArray) -> float:
     return max_abs_difference(select_live(measured, live), select_live(exact, live))
 
 
-def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dict[str, float]:
-    """Run the shortest text of a batch alone and compare: by output kind, the largest difference."""
+def _alone_errors(
+    graph: RunnableGraph, inputs: Inputs, tensors: Tensors, described: Described
+) -> dict[str, float]:
+    """Run the shortest text of a batch alone and compare: by role, the largest difference."""
     lengths = inputs.attention_mask.sum(axis=1)
     if len(lengths) == 1:
         return {}
@@ -251,35 +251,37 @@ def _alone_errors(graph: RunnableGraph, inputs: Inputs, outputs: Outputs) -> dic
     own = inputs.alone(row)
     live = own.attention_mask == 1
     length = live.shape[1]
-    cut = Outputs(
-        outputs.hidden[row : row + 1, :length],
-        tuple(layer[row : row + 1, :, :length, :length] for layer in outputs.attentions),
-    )
-    together = cut.by_name()
     errors: dict[str, list[float]] = {}
-    for name, tensor in graph.run(own).by_name().items():
-        errors.setdefault(_kind(name), []).append(_live_error(tensor, together[name], live))
-    return {kind: max_or_nan(each) for kind, each in errors.items()}
+    for name, tensor in graph.run(own).items():
+        whole = tensors[name][row : row + 1]
+        is_dense = name in described and described[name][1].layout == "dense"
+        together = whole[:, :, :length, :length] if is_dense else whole[:, :length]
+        errors.setdefault(_role(name, described), []).append(_live_error(tensor, together, live))
+    return {role: max_or_nan(found) for role, found in errors.items()}
 
 
 def _check_invariants(
-    graph: str, case: Case, inputs: Inputs, outputs: Outputs, config: EncoderConfig
+    graph: str, case: Case, inputs: Inputs, tensors: Tensors, config: EncoderConfig
 ) -> Invariants:
     live = inputs.attention_mask == 1
     empty = ~live.any(axis=1)
     masked = np.broadcast_to(~live[:, None, None, :], (len(live), 1, case.length, case.length))
     if config.is_causal:
         masked = masked | np.triu(np.ones((case.length, case.length), dtype=np.bool_), k=1)
-    # Where a local layer sees nothing: keys farther away than its window, and masked ones.
     places = np.arange(case.length)
-    unseen = masked | (np.abs(places[:, None] - places) > (config.local_window or case.length))
+    distances = np.abs(places[:, None] - places)
     row_sum_error = masked_weight = empty_row_weight = 0.0
-    finite = bool(np.isfinite(outputs.hidden).all())
-    for number, layer in enumerate(outputs.attentions):
-        finite = finite and bool(np.isfinite(layer).all())
-        sums = select_live(layer, live).sum(axis=-1, dtype=np.float64)
-        row_sum_error = max(row_sum_error, float(np.abs(sums - 1).max()))
-        zero = unseen if config.is_local(number) else masked
-        masked_weight = max(masked_weight, float(np.abs(np.where(zero, layer, 0)).max()))
-        empty_row_weight = max(empty_row_weight, float(np.abs(layer[empty]).max(initial=0.0)))
+    for name, (layer, output) in layer_outputs(config).items():
+        if name not in tensors or output.layout != "dense":
+            continue
+        weights = tensors[name]
+        if output.row_sum == "one":
+            sums = select_live(weights, live).sum(axis=-1, dtype=np.float64)
+            row_sum_error = max(row_sum_error, float(np.abs(sums - 1).max()))
+        # Where a layer sees nothing: keys farther away than its window, and masked ones.
+        reach = config.layer_attentions[layer].reach
+        zero = masked if reach is None else masked | (distances > reach)
+        masked_weight = max(masked_weight, float(np.abs(np.where(zero, weights, 0)).max()))
+        empty_row_weight = max(empty_row_weight, float(np.abs(weights[empty]).max(initial=0.0)))
+    finite = all(bool(np.isfinite(tensor).all()) for tensor in tensors.values())
     return Invariants(graph, case, finite, row_sum_error, masked_weight, empty_row_weight)

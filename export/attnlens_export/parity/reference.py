@@ -4,43 +4,52 @@ B batch, T tokens, D width, H heads, L layers.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnlens_export.graph.names import HIDDEN_OUTPUT, output_name
 from attnlens_export.parity.compare import FloatArray
 from attnlens_export.parity.float64 import Float64Arithmetic
 from attnlens_export.parity.grid import Inputs
-from attnlens_model import Encoder, EncoderOutput
+from attnlens_model import Encoder, EncoderOutput, OutputRole
 
 # From here on PyTorch may use all its threads.
 _TOKENS_FOR_THREADS = 256
 
-EachMap = Callable[[int, FloatArray], None]
-"""Called with a layer's number and its attention map (B, H, T, T)."""
+Tensors = dict[str, FloatArray]
+"""By the names of a graph's outputs."""
+
+EachOutput = Callable[[str, FloatArray], None]
+"""Called with the name of an output of a layer, and the output."""
 
 
 @torch.inference_mode()
-def run_fp32(
-    encoder: Encoder, inputs: Inputs, with_attentions: bool
-) -> tuple[FloatArray, tuple[FloatArray, ...]]:
-    """Return the hidden states (B, T, D) and L maps (B, H, T, T), or none."""
+def run_fp32(encoder: Encoder, inputs: Inputs, with_attentions: bool) -> Tensors:
+    """Return the hidden states (B, T, D), and if asked for what the attention of each layer gives."""
     with _threads(inputs):
-        output = encoder(**_tensors(inputs), output_attentions=with_attentions)
-    return output.last_hidden_state.numpy(), tuple(layer.numpy() for layer in output.attentions)
+        output: EncoderOutput = encoder(**_tensors(inputs), output_attentions=with_attentions)
+    layers = {
+        output_name(role, layer): tensor.numpy()
+        for layer, outputs in enumerate(output.layers)
+        for role, tensor in outputs.items()
+    }
+    return {HIDDEN_OUTPUT: output.last_hidden_state.numpy()} | layers
 
 
-def run_float64(encoder: Encoder, inputs: Inputs, each_map: EachMap) -> FloatArray:
-    """Return the hidden states of the same encoder in float64, and hand over each map as it is computed."""
+def run_float64(encoder: Encoder, inputs: Inputs, each_output: EachOutput) -> FloatArray:
+    """Return the hidden states of the same encoder in float64, and hand over what each layer computes."""
     numbers = itertools.count()
 
-    def hand_over(_layer: object, _args: object, output: tuple[Tensor, Tensor]) -> None:
-        each_map(next(numbers), output[1].numpy())
+    def hand_over(_layer: object, _args: object, output: tuple[Tensor, Mapping[OutputRole, Tensor]]) -> None:
+        layer = next(numbers)
+        for role, tensor in output[1].items():
+            each_output(output_name(role, layer), tensor.numpy())
 
-    # Hooks, so that no more than one layer's map exists at a time.
+    # Hooks, so that the outputs of no more than one layer exist at a time.
     hooks = [layer.register_forward_hook(hand_over) for layer in encoder.layers]
     try:
         with _threads(inputs), _exact_tables(encoder), torch.inference_mode(), Float64Arithmetic():

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Gate, GateKind, Parity, ParityFigure
-from attnlens_export.fp16.result import HalfResult
-from attnlens_export.graph.names import GRAPH_IDS, ROLES
-from attnlens_export.int8.result import Int8Result
+from attnlens.v1.manifest_pb2 import Gate, GateKind, ParityFigure
+from attnlens_export.graph.names import GRAPH_IDS, role_number
 from attnlens_export.parity.grid import Case
 
 TOLERANCE = 1e-5
@@ -27,12 +25,12 @@ class Measurement:
     Attributes:
         graph: the ONNX file.
         case: the input shape.
-        output: `last_hidden_state` or `attentions` (all layers together).
+        role: of the outputs, all layers together: `last_hidden_state`, `attention_weights` ...
         max_abs_error: the largest |ONNX - PyTorch fp32|.
         max_abs_error_float64: the largest |ONNX - PyTorch float64|.
         torch_abs_error_float64: the largest |PyTorch fp32 - PyTorch float64|.
         mean_abs_error: the mean of |ONNX - PyTorch fp32|.
-        p99_abs_error: its 99th percentile; for attentions the largest of any layer.
+        p99_abs_error: its 99th percentile; the largest of any layer.
         min_cosine: the smallest cosine between a row of ONNX and of PyTorch fp32.
         num_elements: the number of elements compared.
         allowed_error: the gate for `max_abs_error` and `alone_error`.
@@ -44,7 +42,7 @@ class Measurement:
 
     graph: str
     case: Case
-    output: str
+    role: str
     max_abs_error: float
     max_abs_error_float64: float
     torch_abs_error_float64: float
@@ -79,7 +77,7 @@ class Measurement:
             )
         if not self.alone_error <= self.allowed_error:
             yield (
-                f"{self.graph} at {self.case}: {self.output} of a text alone and in the batch differ by "
+                f"{self.graph} at {self.case}: {self.role} of a text alone and in the batch differ by "
                 f"{self.alone_error:.2e} (allowed {self.allowed_error:.2e})"
             )
 
@@ -124,12 +122,10 @@ class ParityResult:
 
     Attributes:
         cases: the input shapes.
-        measurements: one for each graph, shape and output kind.
+        measurements: one for each graph, shape and role.
         invariants: one for each graph and shape.
         reference_name: where the weights of the PyTorch encoder came from.
         max_tokens: the longest input that the encoder takes.
-        half: what was found of the graph in fp16; None where there is none.
-        int8: what was found of the graph in int8; None where there is none.
     """
 
     cases: tuple[Case, ...]
@@ -137,8 +133,6 @@ class ParityResult:
     invariants: tuple[Invariants, ...]
     reference_name: str
     max_tokens: int
-    half: HalfResult | None = None
-    int8: Int8Result | None = None
 
     @property
     def passed(self) -> bool:
@@ -149,9 +143,7 @@ class ParityResult:
         """Return a line for each gate that did not hold, the worst first."""
         by_excess = sorted(self.measurements, key=lambda measurement: -measurement.excess)
         lines = [line for measurement in by_excess for line in measurement.failures()]
-        lines += [line for invariants in self.invariants for line in invariants.failures()]
-        lines += self.half.failures() if self.half else []
-        return lines + (self.int8.failures() if self.int8 else [])
+        return lines + [line for invariants in self.invariants for line in invariants.failures()]
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""
@@ -160,67 +152,52 @@ class ParityResult:
         return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
 
     def describe_lengths(self) -> str:
-        """Return one line: the longest input that was compared, of each output where they differ."""
+        """Return one line: the longest input that was compared, of each role where they differ."""
         longest: dict[str, int] = {}
         for each in self.measurements:
-            longest[each.output] = max(longest.get(each.output, 0), each.case.length)
-        named = ", ".join(f"{output} {length}" for output, length in longest.items())
+            longest[each.role] = max(longest.get(each.role, 0), each.case.length)
+        named = ", ".join(f"{role} {length}" for role, length in longest.items())
         lengths = set(longest.values())
         tokens = str(lengths.pop()) if len(lengths) == 1 else named
         return f"longest input compared, in tokens: {tokens}; the encoder takes {self.max_tokens}"
 
-    def by_output(self) -> dict[tuple[str, str], list[Measurement]]:
-        """Return the measurements by graph and output kind."""
+    def by_role(self) -> dict[tuple[str, str], list[Measurement]]:
+        """Return the measurements by graph and role."""
         groups: dict[tuple[str, str], list[Measurement]] = {}
         for each in self.measurements:
-            groups.setdefault((each.graph, each.output), []).append(each)
+            groups.setdefault((each.graph, each.role), []).append(each)
         return groups
 
-    def to_message(self) -> Parity:
-        """Return the manifest's summary."""
-        return Parity(
-            passed=self.passed,
-            num_cases=len(self.cases),
-            gates=[
-                *(gate for group in self.by_output().values() for gate in gates(group)),
-                *(self.half.gates() if self.half else []),
-                *(self.int8.gates() if self.int8 else []),
-            ],
-            figures=[
-                *(summarize(group) for group in self.by_output().values()),
-                *([self.half.figure()] if self.half else []),
-            ],
-        )
+    def gates(self) -> list[Gate]:
+        """Return the gates of each role of each graph."""
+        return [gate for group in self.by_role().values() for gate in gates(group)]
+
+    def figures(self) -> list[ParityFigure]:
+        """Return the worst figures of each role of each graph."""
+        return [summarize(group) for group in self.by_role().values()]
 
 
 def gates(group: Sequence[Measurement]) -> list[Gate]:
-    """Return the gates of one output of one graph, each with the case that came nearest to its limit."""
-    return [
-        Gate(
-            graph=GRAPH_IDS[group[0].graph],
-            role=ROLES[group[0].output],
-            kind=kind,
-            limit=nearest.allowed_error,
-            found=getattr(nearest, name),
-        )
-        for kind, name in (
-            (GateKind.GATE_KIND_MAX_ABS_ERROR, "max_abs_error"),
-            (GateKind.GATE_KIND_MAX_ALONE_ERROR, "alone_error"),
-        )
-        for nearest in [max(group, key=lambda found: _use(getattr(found, name), found.allowed_error))]
-    ]
-
-
-def _use(error: float, allowed: float) -> float:
-    return float(np.nan_to_num(error / allowed, nan=np.inf))
+    """Return the gates of one role of one graph, each of the case that came nearest to its limit."""
+    found = []
+    for kind, name in (
+        (GateKind.GATE_KIND_MAX_ABS_ERROR, "max_abs_error"),
+        (GateKind.GATE_KIND_MAX_ALONE_ERROR, "alone_error"),
+    ):
+        used = [np.nan_to_num(getattr(each, name) / each.allowed_error, nan=np.inf) for each in group]
+        nearest = group[int(np.argmax(used))]
+        gate = Gate(kind=kind, limit=nearest.allowed_error, found=getattr(nearest, name))
+        gate.graph, gate.role = GRAPH_IDS[nearest.graph], role_number(nearest.role)
+        found.append(gate)
+    return found
 
 
 def summarize(group: Sequence[Measurement]) -> ParityFigure:
-    """Return the worst figures of one output of one graph; a NaN is worse than any number."""
+    """Return the worst figures of one role of one graph; a NaN is worse than any number."""
     counts = [each.num_elements for each in group]
     return ParityFigure(
         graph=GRAPH_IDS[group[0].graph],
-        role=ROLES[group[0].output],
+        role=role_number(group[0].role),
         max_abs_error=max_or_nan(each.max_abs_error for each in group),
         max_abs_error_float64=max_or_nan(each.max_abs_error_float64 for each in group),
         torch_abs_error_float64=max_or_nan(each.torch_abs_error_float64 for each in group),

@@ -11,22 +11,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from attnlens_export.graph.names import (
-    ATTENTIONS,
     ATTENTIONS_PATH,
     EMBEDDINGS_PATH,
     GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
+    layer_outputs,
 )
 from attnlens_export.parity.grid import Case, Inputs, make_inputs
-from attnlens_export.parity.measure import CaseProgress, Outputs, Run, compare_case, run_case
+from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
+from attnlens_export.parity.reference import Tensors
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
-from attnlens_export.report import report_content
-from attnlens_model import Encoder, EncoderConfig
+from attnlens_export.progress import StageProgress
+from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 from attnlens_runtimes import (
     FP32,
     RUNTIMES,
@@ -44,11 +44,11 @@ MIN_COSINE = 0.999
 # In bf16 or fp16: how far a row of attention weights may be from summing to 1.
 ROW_SUM_TOLERANCE = 0.02
 
-# The outputs of a bundle in the order of the table: graph and output kind.
+# The outputs of a bundle in the order of the table: graph and role.
 COLUMNS = (
     (EMBEDDINGS_PATH, HIDDEN_OUTPUT),
     (ATTENTIONS_PATH, HIDDEN_OUTPUT),
-    (ATTENTIONS_PATH, ATTENTIONS),
+    (ATTENTIONS_PATH, ATTENTION_WEIGHTS),
 )
 
 
@@ -106,7 +106,7 @@ class RuntimeResult:
 
     def _reduced_failures(self) -> Iterator[str]:
         """Yield a line for each gate of lower precision that did not hold, the smallest cosines first."""
-        hidden = [each for each in self.parity.measurements if each.output == HIDDEN_OUTPUT]
+        hidden = [each for each in self.parity.measurements if each.role == HIDDEN_OUTPUT]
         for each in sorted(hidden, key=lambda each: float(np.nan_to_num(each.min_cosine, nan=-1.0))):
             if not each.min_cosine >= MIN_COSINE:
                 yield (
@@ -118,22 +118,13 @@ class RuntimeResult:
 
     def worst_errors(self) -> list[float | None]:
         """Return the largest |runtime - PyTorch fp32| of each of `COLUMNS`; None if nothing was measured."""
-        groups = self.parity.by_output()
+        groups = self.parity.by_role()
         return [summarize(groups[key]).max_abs_error if key in groups else None for key in COLUMNS]
 
     def min_cosines(self) -> list[float | None]:
         """Return the smallest cosine of a row with PyTorch's, of each of `COLUMNS`."""
-        groups = self.parity.by_output()
+        groups = self.parity.by_role()
         return [summarize(groups[key]).min_cosine if key in groups else None for key in COLUMNS]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
-        content = report_content(self.parity)
-        if self.precision != FP32:
-            del content["tolerance"], content["reference_error_ratio"]
-            content["min_cosine_allowed"] = MIN_COSINE
-        head = {"name": self.name, "version": self.version, "precision": self.precision, "stops": self.stops}
-        return content | head | {"passed": self.passed, "failures": self.failures()}
 
 
 @dataclass(frozen=True)
@@ -179,105 +170,105 @@ class _ProcessGraph:
         self._process = process
         self._config = config
 
-    def run(self, inputs: Inputs) -> Outputs:
-        """Return every output.
+    def run(self, inputs: Inputs) -> Tensors:
+        """Return every output by name.
 
         Raises:
             RuntimeFailureError: there is no answer, or one of other shapes.
         """
         outputs = self._process.run(inputs.feed())
-        found, expected = [each.shape for each in outputs], self._shapes(*inputs.input_ids.shape)
-        if found != expected:
-            raise RuntimeFailureError(f"outputs of the shapes {found} instead of {expected}")
-        return Outputs(outputs[0], tuple(outputs[1:]))
+        expected = self._shapes(*inputs.input_ids.shape)
+        found, shapes = [output.shape for output in outputs], list(expected.values())
+        if found != shapes:
+            raise RuntimeFailureError(f"outputs of the shapes {found} instead of {shapes}")
+        return dict(zip(expected, outputs, strict=True))
 
-    def _shapes(self, batch_size: int, length: int) -> list[tuple[int, ...]]:
-        hidden = (batch_size, length, self._config.hidden_size)
+    def _shapes(self, batch_size: int, length: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {HIDDEN_OUTPUT: (batch_size, length, self._config.hidden_size)}
         if self.path == EMBEDDINGS_PATH:
-            return [hidden]
-        return [hidden, *[(batch_size, self._config.num_heads, length, length)] * self._config.num_layers]
+            return shapes
+        for name, (_, output) in layer_outputs(self._config).items():
+            is_dense = output.layout == "dense"
+            shapes[name] = (
+                (batch_size, output.num_heads, length, length)
+                if is_dense
+                else (batch_size, length, output.num_heads)
+            )
+        return shapes
 
 
-class RuntimeParity:
-    """The reference and the cases, on which one runtime after another is measured."""
+def measure_runtime(
+    subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
+) -> list[RuntimeResult]:
+    """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        config: EncoderConfig,
-        directory: Path,
-        cases: Sequence[Case],
-        reference_name: str,
-    ) -> None:
-        self._encoder = encoder
-        self._config = config
-        self._directory = directory
-        self._cases = cases
-        self._reference_name = reference_name
+    Args:
+        subject: the bundle and its reference.
+        runtime: as `find_runtimes` returned it.
+        timeout_s: for each answer.
+        progress: called before each case.
+    """
+    results = [_measure(subject, runtime, timeout_s, progress)]
+    if results[0].precision != FP32 and runtime.fp32_command:
+        in_fp32 = replace(runtime, command=runtime.fp32_command)
+        results.append(_measure(subject, in_fp32, timeout_s, progress))
+    return results
 
-    def measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> list[RuntimeResult]:
-        """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
 
-        Args:
-            runtime: as `find_runtimes` returned it.
-            timeout_s: for each answer.
-            progress: called before each case with its number, the number of cases, and its name.
-        """
-        results = [self._measure(runtime, timeout_s, progress)]
-        if results[0].precision != FP32 and runtime.fp32_command:
-            in_fp32 = replace(runtime, command=runtime.fp32_command)
-            results.append(self._measure(in_fp32, timeout_s, progress))
-        return results
+def _measure(
+    subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
+) -> RuntimeResult:
+    cases, config = subject.cases, subject.config
+    measurements: list[Measurement] = []
+    invariants: list[Invariants] = []
+    stops: dict[str, str] = {}
+    with ExitStack() as processes:
+        progress("opening the graphs", 0, len(cases))
+        graphs = _open(subject, runtime, timeout_s, processes, stops)
+        for number, case in enumerate(cases):
+            progress(str(case), number, len(cases))
+            inputs = make_inputs(case, config)
+            runs = _run_case(case, inputs, graphs, config, stops)
+            invariants += [run.invariants for run in runs.values()]
+            if runs:
+                measurements += compare_case(subject, case, inputs, runs)
+    progress("", len(cases), len(cases))
+    parity = ParityResult(
+        tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
+    )
+    reduced = [graph.precision for graph in graphs if graph.precision != FP32]
+    return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
 
-    def _measure(self, runtime: Installed, timeout_s: float, progress: CaseProgress) -> RuntimeResult:
-        measurements: list[Measurement] = []
-        invariants: list[Invariants] = []
-        stops: dict[str, str] = {}
-        with ExitStack() as processes:
-            progress(0, len(self._cases), "opening the graphs")
-            graphs = self._open(runtime, timeout_s, processes, stops)
-            for number, case in enumerate(self._cases):
-                progress(number, len(self._cases), str(case))
-                inputs = make_inputs(case, self._config)
-                runs = self._run_case(case, inputs, graphs, stops)
-                invariants += [run.invariants for run in runs.values()]
-                if runs:
-                    measurements += compare_case(self._encoder, case, inputs, runs)
-        progress(len(self._cases), len(self._cases), "")
-        parity = ParityResult(
-            tuple(self._cases),
-            tuple(measurements),
-            tuple(invariants),
-            self._reference_name,
-            self._config.max_tokens,
-        )
-        reduced = [graph.precision for graph in graphs if graph.precision != FP32]
-        return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
 
-    def _open(
-        self, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
-    ) -> list[_ProcessGraph]:
-        graphs = []
-        for path in GRAPH_PURPOSES:
-            process = GraphProcess(runtime, self._directory / path, timeout_s)
-            try:
-                opened = processes.enter_context(process)
-            except RuntimeFailureError as error:
-                stops[path] = f"does not open: {error}"
-            else:
-                graphs.append(_ProcessGraph(path, opened, self._config))
-        return graphs
+def _open(
+    subject: Subject, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
+) -> list[_ProcessGraph]:
+    graphs = []
+    for path in GRAPH_PURPOSES:
+        process = GraphProcess(runtime, subject.directory / path, timeout_s)
+        try:
+            opened = processes.enter_context(process)
+        except RuntimeFailureError as error:
+            stops[path] = f"does not open: {error}"
+        else:
+            graphs.append(_ProcessGraph(path, opened, subject.config))
+    return graphs
 
-    def _run_case(
-        self, case: Case, inputs: Inputs, graphs: Sequence[_ProcessGraph], stops: dict[str, str]
-    ) -> dict[str, Run]:
-        """Run a case in the graphs that have not stopped; note those that stop at it."""
-        runs = {}
-        for graph in graphs:
-            if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
-                continue
-            try:
-                runs[graph.path] = run_case(graph, case, inputs, self._config)
-            except RuntimeFailureError as error:
-                stops[graph.path] = f"stopped at {case}: {error}"
-        return runs
+
+def _run_case(
+    case: Case,
+    inputs: Inputs,
+    graphs: Sequence[_ProcessGraph],
+    config: EncoderConfig,
+    stops: dict[str, str],
+) -> dict[str, Run]:
+    """Run a case in the graphs that have not stopped; note those that stop at it."""
+    runs = {}
+    for graph in graphs:
+        if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
+            continue
+        try:
+            runs[graph.path] = run_case(graph, case, inputs, config)
+        except RuntimeFailureError as error:
+            stops[graph.path] = f"stopped at {case}: {error}"
+    return runs

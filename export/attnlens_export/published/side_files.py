@@ -1,6 +1,5 @@
 """The files beside the graphs: configuration, tokenizer, licence."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -37,17 +36,15 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "pad_token_id": config.pad_token_id,
+        "intermediate_size": config.feed_forward.intermediate_size,
+        "max_position_embeddings": config.positions.max_position_embeddings,
+        "pad_token_id": config.embeddings.pad_token_id,
     }
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)
-    read_back = dataclasses.asdict(read_config(directory / "config.json"))
-    lost = [
-        f"{name}={value!r}" for name, value in dataclasses.asdict(config).items() if read_back[name] != value
-    ]
+    read_back = read_config(directory / "config.json").by_path()
+    lost = [f"{path}={value!r}" for path, value in config.by_path().items() if read_back.get(path) != value]
     if lost:
         raise SourceError(
             f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
@@ -94,7 +91,7 @@ def write_tokenizer(
     special = read_object(described_by / "special_tokens_map.json") if described_by else {}
     special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
     special = (built.special_tokens if built else {}) | special
-    special.setdefault("pad_token", loaded.id_to_token(config.pad_token_id) or "[PAD]")
+    special.setdefault("pad_token", loaded.id_to_token(config.embeddings.pad_token_id) or "[PAD]")
     settings.setdefault("pad_token", special["pad_token"])
     # transformers, transformers.js and fastembed cut here rather than where tokenizer.json says; fastembed at
     # `max_length` too, which is the length of somebody's last call.
@@ -129,10 +126,10 @@ def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
     if not vocabulary:
         raise SourceError(f"{source} has an empty vocabulary: give another with --tokenizer")
     token, largest = max(vocabulary.items(), key=lambda item: item[1])
-    if largest >= config.vocab_size:
+    if largest >= config.embeddings.vocab_size:
         raise SourceError(
             f"{source} has the id {largest} ({token!r}), the encoder only ids below "
-            f"vocab_size={config.vocab_size}: the tokenizer belongs to another model"
+            f"vocab_size={config.embeddings.vocab_size}: the tokenizer belongs to another model"
         )
 
 

@@ -23,5 +23,5 @@ def takes_pairs(directory: Path, config: EncoderConfig) -> bool:
         return False
     last_of_first = len(texts) - 1 - texts[::-1].index(0)
     has_separator = texts.index(1) > last_of_first + 1
-    num_types = config.type_vocab_size if "token_type_ids" in input_names(config) else None
+    num_types = config.embeddings.type_vocab_size if "token_type_ids" in input_names(config) else None
     return has_separator and (num_types is None or max(encoding.type_ids) < num_types)

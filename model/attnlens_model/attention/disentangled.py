@@ -15,17 +15,67 @@ Letters in shapes: B batch, T tokens, D width, H heads, K head width, R rows of 
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.masks import AttentionMask
-from attnlens_model.attention.rotary import Rotation
-from attnlens_model.attention.softmax import MultiHeadSelfAttention
+from attnlens_model.attention.heads import HeadProjections
+from attnlens_model.attention.masks import AttentionMask, prepare_mask
+from attnlens_model.attention.mechanism import (
+    ATTENTION_WEIGHTS,
+    AttentionConfig,
+    BatchInputs,
+    EncoderSizes,
+    Outputs,
+)
 from attnlens_model.attention.weights import attention_weights
-from attnlens_model.config import EncoderConfig
 from attnlens_model.embeddings import EMBEDDING_STD
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledAttentionConfig(AttentionConfig):
+    """Which terms of distance are added to scores, and how distances are told apart.
+
+    Attributes:
+        terms: "c2p", "p2c" or both, "c2p|p2c".
+        distance_buckets: half as many distances have a bucket each, the others share as many; 0: each
+            distance up to `max_relative_positions` has one.
+        max_relative_positions: from this distance on all are alike; None means the longest input.
+        share_att_key: whether distances are projected as content is; else they have projections of their own.
+        distance_norm: whether the distances' embeddings go through a LayerNorm.
+    """
+
+    kind: Literal["disentangled"] = "disentangled"
+    terms: Literal["c2p", "p2c", "c2p|p2c"]
+    distance_buckets: int = 0
+    max_relative_positions: int | None = None
+    share_att_key: bool = False
+    distance_norm: bool = False
+
+    def check_sizes(self, sizes: EncoderSizes) -> None:
+        """Check what depends on the encoder: that heads divide its width, and that buckets fit distances."""
+        super().check_sizes(sizes)
+        farthest, middle = self.farthest_distance(sizes.max_tokens), self.distance_buckets // 2
+        self.require("max_relative_positions", farthest >= 1, "must be at least 1, or null")
+        is_usable = self.distance_buckets == 0 or 1 <= middle < farthest - 1
+        limit = (
+            f"must be 0 (no buckets), or at least 2 and less than 2 * (max_relative_positions={farthest} - 1)"
+        )
+        self.require("distance_buckets", is_usable, limit)
+
+    def farthest_distance(self, max_tokens: int) -> int:
+        """Return the distance from which on all are alike."""
+        return max_tokens if self.max_relative_positions is None else self.max_relative_positions
+
+    def make_layer(self, sizes: EncoderSizes) -> nn.Module:
+        """Return a fresh module of one layer."""
+        return DisentangledSelfAttention(self, sizes)
+
+    def make_shared(self, sizes: EncoderSizes) -> nn.Module:
+        """Return the module that computes mask and distances."""
+        return SharedDistances(self, sizes)
 
 
 def bucketed_distances(max_distance: int, num_buckets: int, max_relative_positions: int) -> list[int]:
@@ -46,7 +96,7 @@ def bucketed_distances(max_distance: int, num_buckets: int, max_relative_positio
     buckets = list(range(min(middle, max_distance) + 1))
     step = 0
     for distance in range(middle + 1, max_distance + 1):
-        # step >= log(distance / middle) / log(end / middle) * steps, raised to what has no fractions
+        # step >= log(distance / middle) / log(end / middle) * steps, as powers: without fractions
         while end**step * middle**steps < distance**steps * middle**step:
             step += 1
         buckets.append(middle + step)
@@ -70,19 +120,19 @@ class DistanceEmbeddings(nn.Module):
     positions: Tensor
     rows: Tensor
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: DisentangledAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
-        span = config.distance_buckets or config.farthest_distance
-        self.table = nn.Embedding(2 * span, config.hidden_size)
+        limit, farthest = sizes.max_tokens, config.farthest_distance(sizes.max_tokens)
+        span = config.distance_buckets or farthest
+        self.table = nn.Embedding(2 * span, sizes.hidden_size)
         nn.init.normal_(self.table.weight, std=EMBEDDING_STD)
         has_norm = config.distance_norm
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
+        self.norm = nn.LayerNorm(sizes.hidden_size, eps=sizes.layer_norm_eps) if has_norm else None
         # The devices are named so that the values exist even when the rest is built without storage.
-        limit = config.max_tokens
         self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
         distances = list(range(limit))
         if config.distance_buckets:
-            distances = bucketed_distances(limit - 1, config.distance_buckets, config.farthest_distance)
+            distances = bucketed_distances(limit - 1, config.distance_buckets, farthest)
         # By query - key + M - 1: a list of 2M - 1 instead of a table of M x M.
         signed = torch.tensor([-distance for distance in distances[:0:-1]] + distances, device="cpu")
         self.register_buffer("rows", (signed + span).clamp(0, 2 * span - 1), persistent=False)
@@ -99,55 +149,58 @@ class DistanceEmbeddings(nn.Module):
         return Distances(embeddings, query * self.num_rows + rows, key * self.num_rows + rows)
 
 
-class DisentangledSelfAttention(MultiHeadSelfAttention):
+class SharedDistances(nn.Module):
+    """The mask and the distances of all layers of one configuration."""
+
+    def __init__(self, config: DisentangledAttentionConfig, sizes: EncoderSizes) -> None:
+        super().__init__()
+        self.distances = DistanceEmbeddings(config, sizes)
+
+    def forward(self, inputs: BatchInputs) -> tuple[AttentionMask, Distances]:
+        """Return what `DisentangledSelfAttention` takes beside hidden states."""
+        mask = prepare_mask(inputs.keep, inputs.keep.dtype)
+        return mask, self.distances(inputs.attention_mask.shape[1])
+
+
+class DisentangledSelfAttention(HeadProjections):
     """Multi-head self-attention with one or both terms of distances.
 
     The position vectors are projections of the distances' embeddings: by the projections of content
     (`share_att_key`), or by others, which are drawn alike.
     """
 
-    def __init__(self, config: EncoderConfig) -> None:
-        terms = config.disentangled_attention.split("|")
-        scale = 1.0 / math.sqrt(config.head_dim * (1 + len(terms)))
-        super().__init__(config.hidden_size, config.num_heads, config.attention_dropout, scale=scale)
+    def __init__(self, config: DisentangledAttentionConfig, sizes: EncoderSizes) -> None:
+        terms, width = config.terms.split("|"), sizes.hidden_size
+        scale = 1.0 / math.sqrt(width // config.num_heads * (1 + len(terms)))
+        super().__init__(width, config.num_heads, config.dropout, scale=scale)
         self.has_c2p, self.has_p2c = "c2p" in terms, "p2c" in terms
-        width, has_own = config.hidden_size, not config.share_att_key
+        has_own = not config.share_att_key
         self.distance_key = nn.Linear(width, width) if has_own and self.has_c2p else None
         self.distance_query = nn.Linear(width, width) if has_own and self.has_p2c else None
-        self.distance_dropout = nn.Dropout(config.hidden_dropout)
+        self.distance_dropout = nn.Dropout(sizes.hidden_dropout)
         for projection in (self.distance_key, self.distance_query):
             if projection is not None:
                 nn.init.xavier_uniform_(projection.weight)
                 nn.init.zeros_(projection.bias)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        keep_mask: Tensor | AttentionMask | None = None,
-        position_bias: Tensor | Distances | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden_states: Tensor, keep_mask: Tensor | AttentionMask | None, distances: Distances
+    ) -> tuple[Tensor, Outputs]:
         """Attend.
 
         Args:
             hidden_states: (B, T, D), floating point.
             keep_mask: as for `attention_weights`.
-            position_bias: what `DistanceEmbeddings` returns for T.
-            rotation: None.
+            distances: what `DistanceEmbeddings` returns for T.
 
         Returns:
-            The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
-
-        Raises:
-            TypeError: another kind of position than distances.
+            The context (B, T, D), and the weights (B, H, T, T) as they are before dropout.
         """
-        if not isinstance(position_bias, Distances) or rotation is not None:
-            raise TypeError("disentangled attention takes Distances and no rotation: see DistanceEmbeddings")
         query, key, value = self.project(hidden_states)  # (B, H, T, K) each
         query = query * self.scale
-        scores = self._distance_scores(query, key, position_bias)  # (B, H, T, T)
+        scores = self._distance_scores(query, key, distances)  # (B, H, T, T)
         weights = attention_weights(query, key, keep_mask, 1.0, scores)
-        return self.combine(weights, value), weights
+        return self.combine(weights, value), {ATTENTION_WEIGHTS: weights}
 
     def _distance_scores(self, query: Tensor, key: Tensor, distances: Distances) -> Tensor | None:
         """Return c2p + p2c, (B, H, T, T); `query` is scaled, `key` is not.
@@ -158,12 +211,12 @@ class DisentangledSelfAttention(MultiHeadSelfAttention):
         embeddings = self.distance_dropout(distances.embeddings)
         scores = None
         if self.has_c2p:
-            rows = self._split_heads(
+            rows = self.split_heads(
                 (self.distance_key or self.key)(embeddings), self.num_heads
             )  # (1, H, R, K)
             scores = _look_up(query @ rows.transpose(-2, -1), distances.by_query)
         if self.has_p2c:
-            rows = self._split_heads((self.distance_query or self.query)(embeddings), self.num_heads)
+            rows = self.split_heads((self.distance_query or self.query)(embeddings), self.num_heads)
             from_key = _look_up(key @ (rows * self.scale).transpose(-2, -1), distances.by_key)
             scores = from_key if scores is None else scores + from_key
         return scores

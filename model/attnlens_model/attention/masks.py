@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 MASKED_SCORE = -(2.0**15)
-"""What is added to the score of a masked key, in every dtype; float16 and bfloat16 hold it exactly.
+"""What is added to the score of a masked key, in every dtype; fp16 and bfloat16 hold it exactly.
 
 The exponential of a number below -104 is exactly 0 in fp32: a masked score may be up to 32,664 above the best
-live one. In float16 it may be as low as -32,736 before the sum is infinite. Lower numbers are no use to
-runtimes that compute in half precision: in bfloat16 OpenVINO returns wrong numbers at -1e20 and below, and
+live one. In fp16 it may be as low as -32,736 before the sum is infinite. Lower numbers do not help
+runtimes that compute in fp16 or bfloat16: in bfloat16 OpenVINO returns wrong numbers at -1e20 and below, and
 less accurate ones at -1e9.
 """
 
@@ -41,7 +41,7 @@ def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
 def causal_keep_mask(positions: Tensor) -> Tensor:
     """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
 
-    `positions` is (T,) int64: 0, 1, 2 ... The mask is float32, which counts exactly where half precision does
+    `positions` is (T,) int64: 0, 1, 2 ... The mask is float32, which counts exactly where fp16 does
     not. Clamping the distance is plain arithmetic, which more ONNX runtimes have than Trilu or a comparison.
     """
     exact = positions.to(torch.float32)

@@ -6,11 +6,35 @@ section 2.1, in the bidirectional form; MPNet (Song et al. 2020) adds the same b
 Letters in shapes: T tokens, H heads, R buckets, M the longest input.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.config import EncoderConfig
+from attnlens_model.config_part import ConfigPart
 from attnlens_model.embeddings import EMBEDDING_STD
+
+_FEWEST_BUCKETS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
+    """Which biases each head adds to its scores; all layers of one configuration have the same.
+
+    Attributes:
+        num_buckets: how many there are, chosen by the distance of key and query.
+        max_distance: from this distance on all share the last bucket.
+    """
+
+    num_buckets: int
+    max_distance: int = 128
+
+    def _check(self) -> None:
+        buckets = self.num_buckets
+        is_usable = buckets >= _FEWEST_BUCKETS and buckets % 2 == 0
+        self.require("num_buckets", is_usable, f"must be even and at least {_FEWEST_BUCKETS}")
+        limit = f"must be greater than num_buckets / 4 = {buckets // 4}"
+        self.require("max_distance", self.max_distance > buckets // 4, limit)
 
 
 def relative_position_bucket(relative_position: int, num_buckets: int, max_distance: int) -> int:
@@ -30,7 +54,7 @@ def relative_position_bucket(relative_position: int, num_buckets: int, max_dista
     if distance < exact:
         return first + distance
     logarithmic = half - exact
-    # step <= log(distance / exact) / log(max_distance / exact) * logarithmic, raised to what has no fractions
+    # step <= log(distance / exact) / log(max_distance / exact) * logarithmic, as powers: without fractions
     reached = [
         step
         for step in range(1, logarithmic)
@@ -45,21 +69,19 @@ class RelativePositionBias(nn.Module):
     positions: Tensor
     buckets: Tensor
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: RelativeBiasConfig, num_heads: int, max_tokens: int) -> None:
         super().__init__()
-        num_buckets, limit = config.relative_attention_num_buckets, config.max_tokens
-        self.bias = nn.Embedding(num_buckets, config.num_heads)
+        self.bias = nn.Embedding(config.num_buckets, num_heads)
         nn.init.normal_(self.bias.weight, std=EMBEDDING_STD)
         # The devices are named so that the values exist even when the rest is built without storage.
-        self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
+        self.register_buffer("positions", torch.arange(max_tokens, device="cpu"), persistent=False)
         # By key - query + M - 1: a list of 2M - 1 instead of a table of M x M.
-        distances = range(1 - limit, limit)
         buckets = [
-            [relative_position_bucket(distance, num_buckets, config.relative_attention_max_distance)]
-            for distance in distances
+            [relative_position_bucket(distance, config.num_buckets, config.max_distance)]
+            for distance in range(1 - max_tokens, max_tokens)
         ]
         self.register_buffer("buckets", torch.tensor(buckets, device="cpu"), persistent=False)
-        self.max_tokens = limit
+        self.max_tokens = max_tokens
 
     def forward(self, num_tokens: int) -> Tensor:
         """Return the bias (1, H, T, T), query by key, for T = `num_tokens`."""

@@ -10,10 +10,30 @@ Letters in shapes: B batch, H heads, T tokens, K head width, M the longest input
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+
+from attnlens_model.config_part import ConfigPart, is_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(ConfigPart, path="attention.rotary"):
+    """By which angles queries and keys are turned.
+
+    Attributes:
+        theta: pair i of K/2 turns by theta^(-2i/K) / divisor radians from one position to the next.
+        divisor: see `theta`; 1 is the paper's.
+    """
+
+    theta: float
+    divisor: float = 1.0
+
+    def _check(self) -> None:
+        for name in ("theta", "divisor"):
+            self.require(name, is_positive(getattr(self, name)), "must be greater than 0")
 
 
 class Rotation(NamedTuple):
@@ -40,17 +60,10 @@ class RotaryTables(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, head_dim: int, max_tokens: int, theta: float, divisor: float) -> None:
-        """Compute the tables.
-
-        Args:
-            head_dim: K, even.
-            max_tokens: M.
-            theta: pair i of K/2 turns by theta^(-2i/K) / divisor radians from one position to the next.
-            divisor: see `theta`; 1 is the paper's.
-        """
+    def __init__(self, config: RotaryConfig, head_dim: int, max_tokens: int) -> None:
+        """Compute the tables for M = `max_tokens` and K = `head_dim`, which is even."""
         super().__init__()
-        self._sizes = (head_dim, max_tokens, theta, divisor)
+        self._sizes = (head_dim, max_tokens, config.theta, config.divisor)
         dtype = torch.get_default_dtype()
         for name, exact in zip(("cosines", "sines"), _exact_tables(*self._sizes), strict=True):
             self.register_buffer(name, exact.to(dtype), persistent=False)

@@ -1,79 +1,140 @@
-"""Multi-head self-attention, and nothing else: embeddings, residuals and norms are elsewhere.
+"""Multi-head self-attention: scaled dot products, perhaps with rotation, a bias by distance, or a window.
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K in most families), G heads of
 keys and values (G = H unless heads share them).
 """
 
-import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.masks import AttentionMask
-from attnlens_model.attention.rotary import Rotation, rotate
+from attnlens_model.attention.heads import HeadProjections
+from attnlens_model.attention.masks import AttentionMask, prepare_mask, window_keep_mask
+from attnlens_model.attention.mechanism import (
+    ATTENTION_WEIGHTS,
+    AttentionConfig,
+    BatchInputs,
+    EncoderSizes,
+    Outputs,
+)
+from attnlens_model.attention.relative_bias import RelativeBiasConfig, RelativePositionBias
+from attnlens_model.attention.rotary import RotaryConfig, RotaryTables, Rotation, rotate
 from attnlens_model.attention.weights import attention_weights
+from attnlens_model.config_part import is_positive
 
 
-class MultiHeadSelfAttention(nn.Module):
-    """Self-attention with H heads (Vaswani et al. 2017, section 3.2.2).
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxAttentionConfig(AttentionConfig):
+    """Scaled dot-product attention, by itself or with rotation, a bias by distance, or a window.
 
-    Query, key, value and output are separate projections. A fresh one is Xavier-uniform in each of the four
-    (Glorot & Bengio 2010), with zero biases. `num_heads=1` is plain attention. Fewer heads of keys and values
-    than of queries are grouped-query attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
+    Attributes:
+        head_size: K, the width of one head; None means hidden_size / num_heads.
+        num_key_value_heads: how many heads keys and values have, each shared by equally many consecutive
+            heads of queries; None means `num_heads`.
+        scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
+        bias: whether the projections to queries, keys, values and output have biases.
+        window: a token sees the keys at most so many places away; None means all.
+        rotary: how queries and keys are turned by their positions; None means that they are not.
+        relative_bias: the biases by distance that are added to scores; None means none.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        *,
-        head_dim: int | None = None,
-        num_key_value_heads: int | None = None,
-        scale: float | None = None,
-        bias: bool = True,
-    ) -> None:
-        """Make the four projections.
+    kind: Literal["softmax"] = "softmax"
+    head_size: int | None = None
+    num_key_value_heads: int | None = None
+    scale: float | None = None
+    bias: bool = True
+    window: int | None = None
+    rotary: RotaryConfig | None = None
+    relative_bias: RelativeBiasConfig | None = None
 
-        Args:
-            hidden_size: D.
-            num_heads: H, a divisor of D where `head_dim` is None.
-            dropout: probability of dropping a weight, in training.
-            head_dim: K; None: D / H.
-            num_key_value_heads: G, a divisor of H; None: H.
-            scale: see `attention_weights`; None: 1 / sqrt(K).
-            bias: whether the projections have biases.
+    def _check(self) -> None:
+        super()._check()
+        for name in ("head_size", "window"):
+            value = getattr(self, name)
+            self.require(name, value is None or value >= 1, "must be at least 1, or null")
+        shared = self.num_key_value_heads
+        divides = shared is None or (shared >= 1 and self.num_heads % shared == 0)
+        self.require("num_key_value_heads", divides, f"must divide num_heads={self.num_heads}, or be null")
+        is_usable = self.scale is None or is_positive(self.scale)
+        self.require("scale", is_usable, "must be greater than 0, or null")
 
-        Raises:
-            ValueError: H does not divide D, or G not H.
-        """
+    def check_sizes(self, sizes: EncoderSizes) -> None:
+        """Check what depends on the encoder: that heads divide its width, and that they can be rotated."""
+        if self.head_size is None:
+            super().check_sizes(sizes)
+        width = self.head_dim(sizes.hidden_size)
+        limit = f"must be null for heads of the odd width {width}: rotation pairs the components"
+        self.require("rotary", self.rotary is None or width % 2 == 0, limit)
+
+    def head_dim(self, hidden_size: int) -> int:
+        """Return K, the width of one head."""
+        return self.head_size or hidden_size // self.num_heads
+
+    @property
+    def num_shared_heads(self) -> int:
+        """How many heads keys and values have."""
+        return self.num_key_value_heads or self.num_heads
+
+    @property
+    def reach(self) -> int | None:
+        """How many places away a token sees a key at most; None: as far as there are keys."""
+        return self.window
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """The operators of ONNX that the modules need beside those of BERT."""
+        # Concat swaps the halves of queries and keys, and repeats heads that are shared.
+        joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
+        # The distance of two tokens, cut at the window.
+        return frozenset(joining | ({"Abs", "Clip"} if self.window else set()))
+
+    def make_layer(self, sizes: EncoderSizes) -> nn.Module:
+        """Return a fresh module of one layer."""
+        return MultiHeadSelfAttention(
+            sizes.hidden_size,
+            self.num_heads,
+            self.dropout,
+            head_dim=self.head_size,
+            num_key_value_heads=self.num_key_value_heads,
+            scale=self.scale,
+            bias=self.bias,
+        )
+
+    def make_shared(self, sizes: EncoderSizes) -> nn.Module:
+        """Return the module that computes mask, bias and rotation."""
+        return SharedSoftmaxParts(self, sizes)
+
+
+class SharedSoftmaxParts(nn.Module):
+    """The mask, the bias by distance and the rotation of all layers of one configuration."""
+
+    positions: Tensor
+
+    def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
-        if num_heads < 1 or (head_dim is None and hidden_size % num_heads):
-            raise ValueError(
-                f"num_heads={num_heads} does not divide hidden_size={hidden_size}: choose a divisor"
-            )
-        num_shared = num_key_value_heads or num_heads
-        if num_heads % num_shared:
-            raise ValueError(
-                f"num_key_value_heads={num_shared} does not divide num_heads={num_heads}: choose a divisor"
-            )
-        self.num_heads, self.num_key_value_heads = num_heads, num_shared
-        self.head_dim = head_dim or hidden_size // num_heads
-        self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
-        width, shared_width = num_heads * self.head_dim, num_shared * self.head_dim
-        self.query = nn.Linear(hidden_size, width, bias=bias)
-        self.key = nn.Linear(hidden_size, shared_width, bias=bias)
-        self.value = nn.Linear(hidden_size, shared_width, bias=bias)
-        self.output = nn.Linear(width, hidden_size, bias=bias)
-        self.dropout = nn.Dropout(dropout)
-        self.reset_parameters()
+        limit, bias, rotary = sizes.max_tokens, config.relative_bias, config.rotary
+        self.relative_bias = None if bias is None else RelativePositionBias(bias, config.num_heads, limit)
+        head_dim = config.head_dim(sizes.hidden_size)
+        self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, limit)
+        self.window = config.window
+        if self.window is not None:
+            # The device is named so that the values exist even when the rest is built without storage.
+            self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
 
-    def reset_parameters(self) -> None:
-        """Draw fresh weights from the global random generator."""
-        for projection in (self.query, self.key, self.value, self.output):
-            nn.init.xavier_uniform_(projection.weight)
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+    def forward(self, inputs: BatchInputs) -> tuple[AttentionMask, Tensor | None, Rotation | None]:
+        """Return what `MultiHeadSelfAttention` takes beside hidden states."""
+        num_tokens, keep = inputs.attention_mask.shape[1], inputs.keep
+        if self.window is not None:
+            keep = keep * window_keep_mask(self.positions[:num_tokens], self.window).to(keep.dtype)
+        rotation = None if self.rotary is None else self.rotary(num_tokens)
+        mask = prepare_mask(keep, keep.dtype)
+        return mask, None if self.relative_bias is None else self.relative_bias(num_tokens), rotation
+
+
+class MultiHeadSelfAttention(HeadProjections):
+    """Self-attention with H heads; `num_heads=1` is plain attention."""
 
     def forward(
         self,
@@ -81,7 +142,7 @@ class MultiHeadSelfAttention(nn.Module):
         keep_mask: Tensor | AttentionMask | None = None,
         position_bias: Tensor | None = None,
         rotation: Rotation | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Outputs]:
         """Attend.
 
         Args:
@@ -91,37 +152,11 @@ class MultiHeadSelfAttention(nn.Module):
             rotation: turns queries and keys; None leaves them as they are.
 
         Returns:
-            The output (B, T, D), and the weights (B, H, T, T) as they are before dropout.
+            The context (B, T, D), and the weights (B, H, T, T) as they are before dropout.
         """
         query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K) twice
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        if self.num_key_value_heads < self.num_heads:
-            key, value = self._repeat_heads(key), self._repeat_heads(value)  # (B, H, T, K)
+        key, value = self.repeat_heads(key), self.repeat_heads(value)  # (B, H, T, K)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
-        return self.combine(weights, value), weights
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query (B, H, T, K), key and value (B, G, T, K) of (B, T, D)."""
-        return (
-            self._split_heads(self.query(hidden_states), self.num_heads),
-            self._split_heads(self.key(hidden_states), self.num_key_value_heads),
-            self._split_heads(self.value(hidden_states), self.num_key_value_heads),
-        )
-
-    def combine(self, weights: Tensor, value: Tensor) -> Tensor:
-        """Return the output (B, T, D) of weights (B, H, T, T) and values (B, H, T, K)."""
-        context = self.dropout(weights) @ value  # (B, H, T, K)
-        merged = context.transpose(1, 2).flatten(-2)  # (B, T, H * K)
-        output: Tensor = self.output(merged)
-        return output
-
-    def _split_heads(self, projected: Tensor, num_heads: int) -> Tensor:
-        split = torch.unflatten(projected, -1, (num_heads, self.head_dim))  # (B, T, H, K)
-        return split.transpose(1, 2)  # (B, H, T, K)
-
-    def _repeat_heads(self, shared: Tensor) -> Tensor:
-        times = self.num_heads // self.num_key_value_heads
-        # Slices and one Concat, which every ONNX runtime has, unlike Expand.
-        heads = [shared[:, head : head + 1] for head in range(self.num_key_value_heads)]
-        return torch.cat([head for head in heads for _ in range(times)], dim=1)
+        return self.combine(weights, value), {ATTENTION_WEIGHTS: weights}

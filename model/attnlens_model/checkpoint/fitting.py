@@ -22,7 +22,7 @@ class FittedTensors(NamedTuple):
     parameters: dict[str, Tensor]
     """Our parameter names -> fp32 tensors, copies of the checkpoint's."""
     unused: tuple[str, ...]
-    """The checkpoint's tensors that are no part of the encoder."""
+    """The checkpoint's tensors that do not belong to the encoder."""
 
 
 def fit_tensors(
@@ -37,8 +37,8 @@ def fit_tensors(
         num_layers: how many layers have weights of their own.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that is no weight, or hold a
-            NaN or an infinity.
+        CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that weights do not have, or
+            hold a NaN or an infinity.
     """
     layout, prefix = _find_layout(tensors, family)
     originals, duplicates = _modern_names(tensors, family)

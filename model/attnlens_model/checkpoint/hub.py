@@ -32,10 +32,10 @@ class Location(NamedTuple):
 
 
 def locate_checkpoint(source: str | Path, revision: str | None) -> Location:
-    """Find a checkpoint, fetching it from the Hub where need be.
+    """Find a checkpoint, fetching it from the Hub if necessary.
 
     Raises:
-        CheckpointError: neither a directory nor something that the Hub has, or a revision of a directory.
+        CheckpointError: neither a directory nor on the Hub, or a revision of a directory.
     """
     path = Path(source)
     if path.is_dir():
@@ -62,9 +62,9 @@ def _download(hub_id: str, revision: str | None) -> Path:
         directory = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files))
         pickles = [] if any(directory.glob("model*.safetensors")) else [*_PICKLE_FILES]
         pickles += [
-            f"{each.name}/pytorch_model.bin"
-            for each in directory.glob(_DENSE_DIRECTORIES)
-            if not (each / "model.safetensors").exists()
+            f"{dense.name}/pytorch_model.bin"
+            for dense in directory.glob(_DENSE_DIRECTORIES)
+            if not (dense / "model.safetensors").exists()
         ]
         if pickles:
             # Of the same commit, wherever the branch is by now.

@@ -24,7 +24,7 @@ class Checkpoint:
         config: what the encoder was built from.
         directory: where the configuration and tokenizer files are.
         source: the hub id, or the name (never the path) of the directory.
-        unused_tensors: names of tensors that are no part of the encoder: pooler and task heads.
+        unused_tensors: names of tensors that do not belong to the encoder: pooler and task heads.
         commit: of the hub's repository; empty where it is not known, as for a directory.
         has_own_code: whether the publisher has code for it, which is not run.
     """
@@ -42,7 +42,7 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
     What is read is `config.json` and the first that exists of `model.safetensors`, its sharded form,
-    `pytorch_model.bin`, its sharded form. Weights in half precision are cast to fp32.
+    `pytorch_model.bin`, its sharded form. Weights in fp16 or bfloat16 are cast to fp32.
 
     Args:
         source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".

@@ -79,7 +79,9 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(shard) for name, shard in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is no index of shards: it must be JSON with a weight_map") from error
+        raise CheckpointError(
+            f"{index} is not an index of shards: it must be JSON with a weight_map"
+        ) from error
 
 
 def _read_safetensors(path: Path) -> dict[str, _Reader]:
@@ -119,7 +121,7 @@ def _read_pickle(path: Path) -> dict[str, _Reader]:
     except Exception as error:
         raise _damage(path, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise CheckpointError(f"{path} is no table of tensors: save the model's state_dict()")
+        raise CheckpointError(f"{path} is not a table of tensors: save the model's state_dict()")
     return {name: partial(_itself, tensor) for name, tensor in tensors.items()}
 
 

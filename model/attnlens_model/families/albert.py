@@ -12,10 +12,10 @@ _LAYER = "encoder.albert_layer_groups.{layer}.albert_layers.0"
 _CONFIG = ConfigTable(
     keys={
         **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
-        "embedding_size": ("embedding_size", 128),
+        "embeddings.size": ("embedding_size", 128),
         "num_hidden_groups": ("num_hidden_groups", 1),
         "hidden_dropout": ("hidden_dropout_prob", 0.0),
-        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+        "attention.dropout": ("attention_probs_dropout_prob", 0.0),
     },
     activation=("hidden_act", "gelu_new"),
     required_values={

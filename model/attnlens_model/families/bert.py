@@ -11,17 +11,17 @@ from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, Parameters, linear_and_norm_names
 
 KEYS: Mapping[str, tuple[str, object]] = {
-    "vocab_size": ("vocab_size", None),
+    "embeddings.vocab_size": ("vocab_size", None),
     "hidden_size": ("hidden_size", None),
     "num_layers": ("num_hidden_layers", None),
-    "num_heads": ("num_attention_heads", None),
-    "intermediate_size": ("intermediate_size", None),
-    "max_position_embeddings": ("max_position_embeddings", None),
-    "type_vocab_size": ("type_vocab_size", 2),
-    "layer_norm_eps": ("layer_norm_eps", 1e-12),
+    "attention.num_heads": ("num_attention_heads", None),
+    "feed_forward.intermediate_size": ("intermediate_size", None),
+    "positions.max_position_embeddings": ("max_position_embeddings", None),
+    "embeddings.type_vocab_size": ("type_vocab_size", 2),
+    "norm.eps": ("layer_norm_eps", 1e-12),
     "is_causal": ("is_decoder", False),
     "hidden_dropout": ("hidden_dropout_prob", 0.1),
-    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "attention.dropout": ("attention_probs_dropout_prob", 0.1),
 }
 
 REQUIRED_VALUES: Mapping[str, tuple[object, ...]] = {

@@ -18,41 +18,51 @@ _ATTENTION = "encoder.layer.{layer}.attention.self"
 _CONFIG = ConfigTable(
     keys={
         **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
-        "type_vocab_size": ("type_vocab_size", 0),
-        "layer_norm_eps": ("layer_norm_eps", 1e-7),
-        "share_att_key": ("share_att_key", False),
-        "distance_buckets": ("position_buckets", -1),
-        "max_relative_positions": ("max_relative_positions", -1),
-        "embedding_size": ("embedding_size", -1),
-        "conv_kernel_size": ("conv_kernel_size", 0),
-        "conv_groups": ("conv_groups", 1),
-        "conv_activation": ("conv_act", "tanh"),
+        "embeddings.type_vocab_size": ("type_vocab_size", 0),
+        "norm.eps": ("layer_norm_eps", 1e-7),
+        "embeddings.size": ("embedding_size", -1),
     },
     required_values={"pruned_heads": ({}, None)},
 )
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
-    terms, has_norm = _read_terms(content), _read_norm(content)
-    fields = _CONFIG.read(content)
+    distances = _read_distances(content)
+    fields = _CONFIG.read(content) | distances
     _check_head_size(content, fields)
-    # A number below 1 is how their class says that there is none.
-    buckets, farthest, kernel, width = (
-        _number_or_none(fields[name])
-        for name in ("distance_buckets", "max_relative_positions", "conv_kernel_size", "embedding_size")
-    )
+    width = _number_or_none(fields["embeddings.size"])
     is_projected = width not in (None, fields["hidden_size"])
     return fields | {
-        "position_scheme": "absolute" if content.get("position_biased_input", True) else "none",
-        "disentangled_attention": terms,
-        # Of no effect, in their class too, where distances play no part.
-        "distance_buckets": 0 if buckets is None or terms == "none" else buckets,
-        "max_relative_positions": None if terms == "none" else farthest,
-        "share_att_key": fields["share_att_key"] if terms != "none" else False,
-        "distance_norm": has_norm,
-        "embedding_size": width if is_projected else None,
-        "embedding_projection": "before_norm" if is_projected else "after_norm",
-        "conv_kernel_size": kernel or 0,
+        "positions.scheme": "absolute" if content.get("position_biased_input", True) else "none",
+        "embeddings.size": width if is_projected else None,
+        "embeddings.projection": "before_norm" if is_projected else "after_norm",
+        "convolution": _read_convolution(content),
+    }
+
+
+def _read_distances(content: Mapping[str, object]) -> dict[str, object]:
+    terms, has_norm = _read_terms(content), _read_norm(content)
+    if not terms:
+        # The other keys have no effect then, in their class too.
+        return {}
+    return {
+        "attention.kind": "disentangled",
+        "attention.terms": terms,
+        "attention.distance_buckets": _number_or_none(content.get("position_buckets")) or 0,
+        "attention.max_relative_positions": _number_or_none(content.get("max_relative_positions")),
+        "attention.share_att_key": content.get("share_att_key", False),
+        "attention.distance_norm": has_norm,
+    }
+
+
+def _read_convolution(content: Mapping[str, object]) -> dict[str, object] | None:
+    size = _number_or_none(content.get("conv_kernel_size"))
+    if size is None:
+        return None
+    return {
+        "kernel_size": size,
+        "groups": content.get("conv_groups", 1),
+        "activation": content.get("conv_act", "tanh"),
     }
 
 
@@ -67,7 +77,7 @@ def _read_terms(content: Mapping[str, object]) -> str:
             f"pos_att_type={stated!r} with relative_attention={is_relative!r} is not supported: only both "
             "together, or neither, are"
         )
-    return "|".join(found) or "none"
+    return "|".join(found)
 
 
 def _read_norm(content: Mapping[str, object]) -> bool:
@@ -80,7 +90,7 @@ def _read_norm(content: Mapping[str, object]) -> bool:
 
 
 def _check_head_size(content: Mapping[str, object], fields: Mapping[str, object]) -> None:
-    size, heads = content.get("attention_head_size"), fields["num_heads"]
+    size, heads = content.get("attention_head_size"), fields["attention.num_heads"]
     if isinstance(size, int) and isinstance(heads, int) and size * heads != fields["hidden_size"]:
         raise ConfigError(
             f"attention_head_size={size} is not supported: only hidden_size / num_attention_heads is"
@@ -88,19 +98,24 @@ def _check_head_size(content: Mapping[str, object], fields: Mapping[str, object]
 
 
 def _number_or_none(value: object) -> object:
+    """Return a number, or None for one below 1: so their class says that there is none."""
     return None if isinstance(value, int) and value < 1 else value
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
-    terms = str(fields["disentangled_attention"])
+    terms = fields.get("attention.terms")
     return _CONFIG.write(fields) | {
-        "position_biased_input": fields["position_scheme"] != "none",
-        "relative_attention": terms != "none",
-        "pos_att_type": terms.split("|") if terms != "none" else [],
-        "position_buckets": fields["distance_buckets"] or -1,
-        "max_relative_positions": fields["max_relative_positions"] or -1,
-        "norm_rel_ebd": "layer_norm" if fields["distance_norm"] else "none",
-        "embedding_size": fields["embedding_size"] or fields["hidden_size"],
+        "position_biased_input": fields["positions.scheme"] != "none",
+        "embedding_size": fields["embeddings.size"] or fields["hidden_size"],
+        "relative_attention": terms is not None,
+        "pos_att_type": [] if terms is None else str(terms).split("|"),
+        "position_buckets": fields.get("attention.distance_buckets") or -1,
+        "max_relative_positions": fields.get("attention.max_relative_positions") or -1,
+        "share_att_key": fields.get("attention.share_att_key", False),
+        "norm_rel_ebd": "layer_norm" if fields.get("attention.distance_norm") else "none",
+        "conv_kernel_size": fields.get("convolution.kernel_size", 0),
+        "conv_groups": fields.get("convolution.groups", 1),
+        "conv_act": fields.get("convolution.activation", "tanh"),
     }
 
 
@@ -113,11 +128,11 @@ FAMILY = Family(
     weights={
         **bert.TABLE_WEIGHTS,
         "embeddings.projection.weight": "embeddings.embed_proj.weight",
-        "distances.table.weight": "encoder.rel_embeddings.weight",
+        "shared.0.distances.table.weight": "encoder.rel_embeddings.weight",
         **linear_and_norm_names(
             {
                 "embeddings.norm": "embeddings.LayerNorm",
-                "distances.norm": "encoder.LayerNorm",
+                "shared.0.distances.norm": "encoder.LayerNorm",
                 "convolution.conv": "encoder.conv.conv",
                 "convolution.norm": "encoder.conv.LayerNorm",
                 "layers.{layer}.attention.query": f"{_ATTENTION}.query_proj",

@@ -9,17 +9,17 @@ from attnlens_model.family import Family, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys={
-        "vocab_size": ("vocab_size", None),
+        "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("dim", None),
         "num_layers": ("n_layers", None),
-        "num_heads": ("n_heads", None),
-        "intermediate_size": ("hidden_dim", None),
-        "max_position_embeddings": ("max_position_embeddings", 512),
+        "attention.num_heads": ("n_heads", None),
+        "feed_forward.intermediate_size": ("hidden_dim", None),
+        "positions.max_position_embeddings": ("max_position_embeddings", 512),
         "hidden_dropout": ("dropout", 0.1),
-        "attention_dropout": ("attention_dropout", 0.1),
+        "attention.dropout": ("attention_dropout", 0.1),
     },
     activation=("activation", "gelu"),
-    implied={"type_vocab_size": 0, "layer_norm_eps": 1e-12},
+    implied={"embeddings.type_vocab_size": 0, "norm.eps": 1e-12},
     required_values={"pruned_heads": ({}, None)},
 )
 

@@ -10,19 +10,19 @@ from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 
 _CONFIG = ConfigTable(
-    keys={**bert.KEYS, "embedding_size": ("embedding_size", 128)},
+    keys={**bert.KEYS, "embeddings.size": ("embedding_size", 128)},
     required_values=bert.REQUIRED_VALUES,
 )
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     fields = _CONFIG.read(content)
-    is_projected = fields["embedding_size"] != fields["hidden_size"]
-    return fields | {"embedding_size": fields["embedding_size"] if is_projected else None}
+    is_projected = fields["embeddings.size"] != fields["hidden_size"]
+    return fields | {"embeddings.size": fields["embeddings.size"] if is_projected else None}
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
-    return _CONFIG.write({**fields, "embedding_size": fields["embedding_size"] or fields["hidden_size"]})
+    return _CONFIG.write({**fields, "embeddings.size": fields["embeddings.size"] or fields["hidden_size"]})
 
 
 FAMILY = Family(

@@ -13,50 +13,48 @@ _DEFAULT_THETA = 10_000.0
 
 _CONFIG = ConfigTable(
     keys={
-        "vocab_size": ("vocab_size", None),
+        "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("hidden_size", None),
         "num_layers": ("num_hidden_layers", None),
-        "num_heads": ("num_attention_heads", None),
-        "intermediate_size": ("intermediate_size", None),
-        "max_position_embeddings": ("max_position_embeddings", 8192),
-        "layer_norm_eps": ("rms_norm_eps", 1e-5),
-        "attention_bias": ("attention_bias", False),
-        "up_bias": ("mlp_bias", False),
-        "down_bias": ("mlp_bias", False),
-        "attention_dropout": ("attention_dropout", 0.0),
+        "attention.num_heads": ("num_attention_heads", None),
+        "feed_forward.intermediate_size": ("intermediate_size", None),
+        "positions.max_position_embeddings": ("max_position_embeddings", 8192),
+        "norm.eps": ("rms_norm_eps", 1e-5),
+        "attention.bias": ("attention_bias", False),
+        "feed_forward.up_bias": ("mlp_bias", False),
+        "feed_forward.down_bias": ("mlp_bias", False),
+        "attention.dropout": ("attention_dropout", 0.0),
     },
     pad_token_id=128001,
     activation=("hidden_act", "silu"),
     implied={
-        "type_vocab_size": 0,
+        "embeddings.type_vocab_size": 0,
         "hidden_dropout": 0.0,
-        "position_scheme": "none",
-        "norm": "rms",
-        "norm_bias": False,
-        "norm_placement": "pre",
-        "embedding_norm": False,
-        "feed_forward": "gated",
+        "positions.scheme": "none",
+        "norm.kind": "rms",
+        "norm.bias": False,
+        "norm.placement": "pre",
+        "embeddings.norm": False,
+        "feed_forward.kind": "gated",
     },
 )
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     fields = _CONFIG.read(content)
-    rotation = read_rotary(content, _DEFAULT_THETA)
     shared = content.get("num_key_value_heads")
     return fields | {
-        "head_size": unusual_head_size(content.get("head_dim"), fields),
-        "num_key_value_heads": None if shared == fields["num_heads"] else shared,
-        "rotary_theta": rotation.theta,
-        "rotary_divisor": rotation.divisor,
+        "attention.head_size": unusual_head_size(content.get("head_dim"), fields),
+        "attention.num_key_value_heads": None if shared == fields["attention.num_heads"] else shared,
+        "attention.rotary": read_rotary(content, _DEFAULT_THETA),
     }
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     return _CONFIG.write(fields) | {
-        "head_dim": fields["head_size"],
-        "num_key_value_heads": fields["num_key_value_heads"],
-        "rope_parameters": write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"]),
+        "head_dim": fields.get("attention.head_size"),
+        "num_key_value_heads": fields.get("attention.num_key_value_heads"),
+        "rope_parameters": write_rotary_parameters(fields),
     }
 
 

@@ -18,11 +18,11 @@ _DEFAULT_PADDING = {"gte": 1, "new": 0}
 _CONFIG = ConfigTable(
     keys={
         **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
-        "max_position_embeddings": ("max_position_embeddings", 8192),
-        "type_vocab_size": ("type_vocab_size", 1),
-        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+        "positions.max_position_embeddings": ("max_position_embeddings", 8192),
+        "embeddings.type_vocab_size": ("type_vocab_size", 1),
+        "attention.dropout": ("attention_probs_dropout_prob", 0.0),
     },
-    implied={"position_scheme": "none", "feed_forward": "gated", "up_bias": False},
+    implied={"positions.scheme": "none", "feed_forward.kind": "gated", "feed_forward.up_bias": False},
     required_values={
         "position_embedding_type": ("rope", None),
         "layer_norm_type": ("layer_norm", None),
@@ -34,12 +34,11 @@ _CONFIG = ConfigTable(
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     model_type = str(content["model_type"])
     fields = _CONFIG.read({"pad_token_id": _DEFAULT_PADDING[model_type], **content})
-    rotation = read_rotary(content, _DEFAULT_THETAS[model_type], _head_dim(fields))
-    return fields | {"rotary_theta": rotation.theta, "rotary_divisor": rotation.divisor}
+    return fields | {"attention.rotary": read_rotary(content, _DEFAULT_THETAS[model_type], _head_dim(fields))}
 
 
 def _head_dim(fields: Mapping[str, object]) -> int:
-    hidden_size, num_heads = fields["hidden_size"], fields["num_heads"]
+    hidden_size, num_heads = fields["hidden_size"], fields["attention.num_heads"]
     if isinstance(hidden_size, int) and isinstance(num_heads, int) and 1 <= num_heads <= hidden_size:
         return hidden_size // num_heads
     # Refused, with its name, when the configuration is made.
@@ -47,8 +46,7 @@ def _head_dim(fields: Mapping[str, object]) -> int:
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
-    rotation = write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"])
-    return _CONFIG.write(fields) | {"rope_parameters": rotation}
+    return _CONFIG.write(fields) | {"rope_parameters": write_rotary_parameters(fields)}
 
 
 _EMBEDDINGS: Mapping[Parameters, str] = {

@@ -7,9 +7,9 @@ layer is global and give the two thetas; newer ones list the layers' kinds and n
 from collections.abc import Mapping
 from typing import Any
 
+from attnlens_model.config_part import flat, nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.config_json.rotary import (
-    RotaryBase,
     as_mapping,
     read_rotary_parameters,
     write_rotary_parameters,
@@ -25,36 +25,33 @@ _DEFAULT_WINDOW = 128
 
 _CONFIG = ConfigTable(
     keys={
-        "vocab_size": ("vocab_size", None),
+        "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("hidden_size", None),
         "num_layers": ("num_hidden_layers", None),
-        "num_heads": ("num_attention_heads", None),
-        "intermediate_size": ("intermediate_size", None),
-        "max_position_embeddings": ("max_position_embeddings", 8192),
-        "layer_norm_eps": ("norm_eps", 1e-5),
-        "norm_bias": ("norm_bias", False),
-        "attention_bias": ("attention_bias", False),
-        "up_bias": ("mlp_bias", False),
-        "down_bias": ("mlp_bias", False),
+        "attention.num_heads": ("num_attention_heads", None),
+        "feed_forward.intermediate_size": ("intermediate_size", None),
+        "positions.max_position_embeddings": ("max_position_embeddings", 8192),
+        "norm.eps": ("norm_eps", 1e-5),
+        "norm.bias": ("norm_bias", False),
+        "attention.bias": ("attention_bias", False),
+        "feed_forward.up_bias": ("mlp_bias", False),
+        "feed_forward.down_bias": ("mlp_bias", False),
         "hidden_dropout": ("embedding_dropout", 0.0),
-        "attention_dropout": ("attention_dropout", 0.0),
+        "attention.dropout": ("attention_dropout", 0.0),
     },
     pad_token_id=50283,
     activation=("hidden_activation", "gelu"),
     implied={
-        "type_vocab_size": 0,
-        "position_scheme": "none",
-        "norm_placement": "pre",
-        "feed_forward": "gated",
+        "embeddings.type_vocab_size": 0,
+        "positions.scheme": "none",
+        "norm.placement": "pre",
+        "feed_forward.kind": "gated",
     },
 )
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
-    fields = _CONFIG.read(content)
-    rotations = {kind: _read_rotation(content, kind) for kind in _THETAS}
-    if rotations[_LOCAL].divisor != 1.0:
-        raise ConfigError("rope_parameters: scaling of the sliding_attention layers is not supported")
+    values = _CONFIG.read(content)
     window = content.get("local_attention", _DEFAULT_WINDOW)
     if not isinstance(window, int) or window < 2:  # noqa: PLR2004 - one key on each side
         raise ConfigError(f"local_attention={window!r} is not supported: it must be an integer of at least 2")
@@ -63,57 +60,53 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
             f"sliding_window={content['sliding_window']!r} contradicts local_attention={window}: "
             f"leave it out, or write half of that, {window // 2}"
         )
-    return fields | {
-        "rotary_theta": rotations[_GLOBAL].theta,
-        "rotary_divisor": rotations[_GLOBAL].divisor,
-        "local_rotary_theta": rotations[_LOCAL].theta,
-        "local_window": window // 2,
-        "global_every_n_layers": _read_global_every(content, fields["num_layers"]),
+    common = {path: value for path, value in values.items() if path.startswith("attention.")}
+    of_kind = {
+        kind: nested(common | {"attention.window": reach, "attention.rotary": _read_rotation(content, kind)})
+        for kind, reach in ((_GLOBAL, None), (_LOCAL, window // 2))
     }
+    kinds = _read_layer_types(content, values["num_layers"])
+    rest = {path: value for path, value in values.items() if path not in common}
+    return rest | {"attention": [of_kind[kind]["attention"] for kind in kinds]}
 
 
-def _read_rotation(content: Mapping[str, object], kind: str) -> RotaryBase:
+def _read_rotation(content: Mapping[str, object], kind: str) -> dict[str, float]:
     key, default = _THETAS[kind]
-    nested = as_mapping(content.get("rope_parameters"), "rope_parameters").get(kind)
-    parameters = as_mapping(nested, f"rope_parameters.{kind}")
+    parts = as_mapping(content.get("rope_parameters"), "rope_parameters").get(kind)
+    parameters = as_mapping(parts, f"rope_parameters.{kind}")
     scaling = as_mapping(content.get("rope_scaling"), "rope_scaling")
     return read_rotary_parameters({**parameters, **scaling}, content.get(key, default))
 
 
-def _read_global_every(content: Mapping[str, object], num_layers: object) -> int:
-    """Return n where the layers 0, n, 2n ... are global; at most the number of layers."""
-    stated = content.get("layer_types")
-    every = content.get("global_attn_every_n_layers", _DEFAULT_EVERY)
+def _read_layer_types(content: Mapping[str, object], num_layers: object) -> list[str]:
+    """Return the kind of each layer, or a pattern of kinds."""
+    every, stated = content.get("global_attn_every_n_layers", _DEFAULT_EVERY), content.get("layer_types")
     if not isinstance(every, int) or every < 1:
         raise ConfigError(f"global_attn_every_n_layers={every!r} must be an integer of at least 1")
     if not isinstance(num_layers, int):
-        return every
-    if not isinstance(stated, list | tuple):
-        return min(every, num_layers)
-    kinds = list(stated)
-    every = kinds.index(_GLOBAL, 1) if _GLOBAL in kinds[1:] else num_layers
-    if kinds != _layer_types(num_layers, every):
+        return [_GLOBAL]  # The number is refused, with its name, when the configuration is made.
+    if stated is None:
+        return [_LOCAL if layer % every else _GLOBAL for layer in range(min(every, num_layers))]
+    if not isinstance(stated, list | tuple) or len(stated) != num_layers or not set(stated) <= set(_THETAS):
         raise ConfigError(
-            f"layer_types={kinds} is not supported: of {num_layers} layers the first and every n-th after it "
-            f"must be {_GLOBAL}, the others {_LOCAL}"
+            f"layer_types={stated!r} is not supported: it must say {_GLOBAL} or {_LOCAL} for each of "
+            f"{num_layers} layers"
         )
-    return every
+    return list(stated)
 
 
-def _layer_types(num_layers: int, every: int) -> list[str]:
-    return [_LOCAL if layer % every else _GLOBAL for layer in range(num_layers)]
-
-
-def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
-    every, window = fields["global_every_n_layers"], fields["local_window"]
-    rotations = {
-        _GLOBAL: write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"]),
-        _LOCAL: write_rotary_parameters(fields["local_rotary_theta"], 1.0),
-    }
-    return _CONFIG.write(fields) | {
-        "layer_types": _layer_types(fields["num_layers"], every),
-        "local_attention": _DEFAULT_WINDOW if window is None else 2 * window,
-        "rope_parameters": rotations,
+def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
+    pattern = values["attention"]
+    windows = [pattern[layer % len(pattern)].get("window") for layer in range(values["num_layers"])]
+    rotations = {_GLOBAL if part.get("window") is None else _LOCAL: part.get("rotary") for part in pattern}
+    window = next((window for window in windows if window is not None), _DEFAULT_WINDOW // 2)
+    return _CONFIG.write(values) | {
+        "layer_types": [_GLOBAL if window is None else _LOCAL for window in windows],
+        "local_attention": 2 * window,
+        "rope_parameters": {
+            kind: write_rotary_parameters(flat({"rotary": rotary}, "attention"))
+            for kind, rotary in rotations.items()
+        },
     }
 
 

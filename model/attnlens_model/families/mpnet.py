@@ -8,16 +8,16 @@ from attnlens_model.families import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 
-_OWN_KEYS = ("type_vocab_size", "is_causal")
+_OWN_KEYS = ("embeddings.type_vocab_size", "is_causal")
 
 _CONFIG = ConfigTable(
     keys={ours: key for ours, key in bert.KEYS.items() if ours not in _OWN_KEYS},
     pad_token_id=1,
     implied={
-        "type_vocab_size": 0,
-        "position_scheme": "padding_offset",
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
+        "embeddings.type_vocab_size": 0,
+        "positions.scheme": "padding_offset",
+        "attention.relative_bias.num_buckets": 32,
+        "attention.relative_bias.max_distance": 128,
     },
     required_values={
         "relative_attention_num_buckets": (32, None),
@@ -35,7 +35,7 @@ FAMILY = Family(
     weights={
         "embeddings.token.weight": "embeddings.word_embeddings.weight",
         "embeddings.position.weight": "embeddings.position_embeddings.weight",
-        "relative_bias.bias.weight": "encoder.relative_attention_bias.weight",
+        "shared.0.relative_bias.bias.weight": "encoder.relative_attention_bias.weight",
         **linear_and_norm_names(
             {
                 "embeddings.norm": "embeddings.LayerNorm",

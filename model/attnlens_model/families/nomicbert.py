@@ -17,34 +17,39 @@ _DEFAULT_THETA = 1000.0
 _GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
 # Beyond it the published code rescales the rotation by the length of the batch.
 _DEFAULT_TRAINED_POSITIONS = 2048
-_SHARED = {"position_scheme": "none", "feed_forward": "gated"}
+_SHARED = {"positions.scheme": "none", "feed_forward.kind": "gated"}
 
 _CONFIG = ConfigTable(
     keys={
         **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
-        "max_position_embeddings": ("max_position_embeddings", 2048),
+        "positions.max_position_embeddings": ("max_position_embeddings", 2048),
         "hidden_dropout": ("hidden_dropout_prob", 0.0),
-        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+        "attention.dropout": ("attention_probs_dropout_prob", 0.0),
     },
     activation=("hidden_act", "silu"),
-    implied={**_SHARED, "attention_bias": False, "up_bias": False, "down_bias": False},
+    implied={
+        **_SHARED,
+        "attention.bias": False,
+        "feed_forward.up_bias": False,
+        "feed_forward.down_bias": False,
+    },
 )
 
 _HUB_CONFIG = ConfigTable(
     keys={
-        "vocab_size": ("vocab_size", None),
+        "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("n_embd", None),
         "num_layers": ("n_layer", None),
-        "num_heads": ("n_head", None),
-        "intermediate_size": ("n_inner", None),
-        "max_position_embeddings": ("n_positions", None),
-        "type_vocab_size": ("type_vocab_size", 2),
-        "layer_norm_eps": ("layer_norm_epsilon", None),
-        "attention_bias": ("qkv_proj_bias", True),
-        "up_bias": ("mlp_fc1_bias", True),
-        "down_bias": ("mlp_fc2_bias", True),
+        "attention.num_heads": ("n_head", None),
+        "feed_forward.intermediate_size": ("n_inner", None),
+        "positions.max_position_embeddings": ("n_positions", None),
+        "embeddings.type_vocab_size": ("type_vocab_size", 2),
+        "norm.eps": ("layer_norm_epsilon", None),
+        "attention.bias": ("qkv_proj_bias", True),
+        "feed_forward.up_bias": ("mlp_fc1_bias", True),
+        "feed_forward.down_bias": ("mlp_fc2_bias", True),
         "hidden_dropout": ("resid_pdrop", 0.0),
-        "attention_dropout": ("attn_pdrop", 0.0),
+        "attention.dropout": ("attn_pdrop", 0.0),
     },
     activation=("activation_function", "silu"),
     implied=_SHARED,
@@ -68,11 +73,9 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     if "n_embd" in content:
         return _read_hub_config(content)
     fields = _CONFIG.read(content)
-    rotation = read_rotary(content, _DEFAULT_THETA)
     return fields | {
-        "head_size": unusual_head_size(content.get("head_dim"), fields),
-        "rotary_theta": rotation.theta,
-        "rotary_divisor": rotation.divisor,
+        "attention.head_size": unusual_head_size(content.get("head_dim"), fields),
+        "attention.rotary": read_rotary(content, _DEFAULT_THETA),
     }
 
 
@@ -87,21 +90,20 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
     if "rotary_emb_base" not in content and "rope_parameters" not in content:
         raise ConfigError("config.json does not say rotary_emb_base: add what the model was trained with")
     rotation = read_rotary(content, content.get("rotary_emb_base"))
-    length = fields["max_position_embeddings"]
+    length = fields["positions.max_position_embeddings"]
     trained = content.get("max_trained_positions") or _DEFAULT_TRAINED_POSITIONS
     if content.get("rotary_scaling_factor") and isinstance(length, int) and isinstance(trained, int):
         length = min(length, trained)
     return fields | {
-        "max_position_embeddings": length,
-        "rotary_theta": rotation.theta,
-        "rotary_divisor": rotation.divisor,
+        "positions.max_position_embeddings": length,
+        "attention.rotary": rotation,
     }
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     return _CONFIG.write(fields) | {
-        "head_dim": fields["head_size"],
-        "rope_parameters": write_rotary_parameters(fields["rotary_theta"], fields["rotary_divisor"]),
+        "head_dim": fields.get("attention.head_size"),
+        "rope_parameters": write_rotary_parameters(fields),
     }
 
 

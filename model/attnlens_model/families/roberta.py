@@ -2,7 +2,7 @@
 
 Liu et al. 2019, https://arxiv.org/abs/1907.11692; Conneau et al. 2019, https://arxiv.org/abs/1911.02116;
 Martin et al. 2019, https://arxiv.org/abs/1911.03894. BERT's layout, but positions are counted from
-`pad_token_id + 1` over the tokens that are no padding: 514 position embeddings take 512 tokens.
+`pad_token_id + 1` over the tokens that are not padding: 514 position embeddings take 512 tokens.
 """
 
 from attnlens_model.families import bert
@@ -12,7 +12,7 @@ from attnlens_model.family import Family
 _CONFIG = ConfigTable(
     keys=bert.KEYS,
     pad_token_id=1,
-    implied={"position_scheme": "padding_offset"},
+    implied={"positions.scheme": "padding_offset"},
     required_values=bert.REQUIRED_VALUES,
 )
 

@@ -25,31 +25,31 @@ _OTHER_NAMES = {
 
 _CONFIG = ConfigTable(
     keys={
-        "vocab_size": ("vocab_size", None),
+        "embeddings.vocab_size": ("vocab_size", None),
         "hidden_size": ("d_model", None),
         "num_layers": ("num_layers", None),
-        "num_heads": ("num_heads", None),
-        "intermediate_size": ("d_ff", None),
+        "attention.num_heads": ("num_heads", None),
+        "feed_forward.intermediate_size": ("d_ff", None),
         # Nothing in the encoder ends at a length; this is the one that it was trained on.
-        "max_position_embeddings": ("n_positions", 512),
-        "layer_norm_eps": ("layer_norm_epsilon", 1e-6),
+        "positions.max_position_embeddings": ("n_positions", 512),
+        "norm.eps": ("layer_norm_epsilon", 1e-6),
         "hidden_dropout": ("dropout_rate", 0.1),
-        "attention_dropout": ("dropout_rate", 0.1),
-        "relative_attention_num_buckets": ("relative_attention_num_buckets", 32),
-        "relative_attention_max_distance": ("relative_attention_max_distance", 128),
+        "attention.dropout": ("dropout_rate", 0.1),
+        "attention.relative_bias.num_buckets": ("relative_attention_num_buckets", 32),
+        "attention.relative_bias.max_distance": ("relative_attention_max_distance", 128),
     },
     activation=("dense_act_fn", "relu"),
     implied={
-        "type_vocab_size": 0,
-        "position_scheme": "none",
-        "norm": "rms",
-        "norm_bias": False,
-        "norm_placement": "pre",
-        "embedding_norm": False,
-        "attention_bias": False,
-        "up_bias": False,
-        "down_bias": False,
-        "attention_scale": 1.0,
+        "embeddings.type_vocab_size": 0,
+        "positions.scheme": "none",
+        "norm.kind": "rms",
+        "norm.bias": False,
+        "norm.placement": "pre",
+        "embeddings.norm": False,
+        "attention.bias": False,
+        "feed_forward.up_bias": False,
+        "feed_forward.down_bias": False,
+        "attention.scale": 1.0,
     },
     required_values={"is_decoder": (False, None)},
 )
@@ -66,8 +66,8 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     fields = _CONFIG.read({"dense_act_fn": activation, **content})
     is_gated = content.get("is_gated_act", name.startswith(_GATED))
     return fields | {
-        "feed_forward": "gated" if is_gated else "plain",
-        "head_size": unusual_head_size(content.get("d_kv", _DEFAULT_HEAD_SIZE), fields),
+        "feed_forward.kind": "gated" if is_gated else "plain",
+        "attention.head_size": unusual_head_size(content.get("d_kv", _DEFAULT_HEAD_SIZE), fields),
     }
 
 
@@ -89,10 +89,10 @@ def _check_other_names(content: Mapping[str, object]) -> None:
 def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
     content = _CONFIG.write(fields)
     del content["dense_act_fn"]
-    activation = WRITTEN_ACTIVATIONS[fields["activation"]]
-    if fields["feed_forward"] == "gated":
+    activation = WRITTEN_ACTIVATIONS[fields["feed_forward.activation"]]
+    if fields["feed_forward.kind"] == "gated":
         activation = _GATED + ("gelu_python" if activation == "gelu" else activation)
-    head_size = fields["head_size"] or fields["hidden_size"] // fields["num_heads"]
+    head_size = fields.get("attention.head_size") or fields["hidden_size"] // fields["attention.num_heads"]
     return content | {"feed_forward_proj": activation, "d_kv": head_size}
 
 
@@ -101,7 +101,9 @@ _BLOCK = "encoder.block.{layer}.layer"
 
 _WEIGHTS: Mapping[Parameters, str] = {
     "embeddings.token.weight": "shared.weight",
-    "relative_bias.bias.weight": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "shared.0.relative_bias.bias.weight": (
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    ),
     "layers.{layer}.attention.query.weight": f"{_BLOCK}.0.SelfAttention.q.weight",
     "layers.{layer}.attention.key.weight": f"{_BLOCK}.0.SelfAttention.k.weight",
     "layers.{layer}.attention.value.weight": f"{_BLOCK}.0.SelfAttention.v.weight",

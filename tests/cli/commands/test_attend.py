@@ -65,7 +65,7 @@ def test_the_table_shows_every_weight_where_the_terminal_is_wide_enough(
     assert np.abs(shown - weights[3, 1]).max() <= 0.00501
 
 
-def test_a_narrow_terminal_gets_the_largest_weights_and_is_told(attend: Run, weights: np.ndarray) -> None:
+def test_a_narrow_terminal_gets_the_largest_weights_and_a_note(attend: Run, weights: np.ndarray) -> None:
     result = attend("--layer", "3", "--head", "1", env={"COLUMNS": "70"})
     assert "these are the 4 largest weights of each token" in " ".join(result.stdout.split())
     [row] = [line for line in result.stdout.splitlines() if line.startswith(" 10 it")]
@@ -114,13 +114,15 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
         (("--png", "x.jpg"), "invalid value for '--png': x.jpg must end in .png"),
     ],
 )
-def test_what_does_not_exist_is_a_mistake(attend: Run, args: tuple[str, ...], line: str) -> None:
+def test_a_layer_head_or_token_that_does_not_exist_is_a_mistake(
+    attend: Run, args: tuple[str, ...], line: str
+) -> None:
     result = attend(*args)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"attnlens attend: {line}")
 
 
-def test_a_text_that_is_no_text_is_a_mistake(run: Run) -> None:
+def test_a_text_that_is_not_utf_8_is_a_mistake(run: Run) -> None:
     result = run("attend", b"caf\xe9")
     assert (result.returncode, result.stderr) == (
         2,

@@ -46,12 +46,12 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
         (1, length) for length in (16, 64, 128, 256)
     }
     settings = report["settings"]
-    assert {(each["threads"], each["lanes"]) for each in settings} == {(1, 1)}
-    assert all(0 <= each["padding_share"] < 1 and each["tokens_per_s"] > 0 for each in settings)
-    [best] = [each for each in settings if report["best"].items() <= each.items()]
-    repeated = [each for each in settings if len(each["repetitions_tokens_per_s"]) == 3]
+    assert {(setting["threads"], setting["lanes"]) for setting in settings} == {(1, 1)}
+    assert all(0 <= setting["padding_share"] < 1 and setting["tokens_per_s"] > 0 for setting in settings)
+    [best] = [setting for setting in settings if report["best"].items() <= setting.items()]
+    repeated = [setting for setting in settings if len(setting["repetitions_tokens_per_s"]) == 3]
     assert best in repeated
-    assert best["tokens_per_s"] >= (1 - SAME) * max(each["tokens_per_s"] for each in repeated)
+    assert best["tokens_per_s"] >= (1 - SAME) * max(setting["tokens_per_s"] for setting in repeated)
     assert [load["rate"] for load in report["loads"]] == [20, 60.5]
     assert all(load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"] for load in report["loads"])
     words = shlex.split(report["command"])
@@ -64,7 +64,7 @@ def _pairs(words: list[str]) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def test_the_tables_end_with_the_line_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
+def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
     bundle = small_bundle("wordpiece")
     result = run("bench", bundle, "--attention", "--seconds", "0.01", "--threads", "2", env={"COLUMNS": "80"})
     assert (result.returncode, result.stderr) == (0, "")
@@ -84,14 +84,14 @@ def test_the_tables_end_with_the_line_to_copy(run: Run, small_bundle: Callable[[
         (["--texts", "empty.txt"], 1, "empty.txt has no text with a token in it: give a file with one text"),
         (["--texts", "bad.txt"], 1, "bad.txt, line 2: not UTF-8 (byte 1 of the line)"),
         (["--texts", "bad.jsonl"], 1, "bad.jsonl, line 1: not JSON"),
-        (["--rates", "10,fast"], 2, "invalid value for '--rates': 'fast' is no entry for numbers above 0"),
-        (["--rates", "nan"], 2, "invalid value for '--rates': 'nan' is no entry for numbers above 0"),
+        (["--rates", "10,fast"], 2, "invalid value for '--rates': 'fast' is not a number above 0"),
+        (["--rates", "nan"], 2, "invalid value for '--rates': 'nan' is not a number above 0"),
         (
             ["--threads", "2.5"],
             2,
-            "invalid value for '--threads': '2.5' is no entry for whole numbers above 0",
+            "invalid value for '--threads': '2.5' is not a whole number above 0",
         ),
-        (["--threads", "0"], 2, "invalid value for '--threads': '0' is no entry for whole numbers above 0"),
+        (["--threads", "0"], 2, "invalid value for '--threads': '0' is not a whole number above 0"),
         (["--seconds", "0"], 2, "invalid value for '--seconds': 0.0 is not in the range"),
         (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
         (["--device-id", "-1"], 2, "device_id is -1: it must be from 0 to 1023"),
@@ -117,7 +117,7 @@ def test_no_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
     assert str(tmp_path) in result.stderr
 
 
-def test_ctrl_c_ends_what_a_bar_shows_with_a_line(small_bundle: Callable[[str], Path]) -> None:
+def test_ctrl_c_replaces_the_progress_bar_by_one_line(small_bundle: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "attnlens_cli.main", "bench", str(small_bundle("wordpiece"))]
     terminal, stderr = pty.openpty()
     with subprocess.Popen([*command, "--seconds", "0.3"], stdout=subprocess.PIPE, stderr=stderr) as process:
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_what_a_bar_shows_with_a_line(small_bundle: Callable[[str], 
         while b"settings, round 1" not in shown:
             shown += os.read(terminal, 4096)
         process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # what a terminal says when nobody holds its other end
+        with suppress(OSError):  # a terminal raises it when its other end is closed
             while more := os.read(terminal, 4096):
                 shown += more
         assert process.communicate(timeout=20)[0] == b""

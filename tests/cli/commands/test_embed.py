@@ -154,7 +154,7 @@ def test_a_terminal_sees_progress(minilm_server: ServerProcess, tmp_path: Path) 
         while True:
             try:
                 shown += os.read(terminal, 4096)
-            except OSError:  # how Linux tells that the other end is closed
+            except OSError:  # Linux raises it when the other end is closed
                 break
         assert process.wait(timeout=30) == 0
     os.close(terminal)

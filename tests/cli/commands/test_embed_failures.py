@@ -30,7 +30,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"{source}, line 2 has " in result.stderr
     assert "a text may have 1000: send it in pieces" in result.stderr
-    assert not any(long in str(each) for each in server.requests)
+    assert not any(long in str(request) for request in server.requests)
 
 
 def test_a_line_without_end_takes_no_memory(server: ScriptedServer) -> None:
@@ -71,7 +71,9 @@ def test_json_that_python_can_not_read_is_a_bad_line(
         ("</dev/null 2>&-", 0, ""),
     ],
 )
-def test_a_closed_stream_is_no_bug(server: ScriptedServer, redirection: str, code: int, line: str) -> None:
+def test_a_closed_stream_is_a_mistake_or_ignored(
+    server: ScriptedServer, redirection: str, code: int, line: str
+) -> None:
     command = f"{sys.executable} -m attnlens_cli.main embed --address {server.address} {redirection}"
     result = subprocess.run(command, shell=True, capture_output=True, check=False, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr.strip()) == (code, "", line)
@@ -165,14 +167,16 @@ def test_all_batches_of_a_file_are_as_wide_as_the_first(
     )
 
 
-def test_every_batch_names_the_model_that_was_there_at_first(server: ScriptedServer, run: Run) -> None:
+def test_every_batch_asks_for_the_model_of_the_first_one(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "1", input="a\nb\n")
     assert result.returncode == 0
-    assert {each.model for each in server.requests if isinstance(each, pb.EmbedRequest)} == {"scripted"}
+    assert {request.model for request in server.requests if isinstance(request, pb.EmbedRequest)} == {
+        "scripted"
+    }
 
 
 @pytest.mark.parametrize("number", ["7", "9" * 5000])
-def test_a_refusal_of_a_text_that_was_not_sent_is_no_bug(
+def test_a_refusal_of_a_text_that_was_not_sent_is_reported_as_it_is(
     server: ScriptedServer, run: Run, number: str
 ) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
@@ -185,5 +189,5 @@ def test_a_refusal_of_a_text_that_was_not_sent_is_no_bug(
     assert f"[{number}].text is bad" in result.stderr
 
 
-def test_one_text_is_one_text(server: ScriptedServer, run: Run) -> None:
+def test_the_summary_says_one_text_and_one_token(server: ScriptedServer, run: Run) -> None:
     assert run("embed", "--address", server.address, input="a\n").stderr.startswith("1 text, 1 token in ")

@@ -90,9 +90,9 @@ def test_results_come_while_the_input_is_open(server: ScriptedServer) -> None:
         assert process.wait(timeout=SOON_S) == 0
 
 
-def test_a_refusal_is_told_while_the_input_is_open(server: ScriptedServer) -> None:
+def test_a_refusal_is_reported_while_the_input_is_open(server: ScriptedServer) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
-        if any(each.text == "bad" for each in request.inputs):
+        if any(text_input.text == "bad" for text_input in request.inputs):
             refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[1].text is bad")
         return vectors(request)
 
@@ -107,7 +107,7 @@ def test_a_refusal_is_told_while_the_input_is_open(server: ScriptedServer) -> No
     assert message == "attnlens embed: standard input, line 4 is bad; 2 texts were done\n"
 
 
-def test_nohup_outlasts_the_terminal(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_run_with_nohup_survives_a_hangup(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     command = [sys.executable, "-m", "attnlens_cli.main", "embed", "--address", server.address]
     background = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command, "-o", str(output)]
@@ -121,13 +121,13 @@ def test_nohup_outlasts_the_terminal(server: ScriptedServer, tmp_path: Path) -> 
     assert json.loads(output.read_text())["text"] == "a"
 
 
-def test_a_run_outlasts_a_restart_of_the_server(server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_run_survives_a_restart_of_the_server(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     with _embed(server, "-o", str(output), "--batch-size", "1", "--in-flight", "1") as process:
         assert process.stdin
         process.stdin.write(b"a\n")
         process.stdin.flush()
-        _wait_for(lambda: any(isinstance(each, pb.EmbedRequest) for each in server.requests))
+        _wait_for(lambda: any(isinstance(request, pb.EmbedRequest) for request in server.requests))
         server.stop()
         process.stdin.write(b"bb\n")
         process.stdin.close()
@@ -136,7 +136,7 @@ def test_a_run_outlasts_a_restart_of_the_server(server: ScriptedServer, tmp_path
     assert [json.loads(line)["text"] for line in output.read_text().splitlines()] == ["a", "bb"]
 
 
-def test_a_run_outlasts_a_server_that_is_away_for_longer_than_grpc_tries(
+def test_a_run_survives_a_server_that_is_away_for_more_attempts_than_grpc_makes(
     server: ScriptedServer, run: Run
 ) -> None:
     left = [7]  # gRPC makes 5 attempts
@@ -178,5 +178,5 @@ def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer
 def test_lines_that_are_there_fill_whole_batches(server: ScriptedServer, run: Run) -> None:
     result = run("embed", "--address", server.address, "--batch-size", "50", input="x\n" * 500)
     assert result.returncode == 0, result.stderr
-    sizes = [len(each.inputs) for each in server.requests if isinstance(each, pb.EmbedRequest)]
+    sizes = [len(request.inputs) for request in server.requests if isinstance(request, pb.EmbedRequest)]
     assert sizes == [50] * 10

@@ -41,7 +41,7 @@ def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -
     assert answer["limits"]["max_inputs_per_request"] == 512
 
 
-def test_errors_stand_below_their_graph_in_lines_of_80_columns(server: ScriptedServer, run: Run) -> None:
+def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedServer, run: Run) -> None:
     graphs = ("onnx/model.onnx", "onnx/model_attentions.onnx", "onnx/model_fp16.onnx")
     outputs = [(graph, "last_hidden_state") for graph in graphs] + [(graphs[1], "attentions")]
     figures = [ParityFigure(graph=graph, output=output) for graph, output in sorted(outputs)]

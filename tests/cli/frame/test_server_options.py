@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
-        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is no number"),
+        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is not a number"),
         (["info", "--timeout", "inf"], "info: invalid value for '--timeout': inf is not in the range"),
         (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
         (
@@ -35,7 +35,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
         (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
-        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is no PEM file"),
+        (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
         (["attend", "a", "--json", "--token", "a"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--json", "--top", "3"], "attend: --json prints all weights: leave out --token"),
         (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
@@ -53,7 +53,7 @@ class _NotGrpc(socketserver.StreamRequestHandler):
         self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
 
-def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
+def test_another_program_at_the_address_is_reported_as_such(run: Run) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _NotGrpc) as other:
         other.daemon_threads = True
         thread = threading.Thread(target=other.serve_forever)
@@ -65,21 +65,21 @@ def test_another_program_at_the_address_is_told_as_such(run: Run) -> None:
         thread.join()
     for result in (plain, encrypted):
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in plain.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in plain.stderr
     assert f"no TLS with {address}: check --tls-ca" in encrypted.stderr
 
 
-def test_a_grpc_server_of_another_kind_is_told_as_such(run: Run) -> None:
+def test_another_grpc_server_at_the_address_is_reported_as_such(run: Run) -> None:
     other = grpc.server(ThreadPoolExecutor(1))
     address = f"127.0.0.1:{other.add_insecure_port('127.0.0.1:0')}"
     other.start()
     result = run("info", "--address", address)
     other.stop(None).wait()
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"what answers at {address} is no attnlens server: give another --address" in result.stderr
+    assert f"the program at {address} is not an attnlens server: give another --address" in result.stderr
 
 
-def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
+def test_no_server_within_the_timeout_is_reported_as_such(run: Run) -> None:
     with socket.socket() as silent:  # accepts no connection
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -89,14 +89,14 @@ def test_no_server_within_a_short_time_is_told_as_such(run: Run) -> None:
     assert f"no server answered at {address} within 0.2 s: is one there?" in result.stderr
 
 
-def test_bytes_that_are_no_message_are_one_line(run: Run, garbled_server: str) -> None:
+def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str) -> None:
     for args in (("info",), ("attend", "abc"), ("embed", __file__)):
         result = run(*args, "--address", garbled_server)
         assert (result.returncode, result.stdout, result.stderr.count("\n")) == (76, "", 1)
         assert "its bytes are no message" in result.stderr
 
 
-def test_other_commands_believe_no_reply_either(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
+def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
     def change(reply: Any) -> None:
         if isinstance(reply, pb.EncodeResponse):
             reply.results[0].attention.layers[0] = 0
@@ -143,10 +143,10 @@ def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run
         run("attend", "abc", "--address", server.address, "--json"),
         run("attend", "abc", "--address", server.address, "--top", "2", env={"COLUMNS": "20"}),
     ]
-    assert [each.returncode for each in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert [result.returncode for result in shown] == [1, 1, 0, 0, 0, 0, 0, 0]
     assert shown[0].stderr.count("\n") == 1
     assert "line 1 \\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\x7f" in shown[0].stderr
-    for each in shown:
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each.stdout + each.stderr)
+    for result in shown:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", result.stdout + result.stderr)
     assert json.loads(shown[3].stdout)["source"] == evil
     assert json.loads(shown[6].stdout)["tokens"][1]["text"] == evil

@@ -14,17 +14,18 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from attnlens.bundle import BundleError, read_manifest
-from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_cli.commands.check import check
-from attnlens_export import ExportOptions, GraphError, export_bundle
+from attnlens_export import ExportOptions, Fp16, GraphError, export_bundle
 from attnlens_export.check import check_bundle
-from attnlens_export.fp16.convert import HalfWeights, count_rounded, half_values, to_half
-from attnlens_export.fp16.measure import RoundedGraph, measure_half, rounded_everywhere
+from attnlens_export.fp16.convert import Fp16Weights, count_rounded, fp16_values, to_fp16
+from attnlens_export.fp16.measure import RoundedGraph, measure_fp16, rounded_everywhere
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.layouts import write_layout
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
+from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import run_fp32
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from attnlens_model.attention.masks import MASKED_SCORE
@@ -58,21 +59,21 @@ MODELS = {
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
-    chosen = ExportOptions(name="tiny", grid=GRID, precision="fp16", tracer=lambda *_: traced, **options)
+    chosen = ExportOptions(name="tiny", grid=GRID, precisions=[Fp16()], tracer=lambda *_: traced, **options)
     export_bundle(config, output, chosen)
     return output
 
 
 @pytest.fixture(scope="module")
-def half_bundle(
+def fp16_bundle(
     tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    return export_tiny(tiny_config, tiny_trace, tmp_path_factory.mktemp("half") / "tiny")
+    return export_tiny(tiny_config, tiny_trace, tmp_path_factory.mktemp("fp16") / "tiny")
 
 
 @pytest.fixture
-def copied(half_bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(half_bundle, tmp_path / "copy"))
+def copied(fp16_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(fp16_bundle, tmp_path / "copy"))
 
 
 def value_types(path: Path) -> dict[str, int]:
@@ -83,9 +84,9 @@ def value_types(path: Path) -> dict[str, int]:
 
 
 def test_it_opens_and_gives_the_vectors_of_pytorch(
-    half_bundle: Path, tiny_encoder: Encoder, tiny_config: EncoderConfig
+    fp16_bundle: Path, tiny_encoder: Encoder, tiny_config: EncoderConfig
 ) -> None:
-    session = onnxruntime.InferenceSession(half_bundle / "onnx" / "model_fp16.onnx")
+    session = onnxruntime.InferenceSession(fp16_bundle / "onnx" / "model_fp16.onnx")
     assert [each.type for each in session.get_inputs()] == ["tensor(int64)"] * 3
     (output,) = session.get_outputs()
     assert (output.name, output.type) == ("last_hidden_state", "tensor(float)")
@@ -99,8 +100,8 @@ def test_it_opens_and_gives_the_vectors_of_pytorch(
     assert np.abs(ours - expected).max() > 1e-5  # it is not the fp32 graph
 
 
-def test_products_are_fp16_and_norms_softmax_and_residual_sums_fp32(half_bundle: Path) -> None:
-    path = half_bundle / "onnx" / "model_fp16.onnx"
+def test_products_are_fp16_and_norms_softmax_and_residual_sums_fp32(fp16_bundle: Path) -> None:
+    path = fp16_bundle / "onnx" / "model_fp16.onnx"
     types = value_types(path)
     nodes = onnx.load(path).graph.node
     by_operator: dict[str, set[int]] = {}
@@ -116,10 +117,10 @@ def test_products_are_fp16_and_norms_softmax_and_residual_sums_fp32(half_bundle:
     assert len(sums) == 2 + 2 * 3
 
 
-def test_weights_take_half_the_space_and_the_masks_number_is_whole(half_bundle: Path) -> None:
-    sizes = [(half_bundle / "onnx" / name).stat().st_size for name in ("model_fp16.onnx", "model.onnx")]
+def test_weights_take_half_the_space_and_the_masks_number_is_whole(fp16_bundle: Path) -> None:
+    sizes = [(fp16_bundle / "onnx" / name).stat().st_size for name in ("model_fp16.onnx", "model.onnx")]
     assert sizes[0] < 0.6 * sizes[1]
-    model = onnx.load(half_bundle / "onnx" / "model_fp16.onnx", load_external_data=False)
+    model = onnx.load(fp16_bundle / "onnx" / "model_fp16.onnx", load_external_data=False)
     assert not any(each.external_data for each in model.graph.initializer)
     smallest = min(
         float(numpy_helper.to_array(each).min())
@@ -129,10 +130,10 @@ def test_weights_take_half_the_space_and_the_masks_number_is_whole(half_bundle: 
     assert smallest == MASKED_SCORE
 
 
-def test_the_manifest_and_the_report_tell_the_figures(half_bundle: Path) -> None:
-    manifest = read_manifest(half_bundle)
+def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
+    manifest = read_manifest(fp16_bundle)
     graph = manifest.graphs[2]
-    assert (graph.path, graph.kind) == ("onnx/model_fp16.onnx", GraphKind.GRAPH_KIND_EMBEDDINGS)
+    assert (graph.path, graph.kind) == ("onnx/model_fp16.onnx", GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
     assert [each.data_type for each in manifest.graphs] == [
         DataType.DATA_TYPE_FLOAT32,
         DataType.DATA_TYPE_FLOAT32,
@@ -143,15 +144,15 @@ def test_the_manifest_and_the_report_tell_the_figures(half_bundle: Path) -> None
     assert 0.9999 <= figure.min_cosine < 1
     assert 0.1 < figure.max_fp16_value < 65504
     assert all(each.max_fp16_value == 0 for each in manifest.parity.figures[:-1])
-    report = json.loads((half_bundle / "parity" / "report.json").read_text())
+    report = json.loads((fp16_bundle / "parity" / "report.json").read_text())
     assert len(report["fp16"]["measurements"]) == len(GRID)
     assert report["fp16"]["weights"]["num_zeroed"] == 0
-    assert "## In fp16" in (half_bundle / "parity" / "report.md").read_text()
+    assert "## In fp16" in (fp16_bundle / "parity" / "report.md").read_text()
 
 
-def test_the_rounded_copy_computes_what_onnx_defines(half_bundle: Path, tiny_config: EncoderConfig) -> None:
+def test_the_rounded_copy_computes_what_onnx_defines(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
     """The oracle computes each fp16 node in numpy's fp16, sums of products included."""
-    path = half_bundle / "onnx" / "model_fp16.onnx"
+    path = fp16_bundle / "onnx" / "model_fp16.onnx"
     inputs = make_inputs(Case(2, 5, Padding.LEFT), tiny_config)
     hidden, place, largest = RoundedGraph(path).run(inputs)
     evaluator = ReferenceEvaluator(onnx.load(path))
@@ -162,15 +163,15 @@ def test_the_rounded_copy_computes_what_onnx_defines(half_bundle: Path, tiny_con
     assert np.abs(values).max() == pytest.approx(largest, rel=1e-2)
 
 
-def test_the_rounded_copy_rounds_between_nodes(half_bundle: Path, tiny_config: EncoderConfig) -> None:
+def test_the_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: EncoderConfig) -> None:
     """A bias is added to what was rounded, bit for bit; ONNX Runtime left alone adds it in fp32."""
-    model = onnx.load(half_bundle / "onnx" / "model_fp16.onnx")
-    half = set(half_values(model))
+    model = onnx.load(fp16_bundle / "onnx" / "model_fp16.onnx")
+    in_fp16 = set(fp16_values(model))
     biases = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     sums = [
         (*node.input, node.output[0])
         for node in model.graph.node
-        if node.op_type == "Add" and node.input[0] in half and node.input[1] in biases
+        if node.op_type == "Add" and node.input[0] in in_fp16 and node.input[1] in biases
     ]
     names = rounded_everywhere(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -185,10 +186,10 @@ def test_the_rounded_copy_rounds_between_nodes(half_bundle: Path, tiny_config: E
 @pytest.mark.parametrize("family", MODELS)
 def test_a_family_converts_and_passes(family: str, tmp_path: Path) -> None:
     MODELS[family].make().save_pretrained(tmp_path / "source")
-    options = ExportOptions(grid=small_grid(33)[-2:], precision="fp16")
+    options = ExportOptions(grid=small_grid(33)[-2:], precisions=[Fp16()])
     summary = export_bundle(tmp_path / "source", tmp_path / "bundle", options)
-    assert summary.parity.half is not None
-    assert summary.parity.half.figure().min_cosine >= 0.9999
+    [result] = summary.verdict.precisions
+    assert result.figures()[0].min_cosine >= 0.9999
     path = tmp_path / "bundle" / "onnx" / "model_fp16.onnx"
     types = value_types(path)
     nodes = onnx.load(path).graph.node
@@ -211,7 +212,7 @@ def test_a_weight_beyond_the_range_is_refused_by_name(tiny_trace: TracedGraph) -
     weights[name] = weights[name].copy()
     weights[name][2, 3] = -65520.0
     with pytest.raises(GraphError, match=rf"{name} holds 65520 in magnitude, fp16 at most 65504"):
-        to_half(embeddings_graph(TracedGraph(tiny_trace.proto, weights)))
+        to_fp16(embeddings_graph(TracedGraph(tiny_trace.proto, weights)))
 
 
 def test_values_beyond_the_range_fail_by_place(
@@ -225,15 +226,15 @@ def test_values_beyond_the_range_fail_by_place(
     weights["layers.0.feed_forward.up.weight.T"] = up.numpy().T
     graph = embeddings_graph(TracedGraph(tiny_trace.proto, weights))
     (tmp_path / "onnx").mkdir()
-    for name, each in (("model", graph), ("model_fp16", to_half(graph))):
+    for name, each in (("model", graph), ("model_fp16", to_fp16(graph))):
         write_embedded(tmp_path / "onnx" / f"{name}.onnx", each.proto, each.weights)
-    result = measure_half(encoder, tiny_config, tmp_path, GRID, progress=lambda *_: None)
+    result = measure_fp16(Subject(tmp_path, encoder, tiny_config, "test", GRID), lambda *_: None)
     (first, *_) = result.failures()
     assert first.startswith("onnx/model_fp16.onnx at ")
     assert (
         "matmul_6 with layers.0.feed_forward.up.weight.T is beyond 65504, the largest number of fp16" in first
     )
-    assert not np.isfinite(result.figure().max_fp16_value)
+    assert not np.isfinite(result.figures()[0].max_fp16_value)
 
 
 def test_a_graph_too_large_for_one_file_is_refused(
@@ -252,22 +253,22 @@ def test_beside_weights_in_a_file_of_their_own_it_is_still_one_file(
     size_bytes = sum(array.nbytes for array in tiny_trace.weights.values())
     export_tiny(tiny_config, tiny_trace, output, max_embedded_bytes=size_bytes - 1)
     assert (output / "onnx" / "model.onnx_data").is_file()
-    assert check_bundle(output, grid=GRID).parity.passed
+    assert check_bundle(output, grid=GRID).verdict.passed
 
 
 def test_lost_weights_are_counted() -> None:
     exact = np.array([1.0, 0.0, 1e-9, -1e-9, 5e-5, 0.5], np.float32)
-    assert count_rounded([(exact, exact.astype(np.float16))]) == HalfWeights(6, 2, 1)
+    assert count_rounded([(exact, exact.astype(np.float16))]) == Fp16Weights(6, 2, 1)
 
 
-def test_check_measures_it_again(half_bundle: Path) -> None:
-    parity = check_bundle(half_bundle, grid=GRID).parity
-    assert parity.passed
-    assert parity.to_message().figures[-1] == read_manifest(half_bundle).parity.figures[-1]
+def test_check_measures_it_again(fp16_bundle: Path) -> None:
+    verdict = check_bundle(fp16_bundle, grid=GRID).verdict
+    assert verdict.passed
+    assert verdict.to_message().figures[-1] == read_manifest(fp16_bundle).parity.figures[-1]
 
 
-def test_check_prints_it(half_bundle: Path) -> None:
-    result = CliRunner().invoke(check, [str(half_bundle), "--parity-tokens", "2"])
+def test_check_prints_it(fp16_bundle: Path) -> None:
+    result = CliRunner().invoke(check, [str(fp16_bundle), "--parity-tokens", "2"])
     assert result.exit_code == 0, result.output
     assert "model_fp16.onnx" in result.stdout
     assert "fp16: the largest of all values is" in result.stdout
@@ -302,14 +303,14 @@ def test_check_notices_another_computation(copied: Path) -> None:
     norm.attribute.append(onnx.helper.make_attribute("axis", -1))
     path.write_bytes(model.SerializeToString())
     sign(copied)
-    parity = check_bundle(copied, grid=GRID).parity
-    assert not parity.passed
-    assert parity.failures()[0].startswith("onnx/model_fp16.onnx at ")
-    assert "a token's vector has a cosine of 0.9" in parity.failures()[0]
+    verdict = check_bundle(copied, grid=GRID).verdict
+    assert not verdict.passed
+    assert verdict.failures()[0].startswith("onnx/model_fp16.onnx at ")
+    assert "a token's vector has a cosine of 0.9" in verdict.failures()[0]
 
 
-def test_a_model_repository_has_it_under_its_own_name(half_bundle: Path) -> None:
-    repository = write_layout(half_bundle, "triton", half_bundle.with_name("tiny-triton")).directory
+def test_a_model_repository_has_it_under_its_own_name(fp16_bundle: Path) -> None:
+    repository = write_layout(fp16_bundle, "triton", fp16_bundle.with_name("tiny-triton")).directory
     names = {path.name for path in repository.iterdir() if path.is_dir()}
     assert {"tiny", "tiny_attentions", "tiny_fp16"} <= names
     session = onnxruntime.InferenceSession(repository / "tiny_fp16" / "1" / "model.onnx")

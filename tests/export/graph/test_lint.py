@@ -8,15 +8,15 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from attnlens.v1.manifest_pb2 import GraphKind
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export import LintError
+from attnlens_export.contents import PRECISIONS
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_model import EncoderConfig
 from attnlens_model.attention.masks import MASKED_SCORE
 
-ATTENTIONS = GraphKind.GRAPH_KIND_ATTENTIONS
+ATTENTIONS = GraphPurpose.GRAPH_PURPOSE_ATTENTION
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_an_error_lists_every_finding(graph: onnx.ModelProto, tiny_config: Encod
 
 def test_a_graph_of_the_other_kind_is_caught(tiny_trace: TracedGraph, tiny_config: EncoderConfig) -> None:
     embeddings = copy.deepcopy(embeddings_graph(tiny_trace)).proto_with_weights()
-    check_graph(embeddings, "model.onnx", tiny_config, GraphKind.GRAPH_KIND_EMBEDDINGS)
+    check_graph(embeddings, "model.onnx", tiny_config, GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
     with pytest.raises(LintError):
         check_graph(embeddings, "model.onnx", tiny_config, ATTENTIONS)
 
@@ -169,15 +169,17 @@ def test_the_largest_number_of_fp16_is_allowed(graph: onnx.ModelProto, tiny_conf
     check_graph(graph, "model.onnx", tiny_config, ATTENTIONS)
 
 
-@pytest.mark.parametrize("data_type", [DataType.DATA_TYPE_FLOAT16, DataType.DATA_TYPE_INT8])
+@pytest.mark.parametrize(
+    ("precision", "value", "dtype"), [("fp16", -np.inf, np.float16), ("int8", -1e5, np.float32)]
+)
 def test_constants_of_graphs_in_lower_precision_are_checked_too(
-    data_type: DataType.ValueType, graph: onnx.ModelProto, tiny_config: EncoderConfig
+    precision: str, value: float, dtype: type, graph: onnx.ModelProto, tiny_config: EncoderConfig
 ) -> None:
-    check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, data_type=data_type)
-    half = data_type == DataType.DATA_TYPE_FLOAT16
-    masked_with(-np.inf if half else -1e5, np.float16 if half else np.float32)(graph)
+    types = PRECISIONS[precision].element_types
+    check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, more_types=types)
+    masked_with(value, dtype)(graph)
     with pytest.raises(LintError, match="in magnitude, fp16 at most 65504"):
-        check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, data_type=data_type)
+        check_graph(graph, "model.onnx", tiny_config, ATTENTIONS, more_types=types)
 
 
 def test_a_parameter_may_be_of_any_size(graph: onnx.ModelProto, tiny_config: EncoderConfig) -> None:

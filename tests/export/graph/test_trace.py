@@ -1,6 +1,5 @@
 """Traced graphs: what they compute, what they hold, and how they are written."""
 
-import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -10,18 +9,31 @@ import onnxruntime
 import pytest
 import torch
 
-from attnlens.v1.manifest_pb2 import GraphKind
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export import GraphError
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_model import Encoder, EncoderConfig, MultiHeadSelfAttention, new_encoder
+from configs import changed
 
 VARIANTS: dict[str, dict[str, object]] = {
     "causal": {"is_causal": True, "hidden_size": 44},
-    "no token types, one head, odd width": {"type_vocab_size": 0, "num_heads": 1, "hidden_size": 45},
-    "relu, three heads": {"activation": "relu", "num_heads": 3, "hidden_size": 96},
-    "tanh, causal, no token types": {"activation": "gelu_tanh", "is_causal": True, "type_vocab_size": 0},
+    "no token types, one head, odd width": {
+        "embeddings.type_vocab_size": 0,
+        "attention.num_heads": 1,
+        "hidden_size": 45,
+    },
+    "relu, three heads": {
+        "feed_forward.activation": "relu",
+        "attention.num_heads": 3,
+        "hidden_size": 96,
+    },
+    "tanh, causal, no token types": {
+        "feed_forward.activation": "gelu_tanh",
+        "is_causal": True,
+        "embeddings.type_vocab_size": 0,
+    },
 }
 
 
@@ -37,12 +49,14 @@ def random_feed(config: EncoderConfig, batch_size: int, length: int) -> dict[str
     generator = torch.Generator().manual_seed(7)
     shape = (batch_size, length)
     feed = {
-        "input_ids": torch.randint(0, config.vocab_size, shape, generator=generator),
+        "input_ids": torch.randint(0, config.embeddings.vocab_size, shape, generator=generator),
         "attention_mask": torch.randint(0, 2, shape, generator=generator),
     }
     feed["attention_mask"][0] = 1
-    if config.type_vocab_size:
-        feed["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape, generator=generator)
+    if config.embeddings.type_vocab_size:
+        feed["token_type_ids"] = torch.randint(
+            0, config.embeddings.type_vocab_size, shape, generator=generator
+        )
     return feed
 
 
@@ -50,10 +64,10 @@ def random_feed(config: EncoderConfig, batch_size: int, length: int) -> dict[str
 def test_a_graph_computes_what_the_encoder_computes_at_shapes_that_were_not_traced(
     variant: dict[str, object], tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
-    config = dataclasses.replace(tiny_config, **variant)  # type: ignore[arg-type]
+    config = changed(tiny_config, variant)
     encoder = new_encoder(config, seed=1)
     graph = trace(encoder, config)
-    check_graph(graph.proto_with_weights(), "model.onnx", config, GraphKind.GRAPH_KIND_ATTENTIONS)
+    check_graph(graph.proto_with_weights(), "model.onnx", config, GraphPurpose.GRAPH_PURPOSE_ATTENTION)
     for batch_size, length in ((1, 1), (3, 17), (2, 40), (5, 2)):
         feed = random_feed(config, batch_size, length)
         hidden, *attentions = run(tmp_path, graph, feed)
@@ -70,7 +84,7 @@ def test_scores_in_the_thousands_leave_exact_zeros_at_padding(
     tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
     """Scores that are not scaled, as in T5, and far larger than any trained ones."""
-    config = dataclasses.replace(tiny_config, attention_scale=1.0, num_layers=1)
+    config = changed(tiny_config, {"attention.scale": 1.0, "num_layers": 1})
     encoder = new_encoder(config, seed=1)
     [attention] = [each for each in encoder.modules() if isinstance(each, MultiHeadSelfAttention)]
     feed = random_feed(config, 4, 30)
@@ -93,8 +107,9 @@ def test_scores_in_the_thousands_leave_exact_zeros_at_padding(
 def test_an_encoder_of_few_positions_is_traced(
     max_length: int, tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
-    config = dataclasses.replace(
-        tiny_config, max_position_embeddings=max_length, num_layers=1, is_causal=max_length == 2
+    config = changed(
+        tiny_config,
+        {"positions.max_position_embeddings": max_length, "num_layers": 1, "is_causal": max_length == 2},
     )
     encoder = new_encoder(config, seed=1)
     graph = trace(encoder, config)

@@ -1,8 +1,6 @@
 """Model repositories: the files that a server would open, found by its own rules, and what they compute."""
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,14 @@ from tokenizers import Tokenizer
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import triton_to_np_dtype
 
-from attnlens.bundle import BundleError, describe_file, read_manifest, verify_files, write_manifest
-from attnlens.v1.manifest_pb2 import Activation, Graph, Manifest, ValueInfo
+from attnlens.bundle import describe_file, read_manifest, verify_files, write_manifest
+from attnlens.v1.manifest_pb2 import Activation, Graph, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_export import ExportOptions, OutputError, SourceError, export_bundle
+from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.layouts import write_layout
 from attnlens_export.layouts.ovms import ovms_tree
-from attnlens_export.layouts.served_model import ServedModel, model_name
+from attnlens_export.layouts.served_model import ServedModel
 from attnlens_export.layouts.triton import triton_tree
 from attnlens_export.parity.grid import small_grid
 from attnlens_model import EncoderConfig
@@ -39,19 +37,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module")
-def triton(minilm_bundle: Path) -> Path:
-    # Beside the bundle: hard links need one file system.
-    return write_layout(
-        minilm_bundle, "triton", minilm_bundle.with_name("minilm-triton"), link=True
-    ).directory
-
-
-@pytest.fixture(scope="module")
-def ovms(minilm_bundle: Path) -> Path:
-    return write_layout(minilm_bundle, "ovms", minilm_bundle.with_name("minilm-ovms"), link=True).directory
-
-
-@pytest.fixture(scope="module")
 def feed(minilm_bundle: Path) -> Arrays:
     """Texts of many lengths, one of them empty, as one padded batch."""
     tokenizer = Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
@@ -62,13 +47,6 @@ def feed(minilm_bundle: Path) -> Arrays:
         "attention_mask": np.array([each.attention_mask for each in batch]),
         "token_type_ids": np.array([each.type_ids for each in batch]),
     }
-
-
-@pytest.fixture(scope="module")
-def tiny_bundle(
-    tiny_config: EncoderConfig, tiny_trace: TracedGraph, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    return export_tiny(tiny_config, tiny_trace, tmp_path_factory.mktemp("bundles") / "tiny")
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
@@ -307,176 +285,3 @@ def test_half_precision_is_a_model_of_its_own() -> None:
     assert json.loads(config_json) == {
         "model_config_list": [{"config": {"name": "m_fp16", "base_path": "m_fp16"}}]
     }
-
-
-def test_what_can_not_be_linked_is_copied(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: str, target: Path) -> None:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, str(target))
-
-    monkeypatch.setattr(os, "link", refuse)
-    summary = write_layout(tiny_bundle, "ovms", tmp_path / "models", link=True)
-    assert (summary.num_linked, summary.num_copied) == (0, 3)
-    copied = summary.directory / "tiny" / "1" / "model.onnx"
-    assert copied.read_bytes() == (tiny_bundle / "onnx" / "model.onnx").read_bytes()
-    assert copied.stat().st_nlink == 1
-
-
-def test_a_layout_leaves_the_bundle_as_it_was_for_pythons_onnx(tiny_bundle: Path, tmp_path: Path) -> None:
-    """It refuses weights that have a second hard link, those of the bundle included."""
-    copied = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
-    attentions = copied / "onnx" / "model_attentions.onnx"
-    summary = write_layout(copied, "ovms", tmp_path / "models")
-    assert (summary.num_linked, summary.num_copied) == (0, 3)
-    onnx.checker.check_model(attentions)
-    onnx.load(attentions)
-    onnx.load(summary.directory / "tiny_attentions" / "1" / "model.onnx")
-    assert "hard links" not in (summary.directory / "README.md").read_text("utf-8")
-    linked = write_layout(copied, "ovms", tmp_path / "linked", link=True)
-    assert (linked.num_linked, linked.num_copied) == (3, 0)
-    with pytest.raises(onnx.checker.ValidationError, match="hard link"):
-        onnx.load(attentions)
-    assert "Files may be hard links to the\nbundle's" in (linked.directory / "README.md").read_text("utf-8")
-
-
-def test_a_full_disk_is_an_error_of_the_output(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(source: str, target: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source, None, str(target))
-
-    monkeypatch.setattr(os, "link", full)
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(OutputError, match=r"models can't be written: No space left"):
-        write_layout(tiny_bundle, "triton", tmp_path / "models")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_link_in_the_bundle_is_followed(tiny_bundle: Path, tmp_path: Path) -> None:
-    linked = tmp_path / "linked"
-    shutil.copytree(tiny_bundle, linked)
-    graph = linked / "onnx" / "model.onnx"
-    graph.rename(tmp_path / "blob")
-    graph.symlink_to("../../blob")
-    repository = write_layout(linked, "ovms", tmp_path / "models", link=True).directory
-    assert not (repository / "tiny" / "1" / "model.onnx").is_symlink()
-    assert (repository / "tiny" / "1" / "model.onnx").samefile(tmp_path / "blob")
-
-
-def test_an_interruption_leaves_nothing(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_source: str, target: Path) -> None:
-        assert target.parent.is_dir()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "link", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_layout(tiny_bundle, "triton", tmp_path / "models", link=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_a_model_repository_is_replaced_and_only_with_force(tiny_bundle: Path, tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    write_layout(tiny_bundle, "triton", models)
-    with pytest.raises(OutputError, match=r"models exists: .* replace it with --force"):
-        write_layout(tiny_bundle, "ovms", models)
-    write_layout(tiny_bundle, "ovms", models, force=True)
-    assert (models / "config.json").exists()
-    assert not list(models.rglob("config.pbtxt"))
-
-    other = tmp_path / "bundle"
-    shutil.copytree(tiny_bundle, other)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "file").touch()
-    for path in (other, tmp_path / "mine"):
-        with pytest.raises(OutputError, match="exists and is no model repository made by attnlens"):
-            write_layout(tiny_bundle, "triton", path, force=True)
-    assert read_manifest(other).model_name == "tiny"
-    # Nor does an export take a model repository for a bundle.
-    with pytest.raises(OutputError, match="exists and is no bundle"):
-        export_bundle("nothing", models, ExportOptions(force=True))
-
-
-@pytest.mark.parametrize("place", [".", "models", ".."])
-def test_a_repository_is_no_part_of_the_bundle(place: str, tiny_bundle: Path) -> None:
-    before = sorted(tiny_bundle.rglob("*"))
-    with pytest.raises(OutputError, match="overlap: choose a directory beside the bundle"):
-        write_layout(tiny_bundle, "triton", tiny_bundle / place, force=True)
-    assert sorted(tiny_bundle.rglob("*")) == before
-
-
-@pytest.fixture
-def damaged(tiny_bundle: Path, tmp_path: Path) -> Path:
-    copy = tmp_path / "damaged"
-    shutil.copytree(tiny_bundle, copy)
-    return copy
-
-
-def test_an_altered_bundle_is_refused(damaged: Path, tmp_path: Path) -> None:
-    with (damaged / "onnx" / "model.onnx").open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        [last] = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last ^ 1]))
-    with pytest.raises(BundleError, match=r"model\.onnx was altered"):
-        write_layout(damaged, "triton", tmp_path / "models")
-    assert not (tmp_path / "models").exists()
-
-
-def test_a_bundle_that_failed_parity_is_refused(damaged: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(damaged)
-    manifest.parity.passed = False
-    write_manifest(damaged, manifest)
-    with pytest.raises(SourceError, match="failed parity"):
-        write_layout(damaged, "triton", tmp_path / "models")
-
-
-def test_a_bundle_whose_pooling_is_unknown_is_refused(damaged: Path, tmp_path: Path) -> None:
-    """As one of a later version is, whose README would tell clients nothing of use."""
-    path = damaged / "manifest.json"
-    text = path.read_text("utf-8")
-    assert "POOLING_MEAN" in text
-    path.write_text(text.replace("POOLING_MEAN", "POOLING_OF_LATER"), "utf-8")
-    with pytest.raises(SourceError, match="states no pooling that this version knows"):
-        write_layout(damaged, "triton", tmp_path / "models")
-    assert not (tmp_path / "models").exists()
-
-
-def test_weights_that_the_manifest_does_not_list_are_refused(damaged: Path, tmp_path: Path) -> None:
-    """They have no hash; a path that leads out of the bundle is one of them."""
-    graph = damaged / "onnx" / "model_attentions.onnx"
-    proto = onnx.load(graph, load_external_data=False)
-    for tensor in proto.graph.initializer:
-        for pair in tensor.external_data:
-            if pair.key == "location":
-                pair.value = "weights"
-    graph.write_bytes(proto.SerializeToString())
-    (damaged / "onnx" / "weights").symlink_to("model.onnx")
-    manifest = read_manifest(damaged)
-    [entry] = [each for each in manifest.files if each.path == "onnx/model_attentions.onnx"]
-    entry.CopyFrom(describe_file(damaged, graph))
-    write_manifest(damaged, manifest)
-    with pytest.raises(SourceError, match=r"not in one file of the manifest.*weights"):
-        write_layout(damaged, "triton", tmp_path / "models")
-
-
-@pytest.mark.parametrize(
-    ("name", "served"),
-    [
-        ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2"),
-        ("my[/v2]", "my_v2"),
-        ("../up", "up"),
-        (".hidden", "hidden"),
-        ("Größe 2", "Gr_e_2"),
-        ('a"b', "a_b"),
-    ],
-)
-def test_a_name_becomes_one_that_servers_take(name: str, served: str) -> None:
-    assert model_name(Manifest(model_name=name)) == served
-
-
-def test_a_name_without_a_letter_is_refused() -> None:
-    with pytest.raises(SourceError, match="export it again with another --name"):
-        model_name(Manifest(model_name="模型"))

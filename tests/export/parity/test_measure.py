@@ -1,6 +1,5 @@
 """Parity: the grid, the measures, and that each gate can fail."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,10 +19,12 @@ from attnlens_export.parity.grid import (
     make_inputs,
     small_grid,
 )
-from attnlens_export.parity.measure import Graph, Outputs, measure_parity, run_case
+from attnlens_export.parity.measure import Graph, Outputs, Subject, measure_parity, run_case
 from attnlens_export.parity.result import Measurement, ParityResult, allowed_error
 from attnlens_export.report import write_report
+from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from configs import changed, small_config
 
 Change = Callable[[Outputs, Inputs], None]
 
@@ -51,15 +52,8 @@ def graph_dir(tiny_trace: TracedGraph, tmp_path: Path) -> Path:
 def measure(
     encoder: Encoder, config: EncoderConfig, directory: Path, cases: list[Case], *graphs: str
 ) -> ParityResult:
-    return measure_parity(
-        encoder,
-        config,
-        directory,
-        graphs or ["model.onnx"],
-        cases,
-        reference_name="test",
-        progress=lambda _done, _total, _case: None,
-    )
+    subject = Subject(directory, encoder, config, "test", cases)
+    return measure_parity(subject, graphs or ["model.onnx"], lambda _detail, _done, _total: None)
 
 
 def test_the_grid_covers_what_it_says() -> None:
@@ -88,8 +82,8 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
         assert np.array_equal(inputs.input_ids, again.input_ids)
         assert np.array_equal(mask, again.attention_mask)
         assert inputs.input_ids.dtype == mask.dtype == np.int64
-        assert inputs.input_ids.max() < tiny_config.vocab_size
-        assert (inputs.input_ids[mask == 0] == tiny_config.pad_token_id).all()
+        assert inputs.input_ids.max() < tiny_config.embeddings.vocab_size
+        assert (inputs.input_ids[mask == 0] == tiny_config.embeddings.pad_token_id).all()
         assert mask[0].all()
         counts = mask.sum(axis=1)
         if case.padding is Padding.EMPTY_ROW:
@@ -106,7 +100,7 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
 def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
     inputs = [make_inputs(case, tiny_config) for case in full_grid(40)]
     live = np.concatenate([each.input_ids[each.attention_mask == 1] for each in inputs])
-    assert set(live.tolist()) == set(range(tiny_config.vocab_size))
+    assert set(live.tolist()) == set(range(tiny_config.embeddings.vocab_size))
     for each in inputs:
         assert each.token_type_ids is not None
         if each.input_ids.size >= 33:
@@ -230,7 +224,7 @@ def test_every_gate_can_fail(
     monkeypatch.setattr(parity, "Graph", TamperedGraph)
     result = measure(tiny_encoder, tiny_config, graph_dir, small_grid(40))
     assert not result.passed
-    assert not result.to_message().passed
+    assert not Verdict(result).to_message().passed
     assert any(message in line for line in result.failures()), result.failures()
     assert all(line.startswith("model.onnx at ") for line in result.failures())
 
@@ -238,7 +232,7 @@ def test_every_gate_can_fail(
 def test_a_causal_encoder_must_not_look_ahead(
     tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(tiny_config, is_causal=True)
+    config = changed(tiny_config, {"is_causal": True})
     encoder = new_encoder(config, seed=0)
     graph = trace(encoder, config)
     write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
@@ -256,9 +250,12 @@ def test_a_causal_encoder_must_not_look_ahead(
     ]
 
 
+ATTENTION: dict[str, object] = {"kind": "softmax", "num_heads": 4}
+
+
 def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfig, tmp_path: Path) -> None:
     """Not even by a weight that no comparison would notice."""
-    config = dataclasses.replace(tiny_config, local_window=2, global_every_n_layers=2)
+    config = changed(tiny_config, {"attention": [ATTENTION, ATTENTION | {"window": 2}]})
     encoder = new_encoder(config, seed=0)
     traced = trace(encoder, config)
     write_embedded(tmp_path / "model.onnx", traced.proto, traced.weights)
@@ -307,18 +304,20 @@ def test_maps_that_would_fill_the_memory_are_left_out(
     assert found == {("embeddings.onnx", 7), ("embeddings.onnx", 40), ("model.onnx", 7)}
     assert result.passed
     assert result.left_out() == [("model.onnx", cases[1])]
-    write_report(graph_dir, result, "tiny")
+    write_report(graph_dir, Verdict(result), "tiny")
     assert "- model.onnx at 1x40 none: not compared" in (graph_dir / "report.md").read_text(encoding="utf-8")
 
 
 def sized(num_layers: int, num_heads: int, max_tokens: int) -> EncoderConfig:
-    return EncoderConfig(
-        vocab_size=99,
-        hidden_size=num_heads * 64,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        intermediate_size=7,
-        max_position_embeddings=max_tokens,
+    return small_config(
+        {
+            "embeddings.vocab_size": 99,
+            "hidden_size": num_heads * 64,
+            "num_layers": num_layers,
+            "attention.num_heads": num_heads,
+            "feed_forward.intermediate_size": 7,
+            "positions.max_position_embeddings": max_tokens,
+        }
     )
 
 

@@ -1,7 +1,6 @@
 """The float64 reference: the numbers of a float64 copy (tests/export/test_families.py), without the copy."""
 
 import copy
-import dataclasses
 import weakref
 
 import numpy as np
@@ -13,6 +12,7 @@ from attnlens_export.parity.compare import FloatArray
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_export.parity.reference import run_float64
 from attnlens_model import Encoder, EncoderConfig, new_encoder
+from configs import changed
 
 CASE = Case(2, 7, Padding.RIGHT)
 
@@ -63,8 +63,8 @@ def test_one_map_exists_at_a_time(tiny_encoder: Encoder, tiny_config: EncoderCon
 
 def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig) -> None:
     """A table of angles that is rounded to fp32 and then cast would be rounded still."""
-    rotary = dataclasses.replace(
-        tiny_config, family="nomic_bert", rotary_theta=1000.0, position_scheme="none"
+    rotary = changed(
+        tiny_config, {"family": "nomic_bert", "attention.rotary.theta": 1000.0, "positions.scheme": "none"}
     )
     encoder = new_encoder(rotary, seed=0)
     inputs = make_inputs(CASE, rotary)

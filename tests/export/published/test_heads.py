@@ -150,7 +150,7 @@ def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_wa
     assert "nobody trained it to give embeddings" in warning
     assert "embeddings: cls over the tokens; not normalized; 96 components (as asked for)" in result.stdout
     assert read_manifest(output).pooling.pooling == Pooling.POOLING_CLS
-    assert check_bundle(output, grid=small_grid(32)).parity.passed
+    assert check_bundle(output, grid=small_grid(32)).verdict.passed
     shutil.copy(theirs["CrossEncoder"] / "model.safetensors", output)
     assert SentenceTransformer(str(output), device="cpu").encode(["w1"]).shape == (1, 96)
 

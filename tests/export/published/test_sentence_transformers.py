@@ -66,7 +66,7 @@ def test_the_components_that_the_publisher_keeps_are_those_of_the_bundle(
         "prompts: document '', query ''",
         "longest input: 34 tokens, all that the encoder takes",
     )
-    assert check_bundle(exported.directory, grid=GRID).parity.passed
+    assert check_bundle(exported.directory, grid=GRID).verdict.passed
 
     config = read_config(exported.directory / "config.json")
     batches = make_batches(TEXTS, exported.directory / "tokenizer.json", config, 34)

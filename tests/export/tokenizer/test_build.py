@@ -1,12 +1,9 @@
 """Tokenizers built from vocabularies, compared with those of transformers and sentencepiece."""
 
-import importlib.util
 import json
 import shutil
 import unicodedata
-from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,8 +16,9 @@ from attnlens_export import SourceError
 from attnlens_export.published.side_files import write_tokenizer
 from attnlens_export.tokenizer.build import build_tokenizer
 from attnlens_export.tokenizer.sentencepiece import PROBES
-from attnlens_model import EncoderConfig
+from configs import small_config
 from small_bundles import TOKENIZERS, copy_without_json
+from small_files import write
 
 PASSAGES = [
     json.loads(line)["text"]
@@ -28,7 +26,6 @@ PASSAGES = [
 ]
 # Also what composes: kana and Hangul in pieces, and words that are special tokens.
 TEXTS = [*PASSAGES[::5], *PROBES, "か\u3099 \u1112\u1161\u11ab e\u0323\u0302", "In 1995, a mask"]
-
 # Pieces in the order of each family's SentencePiece file.
 SENTENCEPIECE: dict[str, dict[str, Any]] = {
     "XLMRobertaTokenizer": {},
@@ -42,37 +39,35 @@ SENTENCEPIECE: dict[str, dict[str, Any]] = {
     },
     "T5Tokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def train() -> ModuleType:
-    """The script that trained the committed tokenizers."""
-    spec = importlib.util.spec_from_file_location("train", TOKENIZERS / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def sentencepiece_source(train: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint's directory with a model of a family, trained with SentencePiece's own normalization."""
-
-    @cache
-    def make(name: str) -> Path:
-        directory: Path = tmp_path_factory.mktemp(name)
-        train.train_sentencepiece(directory / "spiece", **SENTENCEPIECE[name])
-        write(directory / "tokenizer_config.json", {"tokenizer_class": name})
-        if name == "DebertaV2Tokenizer":
-            write(directory / "added_tokens.json", {"[MASK]": 298})
-        return directory
-
-    return make
-
-
-def write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content), encoding="utf-8")
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
+SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
+# The content of tokenizer_config.json, and of special_tokens_map.json.
+EXTRA_TOKENS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "any": [
+        ({ADDITIONAL: ["[Q]", "[D]"]}, {}),
+        ({EXTRA: ["[Q]", "the"]}, {}),
+        ({EXTRA: {"question_token": "[Q]"}}, {}),
+        ({ADDITIONAL: [SPACED]}, {}),
+        ({ADDITIONAL: [SPACED | {"normalized": True}]}, {}),
+        ({}, {EXTRA: [{"content": "[D]"}, "[Q]"]}),
+        ({EXTRA: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {EXTRA: ["[D]"]}),
+        ({ADDITIONAL: ["[Q]"]}, {ADDITIONAL: ["[D]"]}),
+        ({EXTRA: ["[D]"], ADDITIONAL: ["[Q]"]}, {}),
+    ],
+    # From a SentencePiece model transformers 5 does not add those of the first.
+    "wordpiece": [
+        ({}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({EXTRA: {}}, {ADDITIONAL: ["[D]", "[Q]"]}),
+        ({ADDITIONAL: ["[Q]"], "added_tokens_decoder": {"300": {"content": "[D]"}}}, {EXTRA: ["<ent>"]}),
+    ],
+}
+CLASSES = [
+    ("wordpiece", "Bert"),
+    ("byte-level", "Roberta"),
+    ("unigram", "XLMRoberta"),
+    ("unigram", "Camembert"),
+]
 
 
 def built(source: Path) -> Tokenizer:
@@ -239,39 +234,6 @@ def test_added_tokens_have_the_ids_that_they_were_given_or_are_refused(tmp_path:
         build_tokenizer(tmp_path)
 
 
-EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
-SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
-
-
-# The content of tokenizer_config.json, and of special_tokens_map.json.
-EXTRA_TOKENS: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "any": [
-        ({ADDITIONAL: ["[Q]", "[D]"]}, {}),
-        ({EXTRA: ["[Q]", "the"]}, {}),
-        ({EXTRA: {"question_token": "[Q]"}}, {}),
-        ({ADDITIONAL: [SPACED]}, {}),
-        ({ADDITIONAL: [SPACED | {"normalized": True}]}, {}),
-        ({}, {EXTRA: [{"content": "[D]"}, "[Q]"]}),
-        ({EXTRA: ["[Q]"]}, {EXTRA: ["[D]"]}),
-        ({ADDITIONAL: ["[Q]"]}, {EXTRA: ["[D]"]}),
-        ({ADDITIONAL: ["[Q]"]}, {ADDITIONAL: ["[D]"]}),
-        ({EXTRA: ["[D]"], ADDITIONAL: ["[Q]"]}, {}),
-    ],
-    # From a SentencePiece model transformers 5 does not add those of the first.
-    "wordpiece": [
-        ({}, {ADDITIONAL: ["[D]", "[Q]"]}),
-        ({EXTRA: {}}, {ADDITIONAL: ["[D]", "[Q]"]}),
-        ({ADDITIONAL: ["[Q]"], "added_tokens_decoder": {"300": {"content": "[D]"}}}, {EXTRA: ["<ent>"]}),
-    ],
-}
-CLASSES = [
-    ("wordpiece", "Bert"),
-    ("byte-level", "Roberta"),
-    ("unigram", "XLMRoberta"),
-    ("unigram", "Camembert"),
-]
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "settings", "stated"),
     [
@@ -301,100 +263,10 @@ def test_additional_special_tokens_of_the_map_follow_a_sentencepiece_model_too(t
     assert size in built(tmp_path).encode("the [Q] of").ids
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({ADDITIONAL: "[Q]"}, r"are '\[Q\]', not a list"),
-        ({ADDITIONAL: [5]}, r"the additional special token \{'content': 5\} .* has no spelling"),
-        ({ADDITIONAL: ["[Q]"], "mask_token": "[M]"}, r"lacks \[M\] as well as \[Q\], .* not certain"),
-    ],
-)
-def test_additional_special_tokens_that_are_not_certain_are_refused(
-    settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    copy_without_json("wordpiece", tmp_path)
-    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"} | settings)
-    with pytest.raises(SourceError, match=message):
-        build_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        ("wordpiece", {"tokenizer_class": "PhobertTokenizer"}, "the tokenizer class 'PhobertTokenizer'"),
-        ("wordpiece", {}, "the tokenizer class 'of model_type None'"),
-        ("wordpiece", {"tokenizer_class": "RobertaTokenizer"}, "is built from vocab.json and merges.txt"),
-        ("unigram", {"tokenizer_class": "BertTokenizer"}, "but a BertTokenizer is built from vocab.txt"),
-        (
-            "wordpiece",
-            {"tokenizer_class": "BertTokenizer", "do_basic_tokenize": False},
-            "do_basic_tokenize=False",
-        ),
-        ("wordpiece", {"tokenizer_class": "MPNetTokenizer"}, "lacks <s>, </s>:"),
-        ("wordpiece", {"tokenizer_class": "BertTokenizer", "cls_token": "[X]"}, r"lacks \[X\]"),
-    ],
-)
-def test_what_is_not_known_for_certain_is_refused_with_a_way_to_go_on(
-    kind: str, settings: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    copy_without_json(kind, tmp_path)
-    write(tmp_path / "tokenizer_config.json", settings)
-    with pytest.raises(SourceError, match=message) as caught:
-        build_tokenizer(tmp_path)
-    assert "--tokenizer FILE" in str(caught.value)
-
-
-def test_half_of_a_byte_level_tokenizer_is_refused(tmp_path: Path) -> None:
-    copy_without_json("byte-level", tmp_path)
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(SourceError, match=r"has vocab\.json, but a RobertaTokenizer is built from"):
-        build_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("sentencepiece.bpe.model", b"\xff\xff", "is not a SentencePiece model"),
-        ("sentencepiece.bpe.model", b"", "has no piece for what is unknown"),
-        ("vocab.txt", b"\xff", "can't be read as UTF-8"),
-    ],
-)
-def test_a_damaged_file_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
-    copy_without_json("wordpiece" if name == "vocab.txt" else "unigram", tmp_path)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(SourceError, match=message):
-        build_tokenizer(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"model_type": "bpe"}, "of type BPE: only Unigram is built"),
-        ({"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}, "begins with <pad>, <unk>, <s>"),
-        ({"treat_whitespace_as_suffix": True}, "does not put ▁ before words"),
-    ],
-)
-def test_a_model_of_another_layout_is_refused(
-    settings: dict[str, Any], message: str, train: ModuleType, tmp_path: Path
-) -> None:
-    train.train_sentencepiece(tmp_path / "spiece", normalization_rule_name="identity", **settings)
-    write(tmp_path / "config.json", {"model_type": "xlm-roberta"})
-    with pytest.raises(SourceError, match=message):
-        build_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_that_cuts_otherwise_than_sentencepiece_is_refused(
-    sentencepiece_source: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("attnlens_export.tokenizer.sentencepiece._normalizers", lambda _model: [])
-    with pytest.raises(SourceError, match="SentencePiece into"):
-        build_tokenizer(sentencepiece_source("XLMRobertaTokenizer"))
-
-
 def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tmp_path: Path) -> None:
     source, bundle = tmp_path / "source", tmp_path / "bundle"
     copy_without_json("byte-level", source)
-    config = EncoderConfig(300, 48, 1, 4, 56, 40, pad_token_id=1)
+    config = small_config({"embeddings.vocab_size": 300, "embeddings.pad_token_id": 1})
     assert write_tokenizer(bundle, source, None, config, 24).startswith("byte-level BPE from")
     assert json.loads((bundle / "tokenizer.json").read_text())["truncation"]["max_length"] == 24
     special = json.loads((bundle / "special_tokens_map.json").read_text())
@@ -403,7 +275,7 @@ def test_a_bundle_gets_the_built_tokenizer_with_its_limits_and_special_tokens(tm
         "mask_token": "<mask>",
     }  # fmt: skip
     with pytest.raises(SourceError, match=r"has the id 299 .*vocab_size=299"):
-        write_tokenizer(bundle, source, None, EncoderConfig(299, 48, 1, 4, 56, 40), 24)
+        write_tokenizer(bundle, source, None, small_config({"embeddings.vocab_size": 299}), 24)
     # A tokenizer.json that is there is taken, whatever lies beside it.
     shutil.copyfile(TOKENIZERS / "byte-level" / "tokenizer.json", source / "tokenizer.json")
     assert not write_tokenizer(bundle, source, None, config, 24)

@@ -1,6 +1,5 @@
 """Disentangled attention: buckets and scores against hand-made ones and the published implementation."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -8,25 +7,34 @@ import pytest
 import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from attnlens_model import ConfigError, EncoderConfig, load_checkpoint
+from attnlens_model import (
+    ATTENTION_WEIGHTS,
+    ConfigError,
+    DisentangledAttentionConfig,
+    EncoderConfig,
+    load_checkpoint,
+)
 from attnlens_model.attention.disentangled import (
     DisentangledSelfAttention,
     DistanceEmbeddings,
     bucketed_distances,
 )
-from attnlens_model.attention.rotary import RotaryTables
+from configs import changed, small_config
 from odd_models import OddModel
 
-CONFIG = EncoderConfig(
-    vocab_size=20,
-    hidden_size=12,
-    num_layers=1,
-    num_heads=3,
-    intermediate_size=8,
-    max_position_embeddings=30,
-    disentangled_attention="c2p|p2c",
-    distance_buckets=8,
-    max_relative_positions=16,
+CONFIG = small_config(
+    {
+        "embeddings.vocab_size": 20,
+        "hidden_size": 12,
+        "num_layers": 1,
+        "attention.kind": "disentangled",
+        "attention.num_heads": 3,
+        "feed_forward.intermediate_size": 8,
+        "positions.max_position_embeddings": 30,
+        "attention.terms": "c2p|p2c",
+        "attention.distance_buckets": 8,
+        "attention.max_relative_positions": 16,
+    }
 )
 PUBLISHED: dict[str, object] = {
     "model_type": "deberta-v2",
@@ -72,13 +80,20 @@ def test_where_a_logarithm_is_a_whole_number_rounding_does_not_decide() -> None:
     assert fp32.item() == 9 + 5
 
 
+def modules(config: EncoderConfig) -> tuple[DisentangledSelfAttention, DistanceEmbeddings]:
+    attention = config.attention
+    assert isinstance(attention, DisentangledAttentionConfig)
+    part = DistanceEmbeddings(attention, config.sizes).double()
+    return DisentangledSelfAttention(attention, config.sizes).double().eval(), part
+
+
 @pytest.mark.parametrize(("terms", "is_shared"), [("c2p", False), ("p2c", True), ("c2p|p2c", False)])
 def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
-    config = dataclasses.replace(CONFIG, disentangled_attention=terms, share_att_key=is_shared)
-    attention, part = DisentangledSelfAttention(config).double().eval(), DistanceEmbeddings(config).double()
+    config = changed(CONFIG, {"attention.terms": terms, "attention.share_att_key": is_shared})
+    attention, part = modules(config)
     states = torch.randn(1, 30, 12, dtype=torch.float64)
     distances = part(30)
-    _, weights = attention(states, None, distances)
+    weights = attention(states, None, distances)[1][ATTENTION_WEIGHTS]
     query, key, _ = attention.project(states)
     buckets = bucketed_distances(29, 8, 16)
 
@@ -105,32 +120,25 @@ def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
 
 def test_distances_built_without_storage_have_their_rows() -> None:
     with torch.device("meta"):
-        part = DistanceEmbeddings(dataclasses.replace(CONFIG, max_position_embeddings=17))
+        _, part = modules(changed(CONFIG, {"positions.max_position_embeddings": 17}))
     # Keys far behind the query take the last row, keys far ahead the first: there is one row more for those.
     assert part.rows[:8].tolist() == [0, 1, 1, 1, 1, 1, 1, 2]
     assert part.rows[-8:].tolist() == [14, 15, 15, 15, 15, 15, 15, 15]
     assert list(part.state_dict()) == ["table.weight"]
 
 
-def test_another_kind_of_position_is_refused() -> None:
-    states, rotation = torch.zeros(1, 2, 12), RotaryTables(4, 2, 10_000.0, 1.0)(2)
-    attention = DisentangledSelfAttention(CONFIG)
-    with pytest.raises(TypeError, match="Distances"):
-        attention(states)
-    with pytest.raises(TypeError, match="rotation"):
-        attention(states, None, DistanceEmbeddings(CONFIG)(2), rotation)
-
-
 def test_the_published_configuration() -> None:
     config = EncoderConfig.from_dict(PUBLISHED | {"max_relative_positions": -1, "attention_head_size": 64})
-    assert config.disentangled_attention == "c2p|p2c"
-    assert config.distance_buckets == 256
-    assert config.farthest_distance == config.max_tokens == 512
-    assert config.share_att_key
-    assert config.distance_norm
-    assert config.position_scheme == "none"
-    assert config.type_vocab_size == config.pad_token_id == 0
-    assert config.layer_norm_eps == 1e-7
+    attention = config.attention
+    assert isinstance(attention, DisentangledAttentionConfig)
+    assert attention.terms == "c2p|p2c"
+    assert attention.distance_buckets == 256
+    assert attention.farthest_distance(config.max_tokens) == config.max_tokens == 512
+    assert attention.share_att_key
+    assert attention.distance_norm
+    assert config.positions.scheme == "none"
+    assert config.embeddings.type_vocab_size == config.embeddings.pad_token_id == 0
+    assert config.norm.eps == 1e-7
 
 
 @pytest.mark.parametrize(
@@ -152,9 +160,9 @@ def test_the_published_configuration() -> None:
             {"position_buckets": 256, "max_relative_positions": 129},
             "and less than 2 * (max_relative_positions=129 - 1)",
         ),
-        ({"conv_kernel_size": 4}, "conv_kernel_size=4: must be odd"),
-        ({"conv_kernel_size": 3, "conv_groups": 5}, "conv_groups=5: must divide hidden_size=768"),
-        ({"conv_act": "elu"}, "conv_activation='elu' is not supported"),
+        ({"conv_kernel_size": 4}, "convolution.kernel_size=4: must be odd"),
+        ({"conv_kernel_size": 3, "conv_groups": 5}, "convolution.groups=5: must divide hidden_size=768"),
+        ({"conv_kernel_size": 3, "conv_act": "elu"}, "convolution.activation='elu' is not supported"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(change: dict[str, object], message: str) -> None:
@@ -166,25 +174,15 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, object], m
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"rotary_theta": 10_000.0},
-            "rotary_theta=10000.0: must be null where disentangled_attention='c2p|p2c'",
-        ),
-        ({"attention_bias": False}, "attention_bias=False: must be true where"),
-        ({"relative_attention_num_buckets": 32}, "relative_attention_num_buckets=32: must be 0 where"),
-        (
-            {"disentangled_attention": "none"},
-            "distance_buckets=8: must be 0 where disentangled_attention='none'",
-        ),
-        (
-            {"disentangled_attention": "p2p"},
-            "disentangled_attention='p2p' is not supported: choose one of none, c2p",
-        ),
+        ({"attention.rotary.theta": 10_000.0}, "unknown key 'attention.rotary'"),
+        ({"attention.bias": False}, "unknown key 'attention.bias'"),
+        ({"attention.kind": "softmax"}, "unknown key 'attention.terms'"),
+        ({"attention.terms": "p2p"}, "attention.terms='p2p' is not supported: choose one of c2p, p2c, c2p|"),
     ],
 )
-def test_choices_that_exclude_each_other_are_refused(change: dict[str, object], message: str) -> None:
+def test_what_another_kind_of_attention_has_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(CONFIG, **change)  # type: ignore[arg-type]
+        changed(CONFIG, change)
     assert message in str(caught.value)
 
 

@@ -6,29 +6,31 @@ import math
 import pytest
 import torch
 
-from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model import Encoder, new_encoder
 from attnlens_model.attention.masks import window_keep_mask
-from attnlens_model.attention.rotary import RotaryTables, rotate
+from attnlens_model.attention.rotary import RotaryConfig, RotaryTables, rotate
+from configs import small_config
 
-CONFIG = EncoderConfig(
-    vocab_size=50,
-    hidden_size=24,
-    num_layers=4,
-    num_heads=4,
-    intermediate_size=40,
-    max_position_embeddings=3000,
-    type_vocab_size=0,
-    position_scheme="none",
-    norm_placement="pre",
-    rotary_theta=700.0,
-    local_rotary_theta=90.0,
-    local_window=3,
-    global_every_n_layers=2,
+CONFIG = small_config(
+    {
+        "embeddings.vocab_size": 50,
+        "hidden_size": 24,
+        "num_layers": 4,
+        "feed_forward.intermediate_size": 40,
+        "positions.max_position_embeddings": 3000,
+        "embeddings.type_vocab_size": 0,
+        "positions.scheme": "none",
+        "norm.placement": "pre",
+        "attention": [
+            {"kind": "softmax", "num_heads": 4, "rotary": {"theta": 700.0}},
+            {"kind": "softmax", "num_heads": 4, "rotary": {"theta": 90.0}, "window": 3},
+        ],
+    }
 )
 
 
 def test_a_pair_turns_by_its_frequency_times_the_position() -> None:
-    tables = RotaryTables(head_dim=6, max_tokens=9, theta=50.0, divisor=2.5)
+    tables = RotaryTables(RotaryConfig(theta=50.0, divisor=2.5), head_dim=6, max_tokens=9)
     vector = torch.tensor([1.0, 2.0, -3.0, 0.5, -0.25, 4.0])
     turned = rotate(vector.expand(1, 1, 9, 6), tables(9))[0, 0]
     for position in range(9):
@@ -44,7 +46,7 @@ def test_a_pair_turns_by_its_frequency_times_the_position() -> None:
 
 
 def test_scores_depend_on_the_distance_alone() -> None:
-    tables = RotaryTables(head_dim=16, max_tokens=40, theta=10_000.0, divisor=1.0).double()
+    tables = RotaryTables(RotaryConfig(theta=10_000.0), head_dim=16, max_tokens=40).double()
     query, key = torch.randn(2, 16, dtype=torch.float64)
     turned = [rotate(each.expand(1, 1, 40, 16), tables(40))[0, 0] for each in (query, key)]
     scores = turned[0] @ turned[1].T
@@ -54,23 +56,23 @@ def test_scores_depend_on_the_distance_alone() -> None:
     assert not torch.allclose(scores.diagonal(1)[:5], scores.diagonal(2)[:5])
 
 
-@pytest.mark.parametrize("module", ["rotary", "local_rotary"])
-def test_tables_of_another_dtype_are_rounded_from_float64_once(module: str) -> None:
+@pytest.mark.parametrize(("layer", "theta"), [(0, 700.0), (1, 90.0)])
+def test_tables_of_another_dtype_are_rounded_from_float64_once(layer: int, theta: float) -> None:
     encoder = new_encoder(CONFIG, seed=0)
-    theta = {"rotary": 700.0, "local_rotary": 90.0}[module]
+    name = f"shared.{layer}.rotary.cosines"
     frequencies = theta ** -(torch.arange(0, 6, 2, dtype=torch.float64) / 6)
     exact = (torch.arange(3000, dtype=torch.float64)[:, None] * frequencies).cos().repeat(1, 2)
     doubled = copy.deepcopy(encoder).half().float().double()
-    assert (getattr(doubled, module).cosines - exact).abs().max() < 1e-12
+    assert (doubled.get_buffer(name) - exact).abs().max() < 1e-12
     for dtype in (torch.float32, torch.float16):
-        assert torch.equal(getattr(encoder.to(dtype), module).cosines, exact.to(dtype))
+        assert torch.equal(encoder.to(dtype).get_buffer(name), exact.to(dtype))
 
 
 def test_tables_exist_in_an_encoder_that_is_built_without_storage_and_are_no_weights() -> None:
     with torch.device("meta"):
         encoder = Encoder(CONFIG)
-    assert encoder.rotary is not None
-    assert torch.equal(encoder.rotary.sines, RotaryTables(6, 3000, 700.0, 1.0).sines)
+    exact = RotaryTables(RotaryConfig(theta=700.0), 6, 3000)
+    assert torch.equal(encoder.get_buffer("shared.0.rotary.sines"), exact.sines)
     assert not any("rotary" in name for name in encoder.state_dict())
 
 

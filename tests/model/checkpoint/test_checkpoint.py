@@ -353,16 +353,16 @@ def test_a_pickle_that_would_run_code_is_refused_without_running_it(
 def test_a_pickle_of_something_else_than_a_table_of_tensors_is_refused(published: Path) -> None:
     (published / "model.safetensors").unlink()
     torch.save({"epoch": 3, "state_dict": {}}, published / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"is no table of tensors: save the model's state_dict\(\)"):
+    with pytest.raises(CheckpointError, match=r"is not a table of tensors: save the model's state_dict\(\)"):
         load_checkpoint(published)
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "is no index of shards"),
-        ('{"weights": {}}', "is no index of shards"),
-        ('{"weight_map": ["a"]}', "is no index of shards"),
+        ("{", "is not an index of shards"),
+        ('{"weights": {}}', "is not an index of shards"),
+        ('{"weight_map": ["a"]}', "is not an index of shards"),
         ('{"weight_map": {"a": "../model.safetensors"}}', "must be a plain file name"),
         ('{"weight_map": {"a": "model-9.safetensors"}}', "model-9.safetensors is absent although"),
         ('{"weight_map": {"a": "model-1.safetensors"}}', "promises 'a', which model-1.safetensors does not"),

@@ -24,9 +24,10 @@ TEXTS = ["a cat", "the cat sat on the mat", "cat", ""]
 
 @pytest.fixture(scope="module")
 def half_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from small_bundles import export_small  # noqa: PLC0415 - imports torch
+    from attnlens_export import Fp16  # noqa: PLC0415 - imports torch
+    from small_bundles import export_small  # noqa: PLC0415
 
-    return export_small("wordpiece", tmp_path_factory.mktemp("half"), precision="fp16")
+    return export_small("wordpiece", tmp_path_factory.mktemp("fp16"), precisions=[Fp16()])
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +96,11 @@ def test_a_bundle_without_fp16_is_refused(small_bundle: Callable[[str], Path]) -
 
 @pytest.fixture(scope="module")
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from attnlens_export.int8.result import Gate  # noqa: PLC0415 - imports torch
+    from attnlens_export import Gate, Int8  # noqa: PLC0415 - imports torch
     from small_bundles import export_small  # noqa: PLC0415
 
     gate = Gate(min_mean_cosine=0.99, min_cosine=0.9)
-    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precision="int8", gate=gate)
+    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precisions=[Int8(gate)])
 
 
 def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: Path) -> None:

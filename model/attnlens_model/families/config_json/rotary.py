@@ -1,24 +1,18 @@
 """What a `config.json` says about rotary position embedding, in the many ways in which it has been said."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from attnlens_model.errors import ConfigError
 
 _KINDS = ("default", "linear", "dynamic")
 
 
-class RotaryBase(NamedTuple):
-    """Pair i of a head of width K turns by theta^(-2i/K) / divisor radians per position."""
-
-    theta: float
-    divisor: float
-
-
 def read_rotary(
     content: Mapping[str, object], default_theta: object, head_dim: int | None = None
-) -> RotaryBase:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+) -> dict[str, float]:
+    """Return the fields of a `RotaryConfig`.
+
+    They come from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
     Args:
         content: of the `config.json`.
@@ -38,15 +32,15 @@ def read_rotary(
 
 def read_rotary_parameters(
     parameters: Mapping[str, object], default_theta: object, head_dim: int | None = None
-) -> RotaryBase:
-    """Read one set of parameters.
+) -> dict[str, float]:
+    """Return the fields of a `RotaryConfig` from one set of parameters.
 
     "linear" divides every frequency by its factor. "dynamic" changes nothing up to
     `max_position_embeddings` tokens, and more are never taken here. "ntk" is the fixed form in the code that
     came with the GTE models: theta is multiplied by the factor, every frequency divided by factor^(2/K).
 
     Raises:
-        ConfigError: another kind, a part of the head that is not rotated, or numbers that are none.
+        ConfigError: another kind, a part of the head that is not rotated, or what should be a number is not.
     """
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     known = _KINDS if head_dim is None else (*_KINDS, "ntk")
@@ -64,15 +58,16 @@ def read_rotary_parameters(
         )
     theta = _number("rope_theta", parameters.get("rope_theta", default_theta))
     if kind in ("default", "dynamic"):
-        return RotaryBase(theta, 1.0)
+        return {"theta": theta, "divisor": 1.0}
     factor = _number("factor", parameters.get("factor"))
     if head_dim is None or kind == "linear":
-        return RotaryBase(theta, factor)
-    return RotaryBase(theta * factor, factor ** (2 / head_dim))
+        return {"theta": theta, "divisor": factor}
+    return {"theta": theta * factor, "divisor": factor ** (2 / head_dim)}
 
 
-def write_rotary_parameters(theta: object, divisor: object) -> dict[str, object]:
-    """Return `rope_parameters` of the same rotation."""
+def write_rotary_parameters(values: Mapping[str, object]) -> dict[str, object]:
+    """Return `rope_parameters` of the same rotation, from values of an `EncoderConfig` by path."""
+    theta, divisor = values.get("attention.rotary.theta"), values.get("attention.rotary.divisor", 1.0)
     if divisor == 1.0:
         return {"rope_type": "default", "rope_theta": theta}
     return {"rope_type": "linear", "rope_theta": theta, "factor": divisor}

@@ -1,4 +1,7 @@
-"""How a family's `config.json` says what `EncoderConfig` says: a table that is read in both directions."""
+"""How a family's `config.json` says what `EncoderConfig` says: a table that is read in both directions.
+
+Our values are named by their paths in an `EncoderConfig`, such as `attention.num_heads`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,10 +26,10 @@ class ConfigTable:
     """The keys of one family's Hugging Face `config.json`.
 
     Attributes:
-        keys: our field -> (their key, what their class takes when the key is absent; None: it must be there).
+        keys: our path -> (their key, what their class takes when the key is absent; None: it must be there).
         pad_token_id: what an absent or null `pad_token_id` means.
         activation: their key of the activation, and what an absent one means.
-        implied: our fields that this family does not write down, since they are always the same.
+        implied: our values by path that this family does not write down, since they are always the same.
         required_values: their key -> the only values that mean the encoder built here. None: may be absent.
     """
 
@@ -37,7 +40,7 @@ class ConfigTable:
     required_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def read(self, content: Mapping[str, object]) -> dict[str, object]:
-        """Turn the content of a `config.json` into keyword arguments of `EncoderConfig`.
+        """Turn the content of a `config.json` into values of an `EncoderConfig` by path.
 
         Raises:
             ConfigError: a key is missing, or has a value that this encoder does not implement.
@@ -53,22 +56,23 @@ class ConfigTable:
         fields = {ours: content.get(theirs, default) for ours, (theirs, default) in self.keys.items()}
         pad_token_id = content.get("pad_token_id")
         return {
+            "attention.kind": "softmax",
             **fields,
             **self.implied,
-            "activation": self._read_activation(content),
-            "pad_token_id": self.pad_token_id if pad_token_id is None else pad_token_id,
+            "feed_forward.activation": self._read_activation(content),
+            "embeddings.pad_token_id": self.pad_token_id if pad_token_id is None else pad_token_id,
         }
 
-    def write(self, fields: Mapping[str, object]) -> dict[str, object]:
-        """Return the content of a `config.json` for the fields of an `EncoderConfig`; the inverse of `read`.
+    def write(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Return the content of a `config.json` for the values of an `EncoderConfig`; the inverse of `read`.
 
-        What `implied` says can't be written: the caller finds a difference by reading the result.
+        Only what has a key can be written: the caller finds a difference by reading the result.
         """
         return {
-            **{theirs: fields[ours] for ours, (theirs, _) in self.keys.items()},
+            **{theirs: values[ours] for ours, (theirs, _) in self.keys.items() if ours in values},
             **{key: accepted[0] for key, accepted in self.required_values.items()},
-            self.activation[0]: WRITTEN_ACTIVATIONS[str(fields["activation"])],
-            "pad_token_id": fields["pad_token_id"],
+            self.activation[0]: WRITTEN_ACTIVATIONS[str(values["feed_forward.activation"])],
+            "pad_token_id": values["embeddings.pad_token_id"],
         }
 
     def _read_activation(self, content: Mapping[str, object]) -> str:
@@ -85,7 +89,7 @@ class ConfigTable:
 
 def unusual_head_size(stated: object, fields: Mapping[str, object]) -> object:
     """Return a stated width of a head, or None where it is what `EncoderConfig` takes by itself."""
-    num_heads = fields["num_heads"]
+    num_heads = fields["attention.num_heads"]
     is_usual = (
         isinstance(stated, int) and isinstance(num_heads, int) and stated * num_heads == fields["hidden_size"]
     )

@@ -1,0 +1,28 @@
+"""How graphs in lower precisions are shown."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from attnlens_export.verdict import Verdict
+
+
+def show_precisions(verdict: "Verdict") -> None:
+    """Print what was measured of each graph in a lower precision: a table, and lines below it."""
+    from rich.box import SIMPLE  # noqa: PLC0415 - heavy
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.table import Table  # noqa: PLC0415 - heavy
+
+    for result in verdict.precisions:
+        found = result.table()
+        if found.headings:
+            table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
+            for number, heading in enumerate(found.headings):
+                table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+            for row in found.rows:
+                table.add_row(*row)
+            click.echo(found.caption)
+            Console().print(table)
+        for remark in found.remarks:
+            click.echo(remark)

@@ -1,0 +1,87 @@
+"""What a bundle holds: which graphs and files, what each graph must be, and how each is measured."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from attnlens.bundle import MANIFEST_NAME
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.manifest_pb2 import Graph, GraphPurpose
+from attnlens_export.errors import GraphError
+from attnlens_export.fp16.precision import Fp16
+from attnlens_export.graph.lint import check_graph
+from attnlens_export.graph.names import GRAPH_IDS, GRAPH_PURPOSES
+from attnlens_export.graph.read import check_valid, read_structure
+from attnlens_export.int8.precision import Int8
+from attnlens_export.parity.measure import Subject, measure_parity
+from attnlens_export.precision import Precision, Stated
+from attnlens_export.progress import Progress
+from attnlens_export.verdict import Verdict
+from attnlens_model import EncoderConfig
+
+PRECISIONS: dict[str, Precision] = {precision.name: precision for precision in (Fp16(), Int8())}
+"""The lower precisions by the names that `--precision` takes, with their default options."""
+
+
+def bundle_files(directory: Path) -> list[Path]:
+    """Return every file of a bundle but the manifest itself, which can't hold its own hash."""
+    manifest = directory / MANIFEST_NAME
+    return [path for path in sorted(directory.rglob("*")) if path.is_file() and path != manifest]
+
+
+def precisions_of(directory: Path) -> list[Precision]:
+    """Return the lower precisions in which a bundle has a graph."""
+    return [precision for precision in PRECISIONS.values() if (directory / precision.path).is_file()]
+
+
+def graphs_of(directory: Path) -> Iterator[Graph]:
+    """Yield id, path, purpose and precision of each graph: both in fp32, then those in lower precisions."""
+    for path, purpose in GRAPH_PURPOSES.items():
+        fp32 = manifest_pb2.Precision.PRECISION_FP32
+        yield Graph(id=GRAPH_IDS[path], path=path, purpose=purpose, precision=fp32)
+    for precision in precisions_of(directory):
+        purpose = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
+        yield Graph(id=precision.graph_id, path=precision.path, purpose=purpose, precision=precision.number)
+
+
+def check_graphs(directory: Path, config: EncoderConfig) -> None:
+    """Check the graphs of a bundle with ONNX's own checker and with ours.
+
+    Raises:
+        GraphError: ONNX refuses one.
+        LintError: one is not what a bundle promises.
+    """
+    precisions = {precision.path: precision for precision in precisions_of(directory)}
+    for graph in graphs_of(directory):
+        path, precision = directory / graph.path, precisions.get(graph.path)
+        try:
+            check_valid(path)
+        except onnx.checker.ValidationError as error:
+            raise GraphError(f"{path} is not valid ONNX: {error}") from error
+        check_graph(
+            read_structure(path),
+            graph.path,
+            config,
+            graph.purpose,
+            more_operators=precision.operators if precision else frozenset(),
+            more_types=precision.element_types if precision else frozenset(),
+            directory=path.parent,
+        )
+
+
+def measure_graphs(subject: Subject, stated: Mapping[str, Stated], progress: Progress) -> Verdict:
+    """Measure every graph of a bundle.
+
+    Args:
+        subject: the bundle and its reference.
+        stated: of each graph in a lower precision, by path, what the manifest says or will say.
+        progress: called before each step.
+    """
+    parity = measure_parity(subject, list(GRAPH_PURPOSES), partial(progress, "Parity"))
+    results = [
+        precision.measure(subject, stated[precision.path], progress)
+        for precision in precisions_of(subject.directory)
+    ]
+    return Verdict(parity, tuple(results))

@@ -1,0 +1,73 @@
+"""The encoder's parameters inside an ONNX file: compared, or made into an encoder again."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnlens_export.errors import GraphError
+from attnlens_export.graph.read import read_structure, read_weight
+from attnlens_export.graph.simplify import TRANSPOSED_SUFFIX
+from attnlens_model import Encoder, EncoderConfig
+
+
+def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
+    """Compare the weights of a graph with those of the reference, bit for bit.
+
+    Raises:
+        GraphError: a parameter differs, is missing, or has another shape.
+    """
+    parameters = encoder.state_dict()
+    for parameter, array in _parameter_arrays(path, parameters):
+        found, expected = torch.from_numpy(array), parameters[parameter]
+        if not torch.equal(found, expected):
+            index = [int(axis) for axis in (found != expected).nonzero()[0]]
+            raise GraphError(
+                f"{path}: {parameter}{index} is {float(found[tuple(index)]):.8g}, "
+                f"{float(expected[tuple(index)]):.8g} in {name}"
+            )
+
+
+def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
+    """Make the PyTorch encoder, fp32 and in eval mode, from the weights of an ONNX file.
+
+    Weights that are not stored transposed stay in the file, which must not change as long as the encoder is
+    used.
+
+    Raises:
+        GraphError: a parameter is missing, has another shape, or holds a NaN or an infinity.
+    """
+    with torch.device("meta"):
+        encoder = Encoder(config)
+    weights = {}
+    for name, array in _parameter_arrays(path, encoder.state_dict()):
+        if not np.isfinite(array).all():
+            raise GraphError(f"{path}: {name} holds a NaN or an infinity")
+        weights[name] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    encoder.load_state_dict(weights, assign=True)
+    return encoder.eval()
+
+
+def _parameter_arrays(
+    path: Path, parameters: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Yield every parameter by name as the file holds it, mapped rather than read.
+
+    Raises:
+        GraphError: one is missing, or has another shape.
+    """
+    tensors = {tensor.name: tensor for tensor in read_structure(path).graph.initializer}
+    for name, parameter in parameters.items():
+        if name in tensors:
+            array = read_weight(path.parent, tensors[name])
+        elif name + TRANSPOSED_SUFFIX in tensors:
+            array = read_weight(path.parent, tensors[name + TRANSPOSED_SUFFIX]).T
+        else:
+            raise GraphError(f"{path} holds no weight for the parameter {name}")
+        if array.shape != tuple(parameter.shape):
+            raise GraphError(
+                f"{path}: {name} has the shape {array.shape} instead of {tuple(parameter.shape)}"
+            )
+        yield name, array

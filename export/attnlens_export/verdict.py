@@ -1,0 +1,47 @@
+"""Whether a bundle is good: what was measured of all its graphs, together."""
+
+from dataclasses import dataclass
+
+from attnlens.v1.manifest_pb2 import Parity
+from attnlens_export.parity.result import ParityResult
+from attnlens_export.precision import PrecisionResult
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every measurement of a bundle.
+
+    Attributes:
+        parity: of the graphs in fp32.
+        precisions: of the graphs in lower precisions, in the manifest's order.
+    """
+
+    parity: ParityResult
+    precisions: tuple[PrecisionResult, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate held, and something was measured at all."""
+        return self.parity.passed and all(result.passed for result in self.precisions)
+
+    @property
+    def _results(self) -> tuple[ParityResult | PrecisionResult, ...]:
+        return self.parity, *self.precisions
+
+    def failures(self) -> list[str]:
+        """Return a line for each gate that did not hold, the worst of each graph first."""
+        return [line for result in self._results for line in result.failures()]
+
+    def describe_failure(self) -> str:
+        """Return one line with the worst place and the number of others."""
+        first, *others = self.failures() or ["nothing was measured"]
+        return f"parity failed: {first}" + (f" (and {len(others)} more)" if others else "")
+
+    def to_message(self) -> Parity:
+        """Return the manifest's summary."""
+        return Parity(
+            passed=self.passed,
+            num_cases=len(self.parity.cases),
+            gates=[gate for result in self._results for gate in result.gates()],
+            figures=[figure for result in self._results for figure in result.figures()],
+        )

@@ -1,0 +1,203 @@
+"""Parts of a configuration: frozen dataclasses that check themselves, and their reading from JSON.
+
+Every value has one path in the whole configuration, such as `attention.num_heads`; messages and the tables of
+families name values by it.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from attnlens_model.errors import ConfigError, nearest, suggestion
+
+Kinds = Mapping[type["ConfigPart"], Mapping[str, type["ConfigPart"]]]
+"""The subclasses of a part by the value of their field `kind`, for parts of several kinds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigPart:
+    """Base of all parts. A subclass is a frozen dataclass whose annotations are checked when it is made.
+
+    An annotation is int, float, bool, str, a `Literal` of texts, a part, a tuple of parts, or a union of
+    them, perhaps with None.
+
+    Raises:
+        ConfigError: a value has the wrong type, is not one of its `Literal`, or fails `_check`.
+    """
+
+    path: ClassVar[str] = ""
+
+    def __init_subclass__(cls, path: str | None = None) -> None:
+        """Remember where this part stands in the whole configuration; where its base does unless stated."""
+        cls.path = cls.path if path is None else path
+
+    def __post_init__(self) -> None:
+        for name, wanted in field_types(type(self)).items():
+            _check_type(join(self.path, name), getattr(self, name), wanted)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what the types allow and the part does not."""
+
+    def require(self, name: str, holds: bool, limit: str) -> None:
+        """Refuse the value of field `name` unless `holds`; `limit` says what would be right.
+
+        Raises:
+            ConfigError: it does not hold.
+        """
+        if not holds:
+            raise ConfigError(f"{join(self.path, name)}={getattr(self, name)!r}: {limit}")
+
+    @classmethod
+    def read(cls, values: Mapping[str, object], kinds: Kinds) -> Self:
+        """Make the part from an object of JSON, with the parts in it.
+
+        Raises:
+            ConfigError: an unknown or missing key, or a bad value.
+        """
+        return cls(**_Reader(cls, kinds).fields(cls, values, cls.path))
+
+
+def join(path: str, name: str) -> str:
+    """Return the path of a field of the part at `path`."""
+    return f"{path}.{name}" if path else name
+
+
+def is_positive(value: float) -> bool:
+    """Return whether a float can hold the number and it is greater than 0; an int may be larger."""
+    return 0 < value <= sys.float_info.max
+
+
+def field_types(part: type[ConfigPart]) -> dict[str, Any]:
+    """Return the annotations of a part's fields by name."""
+    hints = get_type_hints(part)
+    return {field.name: hints[field.name] for field in dataclasses.fields(part)}
+
+
+def known_paths(part: type[ConfigPart], kinds: Kinds) -> Iterator[str]:
+    """Yield the path of every field of a part and of the parts in it, of all kinds."""
+    for name, wanted in field_types(part).items():
+        yield join(part.path, name)
+        for inner in parts_in(wanted):
+            for kind in kinds.get(inner, {"": inner}).values():
+                yield from known_paths(kind, kinds)
+
+
+def flat(values: Mapping[str, object], path: str = "") -> dict[str, object]:
+    """Return the values in nested objects by their paths; lists stay whole."""
+    found: dict[str, object] = {}
+    for name, value in values.items():
+        inner = join(path, name)
+        found |= flat(value, inner) if isinstance(value, Mapping) else {inner: value}
+    return found
+
+
+def nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return values by their paths as nested objects; the inverse of `flat`."""
+    whole: dict[str, Any] = {}
+    for path, value in values.items():
+        *parts, name = path.split(".")
+        place = whole
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[name] = value
+    return whole
+
+
+class _Reader:
+    """Makes parts of the objects of JSON."""
+
+    def __init__(self, root: type[ConfigPart], kinds: Kinds) -> None:
+        self.kinds = kinds
+        # Where a key belongs that stands in the wrong part.
+        self.paths = {path.rpartition(".")[2]: path for path in known_paths(root, kinds)}
+
+    def fields(self, part: type[ConfigPart], values: Mapping[str, object], path: str) -> dict[str, Any]:
+        """Return the arguments of a part, the parts among them made."""
+        types = field_types(part)
+        for key in values:
+            if key not in types:
+                paths = self.paths | {name: join(path, name) for name in types}
+                match = nearest(key, paths)
+                close = f" (did you mean {paths[match]!r}?)" if match else ""
+                raise ConfigError(
+                    f"unknown key {join(path, key)!r}{close}: the keys are those of "
+                    "docs/configuration.md, or those of a Hugging Face config.json with its model_type"
+                )
+        required = [field.name for field in dataclasses.fields(part) if _is_required(field)]
+        if missing := [join(path, name) for name in required if name not in values]:
+            names = ", ".join(join(path, name) for name in required)
+            raise ConfigError(f"missing {', '.join(missing)}: a configuration must say {names}")
+        return {name: self.value(value, types[name], join(path, name)) for name, value in values.items()}
+
+    def value(self, value: object, wanted: object, path: str) -> object:
+        """Make a part of an object, and parts of a list; anything else is checked where it is stored."""
+        part = next(parts_in(wanted), None)
+        if part is None:
+            return value
+        may_be_list = any(get_origin(option) is tuple for option in _alternatives(wanted))
+        if may_be_list and isinstance(value, list | tuple):
+            return tuple(self.value(item, part, f"{path}[{index}]") for index, item in enumerate(value))
+        if not isinstance(value, Mapping):
+            return value
+        if part in self.kinds:
+            part = self._kind(self.kinds[part], value.get("kind"), path)
+        return part(**self.fields(part, value, path))
+
+    def _kind(self, kinds: Mapping[str, type[ConfigPart]], kind: object, path: str) -> type[ConfigPart]:
+        if not isinstance(kind, str) or kind not in kinds:
+            names, close = ", ".join(kinds), suggestion(str(kind), kinds)
+            raise ConfigError(f"{path}.kind={kind!r} is not supported{close}: choose one of {names}")
+        return kinds[kind]
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _alternatives(wanted: object) -> tuple[Any, ...]:
+    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+
+
+def parts_in(wanted: object) -> Iterator[type[ConfigPart]]:
+    """Yield the class of the part that an annotation allows, by itself or in a tuple."""
+    for option in _alternatives(wanted):
+        if isinstance(option, type) and issubclass(option, ConfigPart):
+            yield option
+
+
+def _check_type(path: str, value: object, wanted: object) -> None:
+    if any(_accepts(value, option) for option in _alternatives(wanted)):
+        return
+    if get_origin(wanted) is Literal and isinstance(value, str):
+        choices = get_args(wanted)
+        close = suggestion(value, choices)
+        raise ConfigError(f"{path}={value!r} is not supported{close}: choose one of {', '.join(choices)}")
+    names = " or ".join(_name(option) for option in _alternatives(wanted))
+    raise ConfigError(f"{path}={value!r} is {type(value).__name__}: it must be {names}")
+
+
+def _accepts(value: object, wanted: Any) -> bool:  # noqa: ANN401 - any annotation
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if get_origin(wanted) is tuple:
+        return (
+            isinstance(value, tuple) and bool(value) and all(_accepts(x, get_args(wanted)[0]) for x in value)
+        )
+    if issubclass(wanted, ConfigPart):
+        return isinstance(value, wanted)
+    # `isinstance` would take True for an int; an int is welcome where a float is meant.
+    return type(value) in ((int, float) if wanted is float else (wanted,))
+
+
+def _name(wanted: Any) -> str:  # noqa: ANN401 - any annotation
+    if get_origin(wanted) is tuple:
+        return "a list of objects"
+    if get_origin(wanted) is Literal:
+        return "str"
+    if issubclass(wanted, ConfigPart):
+        return "an object"
+    return "null" if wanted is NoneType else str(wanted.__name__)

@@ -1,0 +1,88 @@
+"""Record a release: `python tests/compatibility/record.py 0.1` makes its bundle, asks its server, writes both down.
+
+What it writes goes to `tests/compatibility/v0.1/` and is never changed afterwards.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import grpc
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent)]
+
+from compatibility import recording  # noqa: E402 - the path comes first
+from compatibility.cases import CASES  # noqa: E402
+from odd_models import OddModel  # noqa: E402
+from served import ServerProcess  # noqa: E402
+from small_bundles import TOKENIZERS  # noqa: E402
+
+SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+}
+
+
+def make_bundle(directory: Path) -> None:
+    """Export a BERT of odd sizes with all that a bundle may have: fp16, dense layers, prompts."""
+    import torch  # noqa: PLC0415 - heavy
+    from safetensors.torch import save_file  # noqa: PLC0415 - heavy
+
+    from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - heavy
+
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary)
+        OddModel("Bert", SIZES).make().save_pretrained(source)
+        (source / "vocab.txt").write_bytes((TOKENIZERS / "wordpiece" / "vocab.txt").read_bytes())
+        for name, content in {
+            "tokenizer_config.json": {"model_max_length": 40, "tokenizer_class": "BertTokenizer"},
+            "modules.json": [
+                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for index, (path, kind) in enumerate(
+                    [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")]
+                )
+            ],
+            "1_Pooling/config.json": {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True},
+            "2_Dense/config.json": {
+                "in_features": 24,
+                "out_features": 10,
+                "bias": True,
+                "activation_function": "torch.nn.modules.activation.Tanh",
+            },
+        }.items():
+            (source / name).parent.mkdir(exist_ok=True)
+            (source / name).write_text(json.dumps(content), encoding="utf-8")
+        generator = torch.Generator().manual_seed(1)
+        weights = {
+            "linear.weight": torch.randn(10, 24, generator=generator) / 5,
+            "linear.bias": torch.randn(10, generator=generator),
+        }
+        save_file(weights, source / "2_Dense" / "model.safetensors")
+        options = ExportOptions(
+            name="small",
+            precision="fp16",
+            prompts={"query": "find: ", "passage": "the "},
+            default_prompt="passage",
+        )
+        export_bundle(source, directory, options)
+
+
+def main(version: str) -> None:
+    directory = HERE / f"v{version}"
+    directory.mkdir()
+    make_bundle(directory / "bundle")
+    with ServerProcess(directory / "bundle") as server, grpc.insecure_channel(server.address) as channel:
+        calls = [
+            recording.call(channel, name, method, request.SerializeToString())
+            for name, (method, request) in CASES.items()
+        ]
+    recording.write(directory / "calls.json", calls)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

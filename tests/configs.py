@@ -1,0 +1,34 @@
+"""Configurations of small encoders, by the paths of what matters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attnlens_model import EncoderConfig
+from attnlens_model.config_part import nested
+
+
+def small_config(values: Mapping[str, Any] | None = None) -> EncoderConfig:
+    """A BERT of two layers, `values` by path aside."""
+    sizes = {
+        "hidden_size": 48,
+        "num_layers": 2,
+        "embeddings.vocab_size": 101,
+        "positions.max_position_embeddings": 40,
+        "attention.kind": "softmax",
+        "attention.num_heads": 4,
+        "feed_forward.intermediate_size": 56,
+    }
+    return EncoderConfig.from_dict(_changed(sizes, values or {}))
+
+
+def changed(config: EncoderConfig, values: Mapping[str, Any]) -> EncoderConfig:
+    """The configuration with other values, such as {"attention.num_heads": 3}."""
+    return EncoderConfig.from_dict(_changed(config.by_path(), values))
+
+
+def _changed(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    def is_replaced(path: str) -> bool:
+        return any(path.startswith(f"{new}.") or new.startswith(f"{path}.") for new in values)
+
+    kept = {path: value for path, value in before.items() if not is_replaced(path)}
+    return nested({**kept, **values})

@@ -1,0 +1,152 @@
+"""A bundle with a graph in int8: what it states, what is refused, and what `check` notices."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+from attnlens.bundle import BundleError, read_manifest, write_manifest
+from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_cli.commands.check import check
+from attnlens_cli.commands.export import export
+from attnlens_export import AccuracyError, ExportOptions, Int8, SourceError, export_bundle
+from attnlens_export.check import check_bundle
+from attnlens_export.contents import bundle_files
+from attnlens_export.int8.recipes import MIN_EXACT_COLUMNS
+from attnlens_export.int8.result import Gate, Int8Result
+from attnlens_export.int8.texts import (
+    KINDS,
+    read_kinds,
+)
+from attnlens_export.parity.grid import small_grid
+from odd_models import OddModel
+from small_bundles import export_small
+from small_files import sign
+
+STSB = Path(__file__).parents[2] / "data" / "stsb-en-dev.csv"
+LOOSE = Gate(min_mean_cosine=0.99, min_cosine=0.9)
+
+
+@pytest.fixture(scope="module")
+def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_small("wordpiece", tmp_path_factory.mktemp("int8"), precisions=[Int8(LOOSE)])
+
+
+@pytest.fixture
+def copied(int8_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(int8_bundle, tmp_path / "copy"))
+
+
+def quantization(directory: Path) -> Quantization:
+    graph = read_manifest(directory).graphs[-1]
+    assert (graph.path, graph.data_type) == ("onnx/model_int8.onnx", DataType.DATA_TYPE_INT8)
+    return graph.quantization
+
+
+def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> None:
+    made = quantization(int8_bundle)
+    assert (made.min_mean_cosine, made.min_cosine) == (0.99, 0.9)
+    assert 0.99 <= made.mean_cosine_found < 1
+    assert 0.9 <= made.min_cosine_found <= made.mean_cosine_found
+    assert 0.5 < made.min_token_cosine <= made.mean_token_cosine < 1
+    assert 0.5 < made.neighbour_agreement <= 1
+    assert made.alone_error <= 1e-5
+    texts = (int8_bundle / "parity" / "int8_texts.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert made.num_texts == len(texts) == sum(kind.num_texts for kind in made.kinds)
+    assert [kind.name for kind in made.kinds] == list(KINDS)
+    for kind in made.kinds:
+        assert 0.99 <= kind.mean_cosine_found < 1
+        assert 0.9 <= kind.min_cosine_found <= kind.mean_cosine_found
+    calibration = [text for kind in read_kinds(None).values() for text in kind[::2]]
+    assert made.num_calibration_texts == len(calibration)
+    # The empty text is the only one that every encoder will see.
+    assert set(texts) & set(calibration) == {""}
+    assert made.num_tokens > 5 * len(texts)
+    assert len(made.products) == 6
+    methods = {product.method for product in made.products}
+    assert methods - {QuantizationMethod.QUANTIZATION_METHOD_FP32}
+    assert QuantizationMethod.QUANTIZATION_METHOD_UNSPECIFIED not in methods
+    for product in made.products:
+        has_columns = product.method == QuantizationMethod.QUANTIZATION_METHOD_EXACT_COLUMNS
+        assert product.num_exact_columns == (MIN_EXACT_COLUMNS if has_columns else 0)
+    assert "## In int8" in (int8_bundle / "parity" / "report.md").read_text(encoding="utf-8")
+    assert not [path for path in bundle_files(int8_bundle) if path.name.startswith(".")]
+
+
+def test_check_measures_it_again(int8_bundle: Path) -> None:
+    verdict = check_bundle(int8_bundle, grid=small_grid(2)).verdict
+    assert verdict.passed
+    [result] = verdict.precisions
+    assert isinstance(result, Int8Result)
+    assert result.agreement.mean_cosine == quantization(int8_bundle).mean_cosine_found
+    shown = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
+    assert shown.exit_code == 0, shown.output
+    assert "model_int8.onnx against model.onnx" in shown.stdout
+    assert re.search(r"gate, for each +0\.99 +0\.9\b", shown.stdout)
+    for kind in quantization(int8_bundle).kinds:
+        figures = rf"{kind.mean_cosine_found:.6f} +{kind.min_cosine_found:.6f}"
+        assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", shown.stdout)
+
+
+def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
+    """One of attnlens 0.1.0."""
+    manifest = read_manifest(copied)
+    del manifest.graphs[-1].quantization.kinds[:]
+    write_manifest(copied, manifest)
+    verdict = check_bundle(copied, grid=small_grid(2)).verdict
+    assert verdict.passed
+    [result] = verdict.precisions
+    assert isinstance(result, Int8Result)
+    assert list(result.agreement.kinds) == ["texts"]
+
+
+def test_check_refuses_other_texts_than_the_manifest_names(copied: Path) -> None:
+    path = copied / "parity" / "int8_texts.txt"
+    path.write_text(path.read_text(encoding="utf-8") + "one more\n", encoding="utf-8")
+    sign(copied)
+    with pytest.raises(BundleError, match=r"int8_texts\.txt has \d+ texts, the manifest names \d+"):
+        check_bundle(copied, grid=small_grid(2))
+
+
+def test_check_notices_another_weight(copied: Path) -> None:
+    path = copied / "onnx" / "model_int8.onnx"
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name.endswith("_int8"):
+            values = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(np.roll(values, 1, axis=0), tensor.name))
+    path.write_bytes(model.SerializeToString())
+    sign(copied)
+    verdict = check_bundle(copied, grid=small_grid(2)).verdict
+    assert not verdict.passed
+    assert "onnx/model_int8.onnx: the mean cosine of" in verdict.failures()[0]
+
+
+def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
+    gate = Gate(min_mean_cosine=0.9999999, min_cosine=0.9999999)
+    with pytest.raises(AccuracyError, match=r"no (graph|product).* in int8 .*lower --min-mean-cosine"):
+        export_small("wordpiece", tmp_path, precisions=[Int8(gate)])
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
+    options = ExportOptions(grid=small_grid(2), precisions=[Int8()])
+    with pytest.raises(SourceError, match="calibrated with texts, and there is no tokenizer"):
+        export_bundle(tmp_path / "source", tmp_path / "bundle", options)
+
+
+@pytest.mark.parametrize(
+    "option", [("--min-cosine", "0.9"), ("--min-mean-cosine", "0.9"), ("--calibration", STSB)]
+)
+def test_its_options_need_it(option: tuple[str, object], tmp_path: Path) -> None:
+    arguments = ["model", "--output", str(tmp_path / "bundle"), *map(str, option)]
+    result = CliRunner().invoke(export, arguments)
+    assert result.exit_code == 2
+    assert "need --precision int8" in result.output

@@ -1,0 +1,71 @@
+"""The choice of products to compute in int8, and its gate."""
+
+import numpy as np
+import pytest
+
+from attnlens_export.int8 import search
+from attnlens_export.int8.agreement import (
+    Agreement,
+    KindAgreement,
+)
+from attnlens_export.int8.products import Group
+from attnlens_export.int8.recipes import Method
+from attnlens_export.int8.result import Gate, Int8Result
+from attnlens_export.int8.search import choose, divide, lost
+
+
+def test_the_plan_pays_least_time_for_the_loss_that_it_saves() -> None:
+    losses = [
+        {Method.FP32: 0.0, Method.PLAIN: 0.5, Method.SMOOTHED: 0.1},
+        {Method.FP32: 0.0, Method.PLAIN: 0.3, Method.SMOOTHED: 0.25},
+        {Method.FP32: 0.0, Method.PLAIN: 0.05, Method.SMOOTHED: 0.04},
+    ]
+    seconds = [{Method.FP32: 9.0, Method.PLAIN: 1.0, Method.SMOOTHED: 1.5}] * 3
+    assert choose(losses, seconds, 1.0) == (Method.PLAIN,) * 3
+    assert choose(losses, seconds, 0.5) == (Method.SMOOTHED, Method.PLAIN, Method.PLAIN)
+    assert choose(losses, seconds, 0.2) == (Method.SMOOTHED, Method.FP32, Method.PLAIN)
+    assert choose(losses, seconds, 0.0) == (Method.FP32,) * 3
+
+
+def test_a_budget_below_a_plan_that_failed_gives_another() -> None:
+    """Budgets a little apart often give the same plan, which must not be all that a search measures."""
+    losses = [{Method.FP32: 0.0, Method.PLAIN: 0.2} for _ in range(3)]
+    seconds = [{Method.FP32: 2.0, Method.PLAIN: 1.0} for _ in range(3)]
+    plan = choose(losses, seconds, 0.55)
+    assert choose(losses, seconds, 0.41) == plan
+    assert choose(losses, seconds, 0.99 * lost(plan, losses)) != plan
+
+
+def test_a_deep_model_is_divided_into_few_units() -> None:
+    groups = [Group(f"{kind}{layer}", (), (), kind) for layer in range(24) for kind in "abcd"]
+    units = divide(groups)
+    assert len(units) == search.MAX_UNITS
+    assert sorted(group.source for unit in units for group in unit) == sorted(
+        group.source for group in groups
+    )
+    assert all(len({group.kind for group in unit}) == 1 for unit in units)
+
+
+def test_the_gate_uses_the_worse_of_mean_and_smallest() -> None:
+    gate = Gate(0.999, 0.995)
+    assert gate.use(agreement(prose=(0.9995, 0.99))) == pytest.approx(2)
+    assert gate.use(agreement(prose=(0.998, 0.998))) == pytest.approx(2)
+    assert gate.use(agreement(prose=(np.nan, 0.998))) > 1e9
+
+
+def test_the_gate_holds_for_every_kind_by_itself() -> None:
+    found = agreement(prose=(0.9999, 0.9999), words=(0.9985, 0.998))
+    assert Gate(0.999, 0.995).use(found) == pytest.approx(1.5)
+    (failure,) = Int8Result(Gate(0.999, 0.995), found, 200, 900, 0.0).failures()
+    assert "the mean cosine of 7 embeddings with those in fp32, words, is 0.998500" in failure
+
+
+def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
+    tightened = Gate(0.999, 0.995).tightened(0.9)
+    assert tightened.min_mean_cosine == pytest.approx(0.9991)
+    assert tightened.min_cosine == pytest.approx(0.9955)
+
+
+def agreement(**kinds: tuple[float, float]) -> Agreement:
+    """Return one of kinds of 7 texts with these means and smallest cosines, and whatever for the rest."""
+    return Agreement({name: KindAgreement(7, *each) for name, each in kinds.items()}, 1, 1, 1, 1, 1)

@@ -1,0 +1,43 @@
+"""The texts of int8: read, divided, written."""
+
+from pathlib import Path
+
+import pytest
+
+from attnlens_export import SourceError
+from attnlens_export.int8.texts import (
+    KINDS,
+    read_kinds,
+    read_written,
+    split_texts,
+    write_texts,
+)
+
+
+def test_too_few_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("one text\n\nanother\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=r"texts\.txt has 2 texts, at least 20"):
+        read_kinds(path)
+
+
+def test_given_texts_are_a_kind_besides_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n\n".join(f" text {number} " for number in range(20)), encoding="utf-8")
+    kinds = read_kinds(path)
+    assert list(kinds) == [*KINDS, "given"]
+    assert kinds.pop("given") == [f"text {number}" for number in range(20)]
+    assert kinds == read_kinds(None)
+
+
+def test_no_text_of_this_package_is_in_both_halves_but_the_empty_one() -> None:
+    for texts in read_kinds(None).values():
+        calibration, verification = split_texts(texts)
+        assert set(calibration) & set(verification) <= {""}
+        assert min(len(calibration), len(verification)) >= 30
+
+
+def test_written_texts_are_read_by_kind(tmp_path: Path) -> None:
+    kinds = {"short": ["", "a"], "none": [], "long": ["a b c"]}
+    write_texts(tmp_path / "texts.txt", kinds)
+    assert read_written(tmp_path / "texts.txt", {kind: len(each) for kind, each in kinds.items()}) == kinds

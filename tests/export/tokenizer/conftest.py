@@ -1,0 +1,53 @@
+"""What the tests of tokenizers share."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from small_bundles import TOKENIZERS
+from small_files import write
+
+# Pieces in the order of each family's SentencePiece file.
+SENTENCEPIECE: dict[str, dict[str, Any]] = {
+    "XLMRobertaTokenizer": {},
+    "CamembertTokenizer": {},
+    "AlbertTokenizer": {
+        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]",
+    },
+    "DebertaV2Tokenizer": {
+        "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
+        "eos_piece": "[SEP]", "unk_piece": "[UNK]",
+    },
+    "T5Tokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def train() -> ModuleType:
+    """The script that trained the committed tokenizers."""
+    spec = importlib.util.spec_from_file_location("train", TOKENIZERS / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_source(train: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint's directory with a model of a family, trained with SentencePiece's own normalization."""
+
+    @cache
+    def make(name: str) -> Path:
+        directory: Path = tmp_path_factory.mktemp(name)
+        train.train_sentencepiece(directory / "spiece", **SENTENCEPIECE[name])
+        write(directory / "tokenizer_config.json", {"tokenizer_class": name})
+        if name == "DebertaV2Tokenizer":
+            write(directory / "added_tokens.json", {"[MASK]": 298})
+        return directory
+
+    return make
