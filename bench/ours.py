@@ -16,9 +16,9 @@ import numpy as np
 import onnxruntime
 
 from attnlens.pooling import normalize
-from attnlens_server.bundle import open_bundle
+from attnlens_server.bundle import Kind, open_bundle
 from attnlens_server.config import ConfigError, Precision, ServerConfig
-from attnlens_server.engine import ALL_HEADS, AttentionSelection, Engine, Item, ItemResult, TokenPooling
+from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
 from bench.peers.timing import timed
@@ -36,7 +36,7 @@ class InProcess:
         self._bundle = open_bundle(directory, precision)
         config = ServerConfig(bundle=directory, provider="cpu", precision=precision, threads=threads)
         self._engine = Engine(self._bundle, config)
-        self._max_tokens = self._bundle.manifest.max_tokens
+        self._max_tokens = self._bundle.model.max_tokens
         assert self._bundle.tokenizer_path is not None
         self._text_encoder = TextEncoder(self._bundle.tokenizer_path, self._max_tokens)
         self._engine.start(self._max_tokens)
@@ -48,50 +48,50 @@ class InProcess:
 
     def count_tokens(self, texts: list[str], max_waiting: int) -> Answer:
         """Run texts with `max_waiting` in the engine at a time, and count live and computed tokens."""
-        worker = self._engine.embeddings
-        live, computed = worker.num_live_tokens, worker.num_computed_tokens
+        lanes = self._engine.lanes["embeddings"]
+        live, computed = lanes.num_live_tokens, lanes.num_computed_tokens
         for _ in self._results(texts, "embed", max_waiting):
             pass
         return {
-            "live_tokens": worker.num_live_tokens - live,
-            "computed_tokens": worker.num_computed_tokens - computed,
+            "live_tokens": lanes.num_live_tokens - live,
+            "computed_tokens": lanes.num_computed_tokens - computed,
         }
 
     def _results(self, texts: list[str], what: str, max_waiting: int) -> Iterator[ItemResult]:
-        names = self._output_names(what)
-        selection = AttentionSelection(is_mean=True) if what == "attention mean" else ALL_HEADS
-        pooling = TokenPooling(self._bundle.manifest.pooling.pooling) if what == "embed" else None
-        queue = self._engine.worker(attention=names[0].startswith("attentions.")).queue
+        wanted = self._wanted(what)
+        kind: Kind = "attention" if what.startswith("attention") else "embeddings"
         waiting: deque[Item] = deque()
         for start in range(0, len(texts), PORTION):
-            portion = self._text_encoder.encode(texts[start : start + PORTION], with_offsets=False)
+            portion = self._text_encoder.encode([(text,) for text in texts[start : start + PORTION]])
             for encoded in portion:
-                item = Item(encoded.input_ids, names, attention=selection, pooling=pooling)
-                queue.put([item])
+                item = Item(encoded.input_ids, wanted)
+                self._engine.submit([item], kind=kind)
                 waiting.append(item)
                 if len(waiting) >= max_waiting:
                     yield waiting.popleft().future.result()
         while waiting:
             yield waiting.popleft().future.result()
 
-    def _output_names(self, what: str) -> tuple[str, ...]:
-        layers = range(self._bundle.manifest.architecture.num_layers)
-        if what == "attention":
-            return tuple(f"attentions.{layer}" for layer in layers)
-        return (f"attentions.{layers[-1]}",) if what == "attention mean" else ("last_hidden_state",)
+    def _wanted(self, what: str) -> tuple[Wanted, ...]:
+        model = self._bundle.model
+        if not what.startswith("attention"):
+            pooling = TokenPooling(model.pooling) if what == "embed" else None
+            return (Wanted(model.outputs.hidden_state("embeddings").name, keep=pooling),)
+        outputs = [output for output in model.graphs["attention"].outputs if output.num_heads]
+        selection = HeadSelection(is_mean=what == "attention mean")
+        chosen = outputs[-1:] if selection.is_mean else outputs
+        return tuple(Wanted(output.name, output.layout, selection) for output in chosen)
 
     def _finish(self, what: str) -> Callable[[ItemResult], Any]:
-        pooling = self._bundle.manifest.pooling
-
         def embed(result: ItemResult) -> Any:  # noqa: ANN401 - an array
-            vector = result.outputs["last_hidden_state"]
-            return normalize(vector[np.newaxis])[0] if pooling.normalize else vector
+            [vector] = result.arrays
+            return normalize(vector[np.newaxis])[0] if self._bundle.model.normalize else vector
 
         return {
             "embed": embed,
-            "tokens": lambda result: result.outputs["last_hidden_state"],
-            "attention": lambda result: [maps.shape for maps in result.outputs.values()],
-            "attention mean": lambda result: list(result.outputs.values()),
+            "tokens": lambda result: result.arrays[0],
+            "attention": lambda result: [maps.shape for maps in result.arrays],
+            "attention mean": lambda result: list(result.arrays),
         }[what]
 
 

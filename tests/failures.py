@@ -1,10 +1,13 @@
 """Reading the details of a failed call."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
+
+from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason
 
 
 @dataclass
@@ -42,4 +45,13 @@ def read_failure(error: grpc.RpcError) -> Failure:
         elif detail.Unpack(retry):
             failure.retry_delay_s = retry.retry_delay.ToNanoseconds() / 1e9
     assert trailers["attnlens-error-reason"] == failure.reason
+    details = ErrorDetails.FromString(trailers["attnlens-error-bin"])
+    assert ErrorReason.Name(details.reason) == f"ERROR_REASON_{failure.reason}"
+    assert dict(details.metadata) == failure.metadata
+    assert {each.field: each.description for each in details.violations} == failure.violations
+    for violation in details.violations:
+        index = re.match(r"inputs\[(\d+)\]", violation.field)
+        assert (violation.input_index if violation.HasField("input_index") else None) == (
+            int(index[1]) if index else None
+        )
     return failure

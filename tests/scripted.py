@@ -13,79 +13,129 @@ import numpy as np
 from attnlens.tensors import from_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
-from attnlens.v1.manifest_pb2 import Architecture
+from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason, FieldViolation
+from attnlens.v1.manifest_pb2 import Architecture, LayerInfo, OutputLayout, OutputRole, RowSum
+from attnlens.v1.model_pb2 import Limits, Model
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 
 Embed: TypeAlias = Callable[[pb.EmbedRequest, grpc.ServicerContext], pb.EmbedResponse]
 _Reply = TypeVar("_Reply")
 
-AT_ONCE = ("grpc-retry-pushback-ms", "1")
-
 NAME = "scripted"
+VERSION = "1a2b"
 HIDDEN_SIZE = 4
 NUM_LAYERS = 2
 NUM_HEADS = 2
+LAYOUTS = {
+    OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS: OutputLayout.OUTPUT_LAYOUT_DENSE,
+    OutputRole.OUTPUT_ROLE_HEAD_GATES: OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
+}
 
 
-def model(**limits: int) -> pb.Model:
+def model(**limits: int) -> Model:
     """The only model."""
-    sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, num_heads=NUM_HEADS)
-    return pb.Model(
+    layers = [LayerInfo(attention="softmax", num_heads=NUM_HEADS)] * NUM_LAYERS
+    sizes = Architecture(hidden_size=HIDDEN_SIZE, num_layers=NUM_LAYERS, num_heads=NUM_HEADS, layers=layers)
+    told = Model(
         name=NAME,
+        version=VERSION,
         architecture=sizes,
         max_tokens=16,
-        limits=pb.Limits(**limits),
+        limits=Limits(**limits),
         embedding_size=HIDDEN_SIZE,
     )
+    for role, layout in LAYOUTS.items():
+        for layer in range(NUM_LAYERS):
+            told.outputs.add(role=role, layer=layer, layout=layout, num_heads=NUM_HEADS)
+    return told
+
+
+def characters(text: pb.Input) -> str:
+    """The characters of a text or pair; a letter for each of its ids."""
+    return text.text or text.text_pair.first + text.text_pair.second or "i" * len(text.token_ids.ids)
 
 
 def vectors(request: pb.EmbedRequest) -> pb.EmbedResponse:
     """The answer to a request: each text's vector has its number of characters in every place."""
-    rows = [[len(each.text)] * (request.dimensions or HIDDEN_SIZE) for each in request.inputs]
+    rows = [[len(characters(text))] * (request.dimensions or HIDDEN_SIZE) for text in request.inputs]
     return pb.EmbedResponse(
-        model=NAME, embeddings=_tensor(rows, request.data_type), usages=[_usage(1) for _ in rows]
+        model=NAME,
+        model_version=VERSION,
+        embeddings=_tensor(rows, request.data_type),
+        usages=[_usage(1) for _ in rows],
     )
 
 
-def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:
+def tokens(text: pb.Input) -> list[pb.Token]:
+    """The tokens of a text: its characters."""
+    if text.HasField("text_pair"):
+        pair = (
+            (text.text_pair.first, pb.TOKEN_SOURCE_TEXT),
+            (
+                text.text_pair.second,
+                pb.TOKEN_SOURCE_SECOND_TEXT,
+            ),
+        )
+        return [pb.Token(text=char, source=source) for one, source in pair for char in one]
+    source = pb.TOKEN_SOURCE_IDS if text.HasField("token_ids") else pb.TOKEN_SOURCE_TEXT
+    return [pb.Token(text=char, source=source) for char in characters(text)]
+
+
+def encoded(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> pb.EncodeResponse:
     """The answer to a request: each character is a token, which attends to all of them alike."""
-    layers = [layer % NUM_LAYERS for layer in request.layers] or range(NUM_LAYERS)
-    heads = [head % NUM_HEADS for head in request.heads] or range(NUM_HEADS)
-    num_maps = 1 if request.head_reduction == pb.HEAD_REDUCTION_MEAN else len(heads)
-    response = pb.EncodeResponse(model=NAME)
-    for each in request.inputs:
-        count = len(each.text)
-        result = response.results.add(tokens=[pb.Token(text=char) for char in each.text], usage=_usage(count))
-        if pb.ENCODE_OUTPUT_LAST_HIDDEN_STATE in request.outputs:
+    response = pb.EncodeResponse(model=NAME, model_version=VERSION)
+    for text in request.inputs:
+        described = tokens(text)
+        count = len(described)
+        result = response.results.add(tokens=described, usage=_usage(count))
+        if request.last_hidden_state or not request.attention:
             ones = np.ones((count, HIDDEN_SIZE))
             result.last_hidden_state.CopyFrom(_tensor(ones, request.data_type))
-        if pb.ENCODE_OUTPUT_ATTENTIONS in request.outputs:
-            weights = np.full((len(layers), num_maps, count, count), 1 / max(1, count))
-            result.attention.weights.CopyFrom(_tensor(weights, request.data_type))
-            result.attention.layers.extend(layers)
-            result.attention.heads.extend(heads)
-            result.attention.head_reduction = request.head_reduction
+        for number, query in enumerate(request.attention):
+            result.attention.append(_attention(number, query, count, request.data_type))
     return response
 
 
-def streamed(request: pb.EncodeRequest) -> list[pb.EncodeStreamResponse]:
+def _attention(
+    number: int, query: pb.AttentionQuery, count: int, data_type: DataType.ValueType
+) -> pb.AttentionResult:
+    layers = [layer % NUM_LAYERS for layer in query.layers] or range(NUM_LAYERS)
+    heads = [head % NUM_HEADS for head in query.heads] or range(NUM_HEADS)
+    num_maps = 1 if query.view == pb.ATTENTION_VIEW_HEAD_MEAN else len(heads)
+    result = pb.AttentionResult(
+        query_index=number,
+        role=query.role or OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
+        view=query.view or pb.ATTENTION_VIEW_FULL,
+        layers=layers,
+        heads=heads,
+        row_sum=RowSum.ROW_SUM_ONE,
+    )
+    if LAYOUTS[result.role] == OutputLayout.OUTPUT_LAYOUT_DENSE:
+        weights = np.full((len(layers), num_maps, count, count), 1 / max(1, count))
+        result.dense.CopyFrom(_tensor(weights, data_type))
+    else:
+        result.per_token.CopyFrom(_tensor(np.ones((len(layers), count, num_maps)), data_type))
+    return result
+
+
+def streamed(request: pb.EncodeStreamRequest) -> list[pb.EncodeStreamResponse]:
     """The same as messages of a stream."""
     messages: list[pb.EncodeStreamResponse] = []
     for index, result in enumerate(encoded(request).results):
-        attention = pb.Attention()
-        attention.CopyFrom(result.attention)
+        queries = list(result.attention)
         result.ClearField("attention")
-        part = pb.EncodeStreamResponse(model=NAME, input_index=index)
-        part.num_attention_parts = len(attention.layers)
-        part.head.CopyFrom(result)
-        messages.append(part)
-        for place, layer in enumerate(attention.layers):
-            weights = from_tensor(attention.weights)[place]
-            part = pb.EncodeStreamResponse(model=NAME, input_index=index)
-            part.attention.CopyFrom(attention)
-            part.attention.layers[:] = [layer]
-            part.attention.weights.CopyFrom(_tensor(weights[None], request.data_type))
-            messages.append(part)
+        head = pb.EncodeStreamResponse(model=NAME, model_version=VERSION, input_index=index, head=result)
+        head.num_attention_parts = sum(len(query.layers) for query in queries)
+        messages.append(head)
+        for query in queries:
+            data = query.WhichOneof("data")
+            assert data is not None
+            values = from_tensor(getattr(query, data))
+            for place, layer in enumerate(query.layers):
+                part = pb.EncodeStreamResponse(model=NAME, input_index=index, attention=query)
+                part.attention.layers[:] = [layer]
+                getattr(part.attention, data).CopyFrom(_tensor(values[place][None], request.data_type))
+                messages.append(part)
     return messages
 
 
@@ -106,12 +156,12 @@ class ScriptedServer(EncoderServiceServicer):
 
     def __init__(self, **limits: int) -> None:
         self.limits = limits
-        self.model = pb.Model()  # what else GetModel tells
+        self.model = Model()  # what else GetModel tells
         self.port = 0
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.embed: Embed = lambda request, _: vectors(request)
-        self.stream: Callable[[pb.EncodeRequest], Iterable[pb.EncodeStreamResponse]] = streamed
+        self.stream: Callable[[pb.EncodeStreamRequest], Iterable[pb.EncodeStreamResponse]] = streamed
         self.holds_streams = False  # after the first message, until their client cancels them
         self.change: Callable[[Any], object] = lambda _: None
         self.waiting = threading.Semaphore(0)  # counts the calls that are held
@@ -163,7 +213,7 @@ class ScriptedServer(EncoderServiceServicer):
             note()  # it was cancelled before
         return ended
 
-    def _model(self) -> pb.Model:
+    def _model(self) -> Model:
         told = model(**self.limits)
         told.MergeFrom(self.model)
         return told
@@ -191,7 +241,7 @@ class ScriptedServer(EncoderServiceServicer):
     ) -> Iterator[pb.EncodeStreamResponse]:
         self._note(request, context)
         ended = self._noted_end(context)  # now: a generator whose call is cancelled is not run on
-        for response in self.stream(request.encode):
+        for response in self.stream(request):
             yield self._changed(response)
             if self.holds_streams:
                 self.waiting.release()
@@ -200,8 +250,8 @@ class ScriptedServer(EncoderServiceServicer):
 
     def Tokenize(self, request: pb.TokenizeRequest, context: grpc.ServicerContext) -> pb.TokenizeResponse:  # noqa: N802
         self._note(request, context)
-        results = [pb.TokenizedText(tokens=[pb.Token(text=char) for char in text]) for text in request.texts]
-        return self._changed(pb.TokenizeResponse(model=NAME, results=results))
+        results = [pb.TokenizedText(tokens=tokens(text)) for text in request.inputs]
+        return self._changed(pb.TokenizeResponse(model=NAME, model_version=VERSION, results=results))
 
     def _changed(self, reply: _Reply) -> _Reply:
         self.change(reply)
@@ -212,22 +262,52 @@ class ScriptedServer(EncoderServiceServicer):
         self.metadata.append(dict(context.invocation_metadata()))
 
 
+def violation(field: str, description: str, input_index: int | None = None) -> FieldViolation:
+    """A field and what is wrong with it."""
+    return FieldViolation(field=field, description=description, input_index=input_index)
+
+
+def error_details(
+    reason: str, *violations: FieldViolation, retry_delay_s: float | None = None, **metadata: str
+) -> ErrorDetails:
+    """What a server tells of a failure; a reason that the protocol has not yet is not among it."""
+    known = dict(ErrorReason.items()).get(f"ERROR_REASON_{reason}", ErrorReason.ERROR_REASON_UNSPECIFIED)
+    details = ErrorDetails(reason=known, violations=violations, metadata=metadata)
+    if retry_delay_s is not None:
+        details.retry_delay.FromMilliseconds(round(retry_delay_s * 1000))
+    return details
+
+
 def refuse(
-    context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, message: str, *more: tuple[str, str]
+    context: grpc.ServicerContext,
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    *violations: FieldViolation,
+    **details: Any,
 ) -> None:
-    """End a call as an attnlens server does, with `more` trailers."""
-    context.set_trailing_metadata((("attnlens-error-reason", reason), *more))
+    """End a call as an attnlens server does."""
+    if reason:
+        packed = error_details(reason, *violations, **details).SerializeToString()
+        context.set_trailing_metadata((("attnlens-error-reason", reason), ("attnlens-error-bin", packed)))
     context.abort(code, message)
 
 
-def fails(code: grpc.StatusCode, reason: str, message: str, times: int = 1) -> Embed:
-    """Return an Embed that fails so many times first, and lets gRPC try again at once."""
+def fails(
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    *violations: FieldViolation,
+    times: int = 1,
+    **details: Any,
+) -> Embed:
+    """Return an Embed that fails so many times first."""
     left = [times]
 
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         left[0] -= 1
         if left[0] >= 0:
-            refuse(context, code, reason, message, AT_ONCE)
+            refuse(context, code, reason, message, *violations, **details)
         return vectors(request)
 
     return embed

@@ -1,7 +1,8 @@
 """Where tokens stand in texts, counted by hand, for each tokenizer of tests/data/tokenizers."""
 
-from attnlens.v1.encoder_service_pb2 import Token, TokenizedText
-from attnlens_server.text import EncodedInput, TextEncoder, fill_tokens
+from typing import NamedTuple
+
+from attnlens_server.text import EncodedInput, TextEncoder, TokenSource
 
 KINDS = ("wordpiece", "wordpiece-cased", "byte-level", "unigram")
 
@@ -106,8 +107,29 @@ UNIGRAM: Expected = {
 TABLES = dict(zip(KINDS, (WORDPIECE, WORDPIECE_CASED, BYTE_LEVEL, UNIGRAM), strict=True))
 
 
-def described(encoded: EncodedInput, text_encoder: TextEncoder | None) -> list[Token]:
+class SpelledToken(NamedTuple):
+    """A row of `Tokens`."""
+
+    id: int
+    text: str
+    source: TokenSource
+    chars: tuple[int, int]
+    bytes: tuple[int, int]
+    word: int
+
+
+def described(encoded: EncodedInput, text_encoder: TextEncoder) -> list[SpelledToken]:
     """Return the tokens of an input as the server describes them."""
-    tokens = TokenizedText().tokens
-    fill_tokens(tokens, encoded, text_encoder)
-    return list(tokens)
+    tokens = text_encoder.describe(encoded)
+    return [
+        SpelledToken(token_id, text, TokenSource(source), (chars[0], chars[1]), (bytes_[0], bytes_[1]), word)
+        for token_id, text, source, chars, bytes_, word in zip(
+            tokens.ids.tolist(),
+            tokens.texts,
+            tokens.sources.tolist(),
+            tokens.chars.tolist(),
+            tokens.bytes.tolist(),
+            tokens.words.tolist(),
+            strict=True,
+        )
+    ]

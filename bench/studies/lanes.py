@@ -2,7 +2,7 @@
 
     python -m bench.studies.lanes BUNDLE [--graph model.onnx] [--window 64]
 
-Runs the passages through ONNX Runtime, packed by the engine's own `pack` from a window of waiting texts. Rows
+Runs the passages through ONNX Runtime, packed by the scheduler's `pack` from a window of waiting texts. Rows
 are interleaved; each is the median of its repetitions, relative to the first row.
 """
 
@@ -21,13 +21,14 @@ import numpy as np
 import tokenizers
 
 from attnlens.bundle import read_manifest
-from attnlens_server.engine.item import Item
-from attnlens_server.engine.pack import BatchLimits, pack
+from attnlens_server.engine.batch import pad
+from attnlens_server.engine.item import Item, Wanted
+from attnlens_server.engine.scheduler import BatchLimits, pack
 from attnlens_server.engine.session import Session
-from attnlens_server.engine.worker import pad_batch
 from bench.workloads import Corpus
 
 REPETITIONS = 7
+HIDDEN = Wanted("last_hidden_state")
 
 
 class Variant(NamedTuple):
@@ -86,7 +87,7 @@ def tokenize(bundle: Path) -> list[Item]:
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     encodings = tokenizer.encode_batch(passages)
-    return [Item(np.asarray(encoding.ids, dtype=np.int64), ("last_hidden_state",)) for encoding in encodings]
+    return [Item(np.asarray(encoding.ids, dtype=np.int64), (HIDDEN,)) for encoding in encodings]
 
 
 def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[list[Item]]:
@@ -112,7 +113,7 @@ def run(session: Session, num_lanes: int, batches: Sequence[list[Item]]) -> floa
                 batch = todo.get_nowait()
             except queue.Empty:
                 return
-            session.run(*pad_batch(batch, pad_token_id=0), ["last_hidden_state"])
+            session.run(pad(batch, max(item.num_tokens for item in batch), pad_token_id=0), [HIDDEN.name])
 
     threads = [threading.Thread(target=lane) for _ in range(num_lanes)]
     started = time.perf_counter()

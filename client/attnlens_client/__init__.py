@@ -1,5 +1,6 @@
 """The Python client of an attnlens server: numpy arrays in and out, over gRPC."""
 
+from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import Client
 from attnlens_client.errors import (
@@ -10,21 +11,32 @@ from attnlens_client.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     OverloadedError,
+    PermissionDeniedError,
+    RateLimitedError,
+    RequestTooLargeError,
     ResponseTooLargeError,
     ServerError,
     SlowReaderError,
+    UnauthenticatedError,
     UnavailableError,
+    Violation,
+)
+from attnlens_client.model_info import (
+    DenseLayer,
+    Gate,
+    LayerInfo,
+    Limits,
+    ModelInfo,
+    OutputInfo,
+    Parity,
+    ParityFigure,
 )
 from attnlens_client.results import (
-    DenseLayer,
+    Attention,
     Embeddings,
     EncodedText,
     HeadPart,
     LayerPart,
-    Limits,
-    ModelInfo,
-    Parity,
-    ParityFigure,
     Token,
     TokenizedText,
     Usage,
@@ -32,6 +44,8 @@ from attnlens_client.results import (
 
 __all__ = [
     "AsyncClient",
+    "Attention",
+    "AttentionQuery",
     "AttnlensError",
     "BadReplyError",
     "Client",
@@ -39,21 +53,31 @@ __all__ = [
     "DenseLayer",
     "Embeddings",
     "EncodedText",
+    "Gate",
     "HeadPart",
     "InputTooLongError",
     "InvalidRequestError",
+    "LayerInfo",
     "LayerPart",
     "Limits",
     "ModelInfo",
     "ModelNotFoundError",
+    "OutputInfo",
     "OverloadedError",
     "Parity",
     "ParityFigure",
+    "PermissionDeniedError",
+    "RateLimitedError",
+    "RequestTooLargeError",
     "ResponseTooLargeError",
     "ServerError",
     "SlowReaderError",
+    "Text",
     "Token",
+    "TokenIds",
     "TokenizedText",
+    "UnauthenticatedError",
     "UnavailableError",
     "Usage",
+    "Violation",
 ]

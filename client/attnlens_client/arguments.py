@@ -1,37 +1,75 @@
-"""How the methods of both clients get their arguments: each signature is written once, in core/plans.py."""
+"""What the methods of both clients take: texts, queries of the attention, and names for choices."""
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
-_P = ParamSpec("_P")
-_Client = TypeVar("_Client")
-_Plan = TypeVar("_Plan")
-_Result = TypeVar("_Result")
+PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
+DataTypeName: TypeAlias = Literal["float32", "float16"]
+RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
+ViewName: TypeAlias = Literal["full", "head_mean"]
+
+MAX_INT32 = 2**31 - 1
 
 
-def takes(
-    make: Callable[_P, _Plan],
-) -> Callable[[Callable[[_Client, _Plan], _Result]], Callable[Concatenate[_Client, _P], _Result]]:
-    """Give a method the arguments of `make`: it is called with the plan that `make` makes of them.
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A text as token ids, which are used as they are: special tokens must be among them.
 
-    Type checkers, `help` and `inspect.signature` show the arguments, as if the method had them itself.
+    Attributes:
+        ids: the ids, from 0 to the model's vocab_size - 1.
+        type_ids: the type of each token. Empty: 0 for all.
     """
-    signature = inspect.signature(make)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
-    def decorate(
-        method: Callable[[_Client, _Plan], _Result],
-    ) -> Callable[Concatenate[_Client, _P], _Result]:
-        @functools.wraps(method)
-        def with_arguments(client: _Client, /, *args: _P.args, **options: _P.kwargs) -> _Result:
-            return method(client, make(*args, **options))
+    ids: Sequence[int]
+    type_ids: Sequence[int] = ()
 
-        returned = inspect.signature(method).return_annotation
-        with_arguments.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[own, *signature.parameters.values()], return_annotation=returned
-        )
-        return with_arguments
 
-    return decorate
+# A text, a pair of texts that the model reads as one input, or token ids.
+Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionQuery:
+    """One thing to return of the attention of each text.
+
+    Attributes:
+        layers: from 0, in this order; -1 is the last. None: all that have such an output.
+        heads: from 0, in this order; -1 is the last. None: all.
+        view: "full" returns each head by itself, "head_mean" the mean of the heads as an axis of length 1.
+        role: which output of the layers, one of those in `ModelInfo.outputs`.
+
+    Raises:
+        TypeError: `layers` or `heads` is no list of whole numbers.
+        ValueError: it is an empty list, or a name is unknown.
+
+    >>> AttentionQuery(layers=[-1], view="head_mean")
+    AttentionQuery(layers=(-1,), heads=None, view='head_mean', role='attention_weights')
+    """
+
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    view: ViewName = "full"
+    role: RoleName = "attention_weights"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _numbers("layers", self.layers))
+        object.__setattr__(self, "heads", _numbers("heads", self.heads))
+        for name, value, known in (("view", self.view, ViewName), ("role", self.role, RoleName)):
+            if value not in get_args(known):
+                raise ValueError(f"{name} is {value!r}: choose one of {', '.join(get_args(known))}")
+
+
+def _numbers(name: str, chosen: Sequence[int] | None) -> tuple[int, ...] | None:
+    if chosen is None:
+        return None
+    try:
+        numbers = tuple(operator.index(number) for number in chosen)
+    except TypeError as error:
+        raise TypeError(f"{name} is {chosen!r}: give a list of whole numbers, or None for all") from error
+    if not numbers:
+        raise ValueError(f"{name} is empty: leave it out for all")
+    if any(abs(number) > MAX_INT32 for number in numbers):
+        raise ValueError(f"{name} is {chosen!r}: no model has so many")
+    return numbers

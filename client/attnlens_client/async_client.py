@@ -4,20 +4,20 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self
 
-from attnlens_client.arguments import takes
 from attnlens_client.async_driver import AsyncDriver
 from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
 from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
     Embeddings,
     EncodedText,
     HeadPart,
     LayerPart,
-    ModelInfo,
     TokenizedText,
 )
+from attnlens_client.signatures import takes
 
 
 class AsyncClient(Connection):
@@ -55,12 +55,12 @@ class AsyncClient(Connection):
 
     @takes(plans.embed)
     async def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
-        """Return the vectors together with the number of tokens of each text. See `Client.embed`."""
+        """Return the vectors, the tokens of each text and the model's version. See `Client.embed`."""
         return await self._driver.result(methods.run(self._session, plan))
 
     @takes(plans.encode)
     async def encode(self, plan: EncodePlan) -> list[EncodedText]:
-        """Return tokens, token vectors and attention weights for each text. See `Client.encode`."""
+        """Return tokens, token vectors and what `attention` asks for of each text. See `Client.encode`."""
         return await self._driver.result(methods.run(self._session, plan))
 
     @takes(plans.encode)
@@ -73,7 +73,7 @@ class AsyncClient(Connection):
 
     @takes(plans.encode)
     def stream_parts(self, plan: EncodePlan) -> AsyncGenerator[HeadPart | LayerPart]:
-        """Yield for each text its head, then its attention weights by layer. See `Client.stream_parts`."""
+        """Yield for each text its head, then query by query its layers. See `Client.stream_parts`."""
         return self._driver.items(methods.stream_parts(self._session, plan))
 
     @takes(plans.tokenize)
@@ -82,7 +82,7 @@ class AsyncClient(Connection):
         return await self._driver.result(methods.run(self._session, plan))
 
     async def get_model(self, name: str = "") -> ModelInfo:
-        """Return sizes, limits, parity figures and versions of a model; "" is the server's only one."""
+        """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one."""
         return await self._driver.result(methods.get_model(self._session, name))
 
     async def list_models(self) -> list[ModelInfo]:

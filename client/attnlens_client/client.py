@@ -5,28 +5,29 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Self
 
-from attnlens_client.arguments import takes
 from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
 from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
 from attnlens_client.driver import Driver
+from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
     Embeddings,
     EncodedText,
     HeadPart,
     LayerPart,
-    ModelInfo,
     TokenizedText,
 )
+from attnlens_client.signatures import takes
 
 
 class Client(Connection):
     """A connection to an attnlens server, for use from any number of threads.
 
     Each method sends as many calls as the server's limits make necessary, a few at a time, and
-    returns results in the order of the texts. A text is a str or a sequence of token ids. Failures
-    are the exceptions of `attnlens_client.errors`.
+    returns results in the order of the texts. A text is a str, a pair of them (a tuple) that the model
+    reads as one input, a sequence of token ids, or `TokenIds`. Failures are the exceptions of
+    `attnlens_client.errors`.
 
     >>> with Client(address) as client:
     ...     client.embed(["The cat sat.", "It rained."]).shape
@@ -54,12 +55,13 @@ class Client(Connection):
         """Return one vector for each text: shape (N, D), float32 unless `dtype` says otherwise.
 
         Args:
-            texts: any number, each a str or a sequence of token ids; of none the result has shape (0, D).
+            texts: any number; of none the result has shape (0, D).
             pooling: how token vectors become one vector, before the model's dense layers. None: as the
                 model does.
             normalize: scale each vector to length 1 at the end. None: as the model does.
             dimensions: keep the first components only, for models trained for it. None: all.
-            prompt_name: the name of one of the model's prompts, put before each text. None: the default one.
+            prompt_name: the name of one of the model's prompts, put before each text and before the first of
+                a pair. None: the default one.
             prompt: the prompt itself instead of a name; "" for none, not even the default one.
             truncate: cut a text that is too long, rather than raise InputTooLongError.
             dtype: the element type on the way and of the result.
@@ -78,7 +80,7 @@ class Client(Connection):
 
     @takes(plans.embed)
     def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
-        """Return the vectors together with the number of tokens of each text. See `embed`.
+        """Return the vectors, the tokens of each text and the model's version. See `embed`.
 
         >>> client.embed_with_usage(["Hello, world!"]).usages
         (Usage(num_tokens=6, num_tokens_total=6, truncated=False),)
@@ -87,15 +89,14 @@ class Client(Connection):
 
     @takes(plans.encode)
     def encode(self, plan: EncodePlan) -> list[EncodedText]:
-        """Return tokens, token vectors (T, D) and attention weights (L', H', T, T) for each text.
+        """Return tokens, token vectors (T, D) and what `attention` asks for of each text.
 
         Args:
-            texts: any number, each a str or a sequence of token ids.
-            layers: the layers whose attention to return, in this order; -1 is the last. None: all.
-            heads: the heads to return; -1 is the last. None: all.
-            head_reduction: "mean" averages the chosen heads into an axis of length 1.
+            texts: any number.
+            attention: what to return of the attention: an `AttentionQuery`, or a list of several views of one
+                run. None: nothing.
             hidden_states: return the token vectors of the last layer.
-            attentions: return the attention weights.
+            prompt_name, prompt: as in `embed`.
             truncate: cut a text that is too long, rather than raise InputTooLongError.
             dtype: the element type on the way and of the result.
             model: the model's name. Empty: the server's only one.
@@ -107,11 +108,18 @@ class Client(Connection):
             BadReplyError: the server's reply is not what was asked for.
             AttnlensError: the call failed.
 
-        >>> [text] = client.encode(["It rained."], layers=[-1], head_reduction="mean")
+        >>> [text] = client.encode(["It rained."], attention=AttentionQuery(layers=[-1], view="head_mean"))
         >>> [token.text for token in text.tokens]
         ['[CLS]', 'it', 'rained', '.', '[SEP]']
-        >>> text.hidden_states.shape, text.attentions.shape, text.layers
+        >>> text.hidden_states.shape, text.weights.shape, text.attention[0].layers
         ((5, 384), (1, 1, 5, 5), (5,))
+
+        Several queries are answered in their order:
+
+        >>> queries = [AttentionQuery(layers=[0], heads=[3, 4]), AttentionQuery(view="head_mean")]
+        >>> [text] = client.encode(["It rained."], attention=queries, hidden_states=False)
+        >>> [attention.weights.shape for attention in text.attention]
+        [(1, 2, 5, 5), (6, 1, 5, 5)]
         """
         return self._driver.result(methods.run(self._session, plan))
 
@@ -125,8 +133,8 @@ class Client(Connection):
         Raises:
             As `encode`, but never ResponseTooLargeError: here a layer is a message.
 
-        >>> for text in client.stream(["It rained.", "It was wet."]):
-        ...     print(text.num_tokens, text.attentions.shape)
+        >>> for text in client.stream(["It rained.", "It was wet."], attention=AttentionQuery()):
+        ...     print(text.num_tokens, text.weights.shape)
         5 (6, 12, 5, 5)
         6 (6, 12, 6, 6)
         """
@@ -134,11 +142,11 @@ class Client(Connection):
 
     @takes(plans.encode)
     def stream_parts(self, plan: EncodePlan) -> Generator[HeadPart | LayerPart]:
-        """Yield for each text its head, then its attention weights layer by layer, (H', T, T) each.
+        """Yield for each text its head, then query by query its layers, (H', T, T) each.
 
         Holds one layer in memory. The arguments are those of `encode`, the failures those of `stream`.
 
-        >>> for part in client.stream_parts(["It rained."], layers=[0, -1]):
+        >>> for part in client.stream_parts(["It rained."], attention=AttentionQuery(layers=[0, -1])):
         ...     match part:
         ...         case HeadPart():
         ...             print(part.text.num_tokens)
@@ -154,13 +162,15 @@ class Client(Connection):
     def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:
         """Return all tokens of each text, whatever the model's limit, without running the model.
 
+        The arguments are those of `embed`.
+
         >>> [token.text for token in client.tokenize(["unbelievable!"])[0].tokens]
         ['[CLS]', 'unbelievable', '!', '[SEP]']
         """
         return self._driver.result(methods.run(self._session, plan))
 
     def get_model(self, name: str = "") -> ModelInfo:
-        """Return sizes, limits, parity figures and versions of a model; "" is the server's only one.
+        """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one.
 
         >>> model = client.get_model()
         >>> model.hidden_size, model.num_layers, model.num_heads, model.pooling

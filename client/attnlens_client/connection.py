@@ -130,7 +130,11 @@ def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
 
 
 def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
-    """Return the gRPC service config: what to retry, how often, and when to give up."""
+    """Return the gRPC service config: what to retry, how often, and when to give up.
+
+    A server that is overloaded says when to try again, or refuses for good what will never fit: that is for
+    the core.
+    """
     method: dict[str, Any] = {"name": [{"service": SERVICE}], "waitForReady": wait_for_ready}
     if max_attempts > 1:
         method["retryPolicy"] = {
@@ -138,7 +142,7 @@ def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
             "initialBackoff": "0.2s",
             "maxBackoff": "5s",
             "backoffMultiplier": 2,
-            "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            "retryableStatusCodes": ["UNAVAILABLE"],
         }
     # Each failure takes a token and each success gives one back; no retries below half of them.
     return {"methodConfig": [method], "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1.0}}

@@ -1,11 +1,15 @@
 """What a call can raise.
 
-AttnlensError
+AttnlensError                    .violations, .text_index
 ├── InvalidRequestError          a field has a value that it can't have
 │   ├── InputTooLongError        .num_tokens, .max_tokens
-│   └── ResponseTooLargeError    .size_bytes, .max_message_bytes
+│   ├── ResponseTooLargeError    .size_bytes, .max_message_bytes
+│   └── RequestTooLargeError     it needs more than the server gives to all calls together
 ├── ModelNotFoundError           .available
+├── UnauthenticatedError         the call does not say who makes it
+├── PermissionDeniedError        who makes the call may not make it
 ├── OverloadedError              still so after all retries
+├── RateLimitedError             the caller made too many calls; after all retries
 ├── UnavailableError             no server, or one that starts or stops; after all retries
 ├── DeadlineExceededError
 ├── SlowReaderError              a stream was left unread for longer than the server waits
@@ -17,13 +21,17 @@ TypeError and ValueError before anything is sent.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from attnlens.v1 import error_pb2 as pb
+
+_DETAILS_TRAILER = "attnlens-error-bin"
 _REASON_TRAILER = "attnlens-error-reason"
-_METADATA_PREFIX = "attnlens-error-"
 # gRPC itself refuses a message over the limit of either end, with these words and no reason of ours.
 _LARGER_THAN_MAX = re.compile(r"(CLIENT|SERVER): \w+ message larger than max \((\d+) vs\. (\d+)\)")
 
@@ -31,11 +39,31 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 # What gRPC says of bytes that are no message of the type.
 _NO_MESSAGE = "Exception deserializing response!"
 
-# How the server names a text of the request; the fields of a stream's request have `encode.` in front.
-_TEXT_NUMBER = re.compile(r"\b(?:inputs|texts)\[(\d{1,9})\]")
-_STREAM_PREFIX = re.compile(r"\bencode\.(?=[a-z_]+\b)")
-# The messages in which the server does so. Others quote the request, which may have any words.
-_REASONS_THAT_NAME_TEXTS = {"INVALID_FIELD", "INPUT_TOO_LONG", "RESPONSE_TOO_LARGE"}
+# What fields of a request are called among the arguments of a method.
+_ARGUMENTS = {
+    "inputs": "texts",
+    "prompt.name": "prompt_name",
+    "prompt.text": "prompt",
+    "last_hidden_state": "hidden_states",
+    "data_type": "dtype",
+}
+_TEXT_FIELDS = {".text", ".text_pair"}  # the text itself
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An argument and what is wrong with it.
+
+    Attributes:
+        field: which one, for instance `texts[7]` or `attention[0].layers[2]`.
+        description: a sentence that follows it, for instance `has 300 tokens, the model takes 256: ...`.
+        text_index: the number of the text that the field leads into, from 0. None: it leads into none.
+    """
+
+    field: str
+    description: str
+    text_index: int | None = None
 
 
 class AttnlensError(Exception):
@@ -47,7 +75,8 @@ class AttnlensError(Exception):
         reason: the name of an `attnlens.v1.ErrorReason` without its prefix, for instance
             `INPUT_TOO_LONG`. Empty where the failure did not come from an attnlens server.
         metadata: what the server says about the failure, for instance `{"num_tokens": "300"}`.
-        text_index: the number of the text that is to blame, from 0, as in `texts[7]` of the message.
+        violations: the arguments that are to blame, texts by the caller's own numbers.
+        retry_delay_s: when the server says to try again. None: it does not say.
     """
 
     def __init__(
@@ -56,19 +85,26 @@ class AttnlensError(Exception):
         code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
-        text_index: int | None = None,
+        violations: Sequence[Violation] = (),
+        retry_delay_s: float | None = None,
     ) -> None:
         self.message = message
         self.code = code
         self.reason = reason
         self.metadata = dict(metadata or {})
-        self.text_index = text_index
-        super().__init__(
-            message, code, reason, self.metadata, text_index
-        )  # all of them, so that it can be pickled
+        self.violations = tuple(violations)
+        self.retry_delay_s = retry_delay_s
+        # All of them, so that it can be pickled.
+        super().__init__(message, code, reason, self.metadata, self.violations, retry_delay_s)
 
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def text_index(self) -> int | None:
+        """The number of the first text that is to blame, from 0. None: no text is."""
+        indices = (violation.text_index for violation in self.violations)
+        return next((index for index in indices if index is not None), None)
 
     def _number(self, key: str) -> int:
         value = self.metadata.get(key, "")
@@ -107,6 +143,10 @@ class ResponseTooLargeError(InvalidRequestError):
         return self._number("max_message_bytes")
 
 
+class RequestTooLargeError(InvalidRequestError):
+    """The request needs more than the server gives to all calls together: ask for less at a time."""
+
+
 class ModelNotFoundError(AttnlensError):
     """The server does not hold the model."""
 
@@ -116,8 +156,20 @@ class ModelNotFoundError(AttnlensError):
         return self.metadata.get("available", "")
 
 
+class UnauthenticatedError(AttnlensError):
+    """The call does not say who makes it, or not so that it can be believed: see `metadata` of the client."""
+
+
+class PermissionDeniedError(AttnlensError):
+    """Who makes the call may not make it."""
+
+
 class OverloadedError(AttnlensError):
     """The server holds as many waiting texts as it may, and still did after the retries."""
+
+
+class RateLimitedError(AttnlensError):
+    """Who makes the call has made too many, and still had after the retries."""
 
 
 class UnavailableError(AttnlensError):
@@ -153,20 +205,26 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "INVALID_FIELD": InvalidRequestError,
     "INPUT_TOO_LONG": InputTooLongError,
     "RESPONSE_TOO_LARGE": ResponseTooLargeError,
+    "REQUEST_TOO_LARGE": RequestTooLargeError,
+    "MALFORMED_REQUEST": InvalidRequestError,
     "MODEL_NOT_FOUND": ModelNotFoundError,
+    "UNAUTHENTICATED": UnauthenticatedError,
+    "PERMISSION_DENIED": PermissionDeniedError,
     "OVERLOADED": OverloadedError,
+    "RATE_LIMITED": RateLimitedError,
     "NOT_READY": UnavailableError,
     "SHUTTING_DOWN": UnavailableError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
-    "INTERNAL": ServerError,
-    "MALFORMED_REQUEST": InvalidRequestError,
     "SLOW_READER": SlowReaderError,
+    "INTERNAL": ServerError,
     "GRAPH_UNAVAILABLE": ServerError,
 }
-# For failures without a reason: those of gRPC itself, of a proxy, of a server that is not ours.
+# For failures without a reason that is known here: of gRPC itself, of a proxy, of a newer server.
 _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
@@ -177,7 +235,7 @@ _BY_CODE: dict[grpc.StatusCode, type[AttnlensError]] = {
 }
 
 
-def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int = 0) -> AttnlensError:
+def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
     """Return the exception for a failed call, by the server's reason, else by the status.
 
     `first_index` is the caller's number of the call's first text: the server counts from 0 in each call.
@@ -186,26 +244,56 @@ def from_rpc_error(error: "grpc.RpcError | grpc.Future[Any]", first_index: int =
     code, message = call.code(), printable(call.details() or "")
     if message == _NO_MESSAGE:
         return no_message_error()
-    trailers = {key: value for key, value in call.trailing_metadata() or () if isinstance(value, str)}
-    reason = trailers.pop(_REASON_TRAILER, "")
-    metadata = {
-        key.removeprefix(_METADATA_PREFIX).replace("-", "_"): value
-        for key, value in trailers.items()
-        if key.startswith(_METADATA_PREFIX)
-    }
-    kind: type[AttnlensError]
     refused = _LARGER_THAN_MAX.search(message)
     if refused is not None:
         kind = ResponseTooLargeError if refused[1] == "CLIENT" else InvalidRequestError
-        return kind(message, code, reason, {"size_bytes": refused[2], "max_message_bytes": refused[3]})
-    text_index = None
-    if reason in _REASONS_THAT_NAME_TEXTS:
-        message = _STREAM_PREFIX.sub("", message)
-        message = _TEXT_NUMBER.sub(lambda number: f"texts[{int(number[1]) + first_index}]", message)
-        named = _TEXT_NUMBER.search(message)
-        text_index = int(named[1]) if named else None
-    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError)
-    return kind(message or code.name, code, reason, metadata, text_index)
+        return kind(message, code, "", {"size_bytes": refused[2], "max_message_bytes": refused[3]})
+    trailers = dict(call.trailing_metadata() or ())
+    details = _details(trailers.get(_DETAILS_TRAILER))
+    reason = str(trailers.get(_REASON_TRAILER, "")) or _reason_name(details)
+    violations = [_violation(violation, first_index) for violation in details.violations]
+    return (_BY_REASON.get(reason) or _BY_CODE.get(code, AttnlensError))(
+        _joined(violations) or message or code.name,
+        code,
+        printable(reason),
+        {key: printable(value) for key, value in details.metadata.items()},
+        violations,
+        details.retry_delay.ToTimedelta().total_seconds() if details.HasField("retry_delay") else None,
+    )
+
+
+def _details(trailer: str | bytes | None) -> pb.ErrorDetails:
+    """Read the trailer; none, or one that is no message, says nothing."""
+    try:
+        return pb.ErrorDetails.FromString(trailer if isinstance(trailer, bytes) else b"")
+    except DecodeError:
+        return pb.ErrorDetails()
+
+
+def _reason_name(details: pb.ErrorDetails) -> str:
+    value = pb.ErrorReason.DESCRIPTOR.values_by_number.get(details.reason)
+    return value.name.removeprefix("ERROR_REASON_") if value is not None and value.number else ""
+
+
+def _violation(message: pb.FieldViolation, first_index: int) -> Violation:
+    field, description = printable(message.field), printable(message.description)
+    if not message.HasField("input_index"):
+        return Violation(_ARGUMENTS.get(field, field), description)
+    index = first_index + message.input_index
+    rest = field.removeprefix(f"inputs[{message.input_index}]")
+    return Violation(f"texts[{index}]{'' if rest in _TEXT_FIELDS else rest}", description, index)
+
+
+def _joined(violations: Sequence[Violation]) -> str:
+    told = [f"{violation.field} {violation.description}" for violation in violations[:_MAX_NAMED]]
+    told += [f"and {len(violations) - _MAX_NAMED} more"] if len(violations) > _MAX_NAMED else []
+    return "; ".join(told)
+
+
+def refusal(description: str, *, field: str = "", text_index: int | None = None) -> InvalidRequestError:
+    """Return what this client refuses on its own, as the server would."""
+    violation = Violation(field or f"texts[{text_index}]", description, text_index)
+    return InvalidRequestError(_joined([violation]), grpc.StatusCode.INVALID_ARGUMENT, violations=[violation])
 
 
 def closed_error(cause: BaseException | None = None) -> AttnlensError:
@@ -222,4 +310,4 @@ def no_message_error() -> BadReplyError:
 
 def printable(text: str) -> str:
     r"""Return `text` with escapes such as `\x1b` for what a terminal would not show but obey."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

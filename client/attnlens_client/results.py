@@ -3,36 +3,46 @@
 Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from attnlens_client.arguments import AttentionQuery
+
 Array: TypeAlias = npt.NDArray[Any]
+
+_SHOWN_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token and where it stands in its text.
+    """A token and where it stands in its source.
 
     Attributes:
         id: its number in the vocabulary.
         text: the tokenizer's own spelling, for instance `##ing`.
-        byte_start, byte_end: the bytes of the UTF-8 text that it stands for; 0, 0 for special tokens.
-        char_start, char_end: the same in characters, so that `text[char_start:char_end]` is its source.
-        word_index: the number of its word. None for special tokens and for inputs given as ids.
-        is_special: True for tokens that the model needs and the text does not hold, like `[CLS]`.
+        source: where it comes from: `text`, also the first of a pair; `second_text` of a pair; `prompt`;
+            `special`: the model needs it and no text holds it, like `[CLS]`; `ids`: the request gave its id.
+        byte_start, byte_end: the bytes of UTF-8 in its source that it stands for; 0, 0 for special tokens and
+            ids.
+        char_start, char_end: the same in characters: `text[char_start:char_end]` is what it stands for.
+        word_index: the number of its word, in a pair for each text from 0. None for special tokens and ids.
     """
 
     id: int
     text: str
+    source: str
     byte_start: int
     byte_end: int
     char_start: int
     char_end: int
     word_index: int | None
-    is_special: bool
+
+    @property
+    def is_special(self) -> bool:
+        """Whether the tokenizer has added it."""
+        return self.source == "special"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,39 +54,96 @@ class Usage:
     truncated: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Embeddings:
-    """Vectors (N, D) and how much of each text they stand for."""
+    """Vectors (N, D), how much of each text they stand for, and the model that made them.
+
+    `model_version` tells bundles of one name apart, see `ModelInfo.version`.
+    """
 
     vectors: Array
     usages: tuple[Usage, ...]
+    model: str
+    model_version: str
+
+    def __repr__(self) -> str:
+        return f"Embeddings({_shown(self.vectors)}, {_shown_model(self.model, self.model_version)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Attention:
+    """What one query brought of one text. The array is read-only; `.copy()` gives one to change.
+
+    Attributes:
+        query: what was asked for.
+        layers: the layer number of each entry of axis 0, from 0.
+        heads: the head numbers, from 0; with the view "head_mean" those that were averaged.
+        layout: where the axes of `weights` are, as below.
+        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said.
+        weights: `dense`: shape (L', H', T, T), [l, h, i, j] is how much token i draws from token j;
+            `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h.
+    """
+
+    query: AttentionQuery
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    layout: str
+    row_sum: str
+    weights: Array
+
+    @property
+    def role(self) -> str:
+        """Which output of the layers it is."""
+        return self.query.role
+
+    @property
+    def view(self) -> str:
+        """What was made of it."""
+        return self.query.view
+
+    def __repr__(self) -> str:
+        return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {_shown(self.weights)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class EncodedText:
-    """The result of one text. The arrays are read-only; `.copy()` gives one to change.
+    """The result of one text or pair. The arrays are read-only; `.copy()` gives one to change.
 
     Attributes:
         tokens: the T tokens that the model saw.
         hidden_states: shape (T, D), the token vectors of the last layer. None where not asked for.
-        attentions: shape (L', H', T, T), weights after the softmax: [l, h, i, j] is how much token i
-            draws from token j, and each row sums to 1. None where not asked for.
-        layers: the layer number of each entry of axis 0, from 0.
-        heads: the head number of each entry of axis 1, from 0; with `head_reduction="mean"` the heads
-            that were averaged into an axis of length 1.
+        attention: what each query brought, in their order.
         num_tokens: T.
         num_tokens_total: the tokens before truncation.
         truncated: True where the two differ.
+        model, model_version: which bundle it comes from, see `ModelInfo.version`.
     """
 
     tokens: tuple[Token, ...]
     hidden_states: Array | None
-    attentions: Array | None
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
+    attention: tuple[Attention, ...]
     num_tokens: int
     num_tokens_total: int
     truncated: bool
+    model: str
+    model_version: str
+
+    @property
+    def weights(self) -> Array:
+        """The array of the only query; see `Attention.weights`.
+
+        Raises:
+            ValueError: there was no query, or several.
+        """
+        if len(self.attention) != 1:
+            raise ValueError(f"there are {len(self.attention)} results, not one: take `attention[i].weights`")
+        return self.attention[0].weights
+
+    def __repr__(self) -> str:
+        parts = [f"{self.num_tokens} tokens"]
+        parts += [] if self.hidden_states is None else [f"hidden_states {_shown(self.hidden_states)}"]
+        parts += [repr(attention) for attention in self.attention]
+        return f"EncodedText({', '.join(parts)}, {_shown_model(self.model, self.model_version)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,135 +152,55 @@ class HeadPart:
 
     Attributes:
         input_index: the number of the text, from 0.
-        text: the text without attention weights.
-        num_layers: how many parts with a layer follow.
+        text: the text without attention.
+        num_layer_parts: how many parts with a layer follow, of all queries together.
     """
 
     input_index: int
     text: EncodedText
-    num_layers: int
+    num_layer_parts: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LayerPart:
-    """The attention weights of one layer of the text numbered `input_index`, shape (H', T, T)."""
+    """What one query brought of one layer of a text.
+
+    Attributes:
+        input_index: the number of the text, from 0.
+        query_index: the number of the query, from 0.
+        layer: its number, from 0.
+        heads, layout, row_sum: as in `Attention`.
+        weights: as in `Attention`, without the axis of layers: (H', T, T) or (T, H').
+    """
 
     input_index: int
+    query_index: int
     layer: int
     heads: tuple[int, ...]
+    layout: str
+    row_sum: str
     weights: Array
+
+    def __repr__(self) -> str:
+        return (
+            f"LayerPart(input_index={self.input_index}, query_index={self.query_index}, layer={self.layer}, "
+            f"{_shown(self.weights)})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """All tokens of a text, special tokens included, whatever the model's limit."""
+    """All tokens of a text or pair, special tokens included, whatever the model's limit."""
 
     tokens: tuple[Token, ...]
     exceeds_max_tokens: bool
+    model: str
+    model_version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a server, 0 where it names none. The client splits requests to stay within them.
-
-    Attributes:
-        max_inputs_per_request: the most texts of a request.
-        max_text_bytes: the most bytes of UTF-8 in a text, a prompt included.
-        max_queue: the most texts that wait or run at a time, over all requests.
-        max_batch_tokens: the most tokens that run in one batch, padding included.
-        max_message_bytes: the largest response message.
-        max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
-        max_request_bytes: the largest request message.
-    """
-
-    max_inputs_per_request: int
-    max_text_bytes: int
-    max_queue: int
-    max_batch_tokens: int
-    max_message_bytes: int
-    max_request_text_bytes: int
-    max_request_bytes: int
+def _shown(array: Array) -> str:
+    return f"{array.dtype} {array.shape}"
 
 
-@dataclass(frozen=True, slots=True)
-class ParityFigure:
-    """The worst errors of one output of one graph against the PyTorch encoder."""
-
-    graph: str
-    output: str
-    max_abs_error: float
-    max_abs_error_float64: float
-    torch_abs_error_float64: float
-    mean_abs_error: float
-    p99_abs_error: float
-    min_cosine: float
-
-
-@dataclass(frozen=True, slots=True)
-class Parity:
-    """The outcome of the exporter's parity check."""
-
-    passed: bool
-    tolerance: float
-    reference_error_ratio: float
-    num_cases: int
-    figures: tuple[ParityFigure, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """A linear layer between the pooling and the embedding, and what is applied to its result."""
-
-    in_features: int
-    out_features: int
-    bias: bool
-    activation: str
-    normalize_input: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model and the server that runs it.
-
-    Attributes:
-        hidden_size: the width of a token vector.
-        embedding_size: the width of what `embed` returns unless told.
-        pooling: how `embed` makes one vector of those of the tokens, as in `EmbedOptions`.
-        dense: the layers that pooled vectors go through.
-        normalize: whether embeddings are scaled to length 1 at the end.
-        exclude_prompt: whether the tokens of a prompt are left out of the pooling.
-        prompts: what `embed` may put before a text, by name.
-        default_prompt_name: the prompt that it uses unless told; empty: none.
-        precision: `fp32`, `fp16` or `int8`: of embeddings and of token vectors without attention.
-        versions: by package name.
-    """
-
-    name: str
-    source: str
-    weights_license: str
-    family: str
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    is_causal: bool
-    embedding_size: int
-    pooling: str
-    dense: tuple[DenseLayer, ...]
-    normalize: bool
-    exclude_prompt: bool
-    prompts: Mapping[str, str]
-    default_prompt_name: str
-    max_tokens: int
-    limits: Limits
-    execution_providers: tuple[str, ...]
-    precision: str
-    parity: Parity
-    versions: Mapping[str, str]
-
-    @property
-    def max_dimensions(self) -> int:
-        """How many components `embed` can return; the publisher may keep fewer."""
-        return self.dense[-1].out_features if self.dense else self.hidden_size
+def _shown_model(name: str, version: str) -> str:
+    return f"model={name!r}, version={version[:_SHOWN_VERSION]!r}"

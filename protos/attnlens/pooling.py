@@ -8,42 +8,48 @@ gate of int8 use the same code. `attnlens.dense` reads the layers.
 
 import math
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.v1.manifest_pb2 import Pooling
-
 FloatArray = npt.NDArray[np.float32]
 
 
-def pool(last_hidden_state: FloatArray, pooling: Pooling.ValueType, num_excluded: int = 0) -> FloatArray:
+class Pooling(IntEnum):
+    """How the token vectors of a text become one. The numbers are those of `attnlens.v1.Pooling`."""
+
+    MEAN = 1
+    CLS = 2
+    MAX = 3
+    LAST_TOKEN = 4
+    WEIGHTED_MEAN = 5
+    MEAN_SQRT_LENGTH = 6
+
+
+def pool(last_hidden_state: FloatArray, pooling: Pooling, num_excluded: int = 0) -> FloatArray:
     """Reduce (T, D) to (D,).
 
     Args:
         last_hidden_state: the token vectors, without padding.
-        pooling: never unspecified.
+        pooling: which formula.
         num_excluded: how many tokens at the beginning don't count, less than T.
-
-    Raises:
-        ValueError: the pooling is unspecified or unknown.
     """
     counted = last_hidden_state[num_excluded:]
     match pooling:
-        case Pooling.POOLING_CLS:
+        case Pooling.CLS:
             return np.asarray(counted[0])
-        case Pooling.POOLING_MAX:
+        case Pooling.MAX:
             return np.asarray(counted.max(axis=0))
-        case Pooling.POOLING_LAST_TOKEN:
+        case Pooling.LAST_TOKEN:
             return np.asarray(counted[-1])
-        case Pooling.POOLING_WEIGHTED_MEAN:
+        case Pooling.WEIGHTED_MEAN:
             weights = np.arange(num_excluded + 1, len(last_hidden_state) + 1, dtype=np.float32)
             return np.asarray((weights / weights.sum()) @ counted)
-        case Pooling.POOLING_MEAN_SQRT_LENGTH:
+        case Pooling.MEAN_SQRT_LENGTH:
             return np.asarray(counted.sum(axis=0) / np.float32(math.sqrt(len(counted))))
-        case Pooling.POOLING_MEAN:
+        case Pooling.MEAN:
             return np.asarray(counted.mean(axis=0))
-    raise ValueError(f"pooling {pooling} is unknown")
 
 
 def finish(

@@ -4,7 +4,7 @@
     |- InvalidFieldsError      INVALID_ARGUMENT     INVALID_FIELD
     |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
     |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
-    |- NeverFitsError          INVALID_ARGUMENT     RESPONSE_TOO_LARGE
+    |- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
     |- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
     |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
     |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
@@ -18,23 +18,15 @@
     StartupError               the process can't serve: printed, exit code 1
     `- UnusableGraphError      a graph that no other try will make usable
 
-Each class knows its gRPC status and its reason; `trailers` turns one into google.rpc details.
+Each class knows its status, by the names that gRPC uses, and its reason. How a protocol tells them is the
+protocol's matter.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2
-
-ERROR_DOMAIN = "attnlens"
-# All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
-# twice: as `grpc-message`, where each byte that is not ASCII takes three, and in the details, in base64.
+# What no protocol tells more of: gRPC's trailers have little room.
 MAX_VIOLATIONS = 20
 MAX_MESSAGE_BYTES = 768
-MAX_VIOLATION_BYTES = 2048
 
 
 class StartupError(Exception):
@@ -47,16 +39,23 @@ class UnusableGraphError(StartupError):
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """A field of a request, as a path like `inputs[3].text`, and what is wrong with it."""
+    """A field of a request and what is wrong with it.
+
+    Attributes:
+        field: a path like `inputs[3].text`.
+        description: a sentence that follows the path.
+        input_index: the number of the input that the path leads into; None: it leads into none.
+    """
 
     field: str
     description: str
+    input_index: int | None = None
 
 
 class RequestError(Exception):
     """A request that is refused or failed. Subclasses fix the status and the reason."""
 
-    status = grpc.StatusCode.UNKNOWN
+    status = "UNKNOWN"
     reason = "ERROR_REASON_UNSPECIFIED"
 
     def __init__(
@@ -77,7 +76,7 @@ class RequestError(Exception):
 class InvalidFieldsError(RequestError):
     """One or more fields have values that they can't have."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
     reason = "INVALID_FIELD"
 
     def __init__(self, violations: list[FieldViolation]) -> None:
@@ -91,7 +90,7 @@ class InvalidFieldsError(RequestError):
 class InputTooLongError(RequestError):
     """A text has more tokens than the model takes, and the request does not allow truncation."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
     reason = "INPUT_TOO_LONG"
 
     def __init__(
@@ -100,24 +99,22 @@ class InputTooLongError(RequestError):
         num_tokens: int,
         max_tokens: int,
         *,
-        can_truncate: bool = True,
         has_prompt: bool = False,
+        input_index: int | None = None,
     ) -> None:
         tokens = f"{num_tokens} tokens with the prompt" if has_prompt else f"{num_tokens} tokens"
-        description = f"has {tokens}, the model takes {max_tokens}: " + (
-            "shorten it, or set truncate" if can_truncate else "shorten it"
-        )
+        description = f"has {tokens}, the model takes {max_tokens}: shorten it, or set truncate"
         super().__init__(
             f"{field} {description}",
             metadata={"num_tokens": str(num_tokens), "max_tokens": str(max_tokens)},
-            violations=(FieldViolation(field, description),),
+            violations=(FieldViolation(field, description, input_index),),
         )
 
 
 class ResponseTooLargeError(RequestError):
     """The reply would not fit into a message."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
     reason = "RESPONSE_TOO_LARGE"
 
     def __init__(self, what: str, size_bytes: int, max_message_bytes: int, remedy: str) -> None:
@@ -127,24 +124,17 @@ class ResponseTooLargeError(RequestError):
         )
 
 
-class NeverFitsError(RequestError):
-    """A call needs more memory than all calls together may take."""
+class RequestTooLargeError(RequestError):
+    """A call needs more than all calls together may have: it can never be served."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
-    reason = "RESPONSE_TOO_LARGE"
-
-    def __init__(self, size_bytes: int, max_reply_bytes: int) -> None:
-        super().__init__(
-            f"the call needs {size_bytes} bytes of memory, all calls together may take {max_reply_bytes}: "
-            "ask for fewer texts, layers or heads, or start the server with a larger --max-reply-bytes",
-            metadata={"size_bytes": str(size_bytes), "max_reply_bytes": str(max_reply_bytes)},
-        )
+    status = "INVALID_ARGUMENT"
+    reason = "REQUEST_TOO_LARGE"
 
 
 class MalformedRequestError(RequestError):
     """The bytes of a request are not a message of its type."""
 
-    status = grpc.StatusCode.INVALID_ARGUMENT
+    status = "INVALID_ARGUMENT"
     reason = "MALFORMED_REQUEST"
 
     def __init__(self, size_bytes: int, message_type: str) -> None:
@@ -157,7 +147,7 @@ class MalformedRequestError(RequestError):
 class ModelNotFoundError(RequestError):
     """The request names a model that is not here."""
 
-    status = grpc.StatusCode.NOT_FOUND
+    status = "NOT_FOUND"
     reason = "MODEL_NOT_FOUND"
 
     def __init__(self, model: str, available: str) -> None:
@@ -171,74 +161,50 @@ class ModelNotFoundError(RequestError):
 class OverloadedError(RequestError):
     """As many texts wait, as much memory is taken, or as many calls run as may."""
 
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    status = "RESOURCE_EXHAUSTED"
     reason = "OVERLOADED"
 
 
 class GraphUnavailableError(RequestError):
     """A graph of the bundle can't be used: for good, or with `retry_after_s` until it is tried again."""
 
-    status = grpc.StatusCode.FAILED_PRECONDITION
+    status = "FAILED_PRECONDITION"
     reason = "GRAPH_UNAVAILABLE"
 
 
 class NotReadyError(RequestError):
     """The server is still starting."""
 
-    status = grpc.StatusCode.UNAVAILABLE
+    status = "UNAVAILABLE"
     reason = "NOT_READY"
 
 
 class ShuttingDownError(RequestError):
     """The server takes no new requests."""
 
-    status = grpc.StatusCode.UNAVAILABLE
+    status = "UNAVAILABLE"
     reason = "SHUTTING_DOWN"
 
 
 class DeadlineError(RequestError):
     """The deadline passed while the request waited."""
 
-    status = grpc.StatusCode.DEADLINE_EXCEEDED
+    status = "DEADLINE_EXCEEDED"
     reason = "DEADLINE_EXCEEDED"
 
 
 class SlowReaderError(RequestError):
     """The client does not read what it asked for."""
 
-    status = grpc.StatusCode.ABORTED
+    status = "ABORTED"
     reason = "SLOW_READER"
 
 
 class InternalError(RequestError):
     """A fault of ours. The client gets an id, the log gets the rest."""
 
-    status = grpc.StatusCode.INTERNAL
+    status = "INTERNAL"
     reason = "INTERNAL"
-
-
-def _details(error: RequestError) -> list[Message]:
-    details: list[Message] = [
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
-    ]
-    if error.violations:
-        details.append(_bad_request(error.violations))
-    if error.retry_after_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    return details
-
-
-def _bad_request(violations: tuple[FieldViolation, ...]) -> error_details_pb2.BadRequest:
-    """Return as many of the violations, the first ones, as trailers have room for."""
-    request = error_details_pb2.BadRequest()
-    for violation in violations:
-        request.field_violations.add(field=violation.field, description=violation.description)
-        if request.ByteSize() > MAX_VIOLATION_BYTES:
-            del request.field_violations[-1]
-            break
-    return request
 
 
 def shortened(text: str, max_bytes: int) -> str:
@@ -247,45 +213,3 @@ def shortened(text: str, max_bytes: int) -> str:
     if len(encoded) <= max_bytes:
         return text
     return encoded[: max_bytes - 3].decode(errors="ignore") + "..."
-
-
-def _printable_ascii(text: str) -> str:
-    """Escape what a trailer can't hold: a call that is aborted with such a trailer never ends."""
-    return "".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text)
-
-
-class CallStatus(NamedTuple):
-    """How a call ends, as gRPC wants it."""
-
-    code: grpc.StatusCode
-    message: str
-    trailers: tuple[tuple[str, str | bytes], ...]
-
-
-def call_status(error: RequestError) -> CallStatus:
-    """Turn an error into the status and the details of a call."""
-    return CallStatus(error.status, error.message, trailers(error))
-
-
-def trailers(error: RequestError) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the trailing metadata that carries the error's details.
-
-    `grpc-status-details-bin` holds google.rpc.Status (gRPC's convention for rich errors), and
-    `grpc-retry-pushback-ms` is what gRPC's own retries obey (gRFC A6). The reason and its metadata are
-    repeated as plain text for clients without the google.rpc messages.
-    """
-    packed = []
-    for detail in _details(error):
-        any_detail = any_pb2.Any()
-        any_detail.Pack(detail)
-        packed.append(any_detail)
-    status = status_pb2.Status(code=error.status.value[0], message=error.message, details=packed)
-    result: list[tuple[str, str | bytes]] = [
-        ("grpc-status-details-bin", status.SerializeToString()),
-        ("attnlens-error-reason", error.reason),
-    ]
-    for key, text in error.metadata.items():
-        result.append((f"attnlens-error-{key.replace('_', '-')}", _printable_ascii(text)))
-    if error.retry_after_s is not None:
-        result.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
-    return tuple(result)

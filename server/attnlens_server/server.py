@@ -18,17 +18,19 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
-from attnlens_server.bundle import Bundle, open_bundle
-from attnlens_server.calls import Calls, remember_creators
+from attnlens_server.bundle import Model, open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
-from attnlens_server.grpc_log import leave_out_what_clients_do
-from attnlens_server.health import HealthService
-from attnlens_server.methods import SERVICE_NAME, add_service
-from attnlens_server.reflection import add_reflection
-from attnlens_server.service import EncoderService, State
+from attnlens_server.grpc_api.calls import Calls, remember_creators
+from attnlens_server.grpc_api.grpc_log import leave_out_what_clients_do
+from attnlens_server.grpc_api.health import HealthService
+from attnlens_server.grpc_api.methods import SERVICE_NAME, EncoderService, add_service
+from attnlens_server.grpc_api.model_info import ModelDescriber
+from attnlens_server.grpc_api.reflection import add_reflection
+from attnlens_server.grpc_api.responses import Responses, reply_costs
+from attnlens_server.serving.service import ModelService, State
 from attnlens_server.text import TextEncoder
 
 logger = logging.getLogger(__name__)
@@ -62,19 +64,22 @@ class Server:
         """
         self._config = config
         self._bundle = open_bundle(config.bundle, config.precision)
-        self._max_tokens = _max_tokens(self._bundle, config)
+        self._model = self._bundle.model
+        self._max_tokens = _max_tokens(self._model, config)
         self._engine = Engine(self._bundle, config)
         path = self._bundle.tokenizer_path
-        self._service = EncoderService(
+        self._service = ModelService(
             self._bundle,
             config,
             self._engine,
             TextEncoder(path, self._max_tokens) if path else None,
             max_tokens=self._max_tokens,
+            costs=reply_costs(config.max_message_bytes),
         )
         self._calls = Calls(
             self._service.admission,
             self._service.check_serving,
+            self._service.workers,
             max_calls=config.max_calls,
             stall_timeout_s=config.stall_timeout_s,
         )
@@ -92,8 +97,8 @@ class Server:
                 warm_up_s = await self._warm_up_unless(stop)
                 if not stop.is_set():
                     await self._set_serving()
-                    provider = self._engine.embeddings.sessions.providers[0]
-                    _announce(on_ready, Ready(address, self._bundle.manifest.model_name, provider, warm_up_s))
+                    provider = self._engine.execution_providers[0]
+                    _announce(on_ready, Ready(address, self._model.name, provider, warm_up_s))
                 await stop.wait()
             finally:
                 await self._shut_down(grpc_server)
@@ -119,7 +124,12 @@ class Server:
             # Calls whose requests have not come in full count here alone; others are refused with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
-        add_service(grpc_server, self._service, self._calls, self._config.inputs_limit)
+        methods = EncoderService(
+            self._service,
+            Responses(self._model.name, self._model.version),
+            ModelDescriber(self._bundle, self._config, self._engine, self._service),
+        )
+        add_service(grpc_server, methods, self._calls, self._config.max_inputs_per_request)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
         address = _bind(grpc_server, self._config)
@@ -129,15 +139,13 @@ class Server:
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
         seconds = await loop.run_in_executor(None, self._engine.start, self._max_tokens)
-        for worker in (self._engine.embeddings, self._engine.attentions):
-            worker.on_death = functools.partial(loop.call_soon_threadsafe, self._fail)
 
         def tell_health(is_serving: bool) -> None:
             told = self._health.set_serving(ATTENTIONS_NAME, is_serving=is_serving)
             asyncio.run_coroutine_threadsafe(told, loop)
 
-        self._engine.attentions.sessions.on_change = tell_health
-        if self._bundle.precision == "fp16" and self._engine.embeddings.sessions.providers[0] == CPU:
+        self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), tell_health)
+        if self._bundle.precision == "fp16" and self._engine.execution_providers[0] == CPU:
             logger.warning(
                 "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
                 "than the fp32 graph; it is for a GPU, use --precision fp32 here"
@@ -157,7 +165,7 @@ class Server:
         gc.freeze()
         self._service.state = State.SERVING
         await self._health.set_serving()
-        logger.info("serving %s", self._bundle.manifest.model_name)
+        logger.info("serving %s", self._model.name)
 
     async def _shut_down(self, grpc_server: grpc.aio.Server) -> None:
         self._service.state = State.DRAINING
@@ -200,10 +208,10 @@ def _let_batches_finish() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _max_tokens(bundle: Bundle, config: ServerConfig) -> int:
+def _max_tokens(model: Model, config: ServerConfig) -> int:
     if config.max_tokens is None:
-        return bundle.manifest.max_tokens
-    limit = bundle.manifest.architecture.max_position_embeddings
+        return model.max_tokens
+    limit = model.max_positions
     if config.max_tokens > limit:
         raise ConfigError(
             f"max_tokens is {config.max_tokens}: it must be from 1 to {limit}, the positions of the model"

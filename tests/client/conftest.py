@@ -45,15 +45,18 @@ def outputs(reference: Reference) -> Outputs:
     """A text alone through plain ONNX Runtime: hidden states (T, D) and attention weights (L, H, T, T)."""
 
     def run(text: str) -> tuple[Array, Array]:
-        hidden_states, *attentions = reference(text).values()
-        return hidden_states, np.stack(attentions)
+        hidden_states, *weights = reference(text).values()
+        return hidden_states, np.stack(weights)
 
     return run
 
 
 @pytest.fixture(params=["Client", "AsyncClient"])
 def connect(request: pytest.FixtureRequest) -> Call:
-    """Return a function that opens a client of either kind; calls through it return when they are done."""
+    """Return a function that opens a client of either kind; calls through it return when they are done.
+
+    The clients wait no longer than a server says before they try again.
+    """
 
     @contextmanager
     def connect_sync(address: str, **options: Any) -> Iterator[Call]:
@@ -62,10 +65,11 @@ def connect(request: pytest.FixtureRequest) -> Call:
             return list(result) if isinstance(result, Generator) else result
 
         with Client(address, **options) as client:
+            client._session.spread = lambda: 0.0
             yield call
 
     async def all_of(stream: AsyncIterator[Any]) -> list[Any]:
-        return [each async for each in stream]
+        return [item async for item in stream]
 
     @contextmanager
     def connect_async(address: str, **options: Any) -> Iterator[Call]:
@@ -80,6 +84,7 @@ def connect(request: pytest.FixtureRequest) -> Call:
 
         with asyncio.Runner() as runner:
             client = runner.run(connected())
+            client._session.spread = lambda: 0.0
             yield call
             runner.run(client.close())
 

@@ -2,13 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from attnlens_client import AsyncClient, Client
-from attnlens_client.core import requests
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import OutputRole, Pooling
+from attnlens_client import AsyncClient, AttentionQuery, Client, Text, TokenIds
+from attnlens_client.arguments import PoolingName, RoleName, ViewName
+from attnlens_client.core import enums, requests
 
 Call = Callable[..., Any]
 
@@ -78,14 +81,15 @@ def test_a_wrong_argument_is_named_before_anything_is_sent(
         client.embed(texts, **options)
 
 
-@pytest.mark.parametrize(
-    "options", [{"layers": []}, {"heads": []}, {"hidden_states": False, "attentions": False}]
-)
-def test_asking_encode_for_what_can_not_be_is_a_mistake(options: dict[str, Any]) -> None:
+def test_asking_encode_for_nothing_is_a_mistake() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (client.encode, client.stream, client.stream_parts):
-            with pytest.raises(ValueError, match=r"leave it out for all|use tokenize|set attentions=True"):
-                method(["a"], **options)
+            with pytest.raises(ValueError, match="for tokens alone use tokenize"):
+                method(["a"], hidden_states=False)
+            with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
+                method(["a"], attention=[0])  # type: ignore[list-item]
+            with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
+                method(["a"], attention="full")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("texts", [{"a": "b"}, {"a"}, None, ["a", None]])
@@ -105,25 +109,69 @@ def test_what_has_its_texts_in_order_is_taken(kind: Callable[[list[str]], Any]) 
     ]
 
 
-def test_a_text_that_can_not_be_tokenized_is_named() -> None:
+def test_a_text_is_a_str_a_pair_or_ids() -> None:
+    texts: list[Text] = ["a", ("b", "c"), [1, 2], (3, 4), TokenIds([5, 6], [0, 1]), TokenIds(range(2))]
+    assert requests.inputs(texts) == [
+        pb.Input(text="a"),
+        pb.Input(text_pair=pb.TextPair(first="b", second="c")),
+        pb.Input(token_ids=pb.TokenIds(ids=[1, 2])),
+        pb.Input(token_ids=pb.TokenIds(ids=[3, 4])),
+        pb.Input(token_ids=pb.TokenIds(ids=[5, 6], type_ids=[0, 1])),
+        pb.Input(token_ids=pb.TokenIds(ids=[0, 1])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (("a",), "no token id, 'a': for a pair of texts give a tuple"),
+        (("a", "b", "c"), "no token id, 'a': for a pair of texts give a tuple"),
+        (["a", "b"], "no token id, 'a': for a pair of texts give a tuple"),
+        (("a", 5), "no token id, 'a'"),
+        ((5, "a"), "no token id, 'a'"),
+        (("a", "\ud800"), "can't be sent"),
+        (TokenIds([1.5]), "no token id"),  # type: ignore[list-item]
+        (TokenIds([1], ["a"]), "no token id"),  # type: ignore[list-item]
+    ],
+)
+def test_what_is_neither_is_named(text: Any, message: str) -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
-        with pytest.raises(ValueError, match=r"^texts\[1\] can't be sent"):
-            client.tokenize(["a", "\ud800"])
-        with pytest.raises(TypeError, match=r"^texts\[1\] is int: give a str"):
-            client.tokenize(["a", 5])  # type: ignore[list-item]
+        for method in (client.embed, client.encode, client.stream, client.tokenize):
+            with pytest.raises((TypeError, ValueError), match=rf"^texts\[1\] .*{message}"):
+                method(["a", text])
+
+
+def test_a_single_text_of_ids_is_not_taken_for_a_list() -> None:
+    with pytest.raises(TypeError, match="texts is one TokenIds"):
+        requests.inputs(TokenIds([1]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["layers", "heads"])
-@pytest.mark.parametrize("chosen", [3, "12", [1.9], ["1"], np.array([0.5]), np.array(1), [1 << 40]])
+@pytest.mark.parametrize("chosen", [3, "12", [1.9], ["1"], np.array([0.5]), np.array(1), [1 << 40], []])
 def test_layers_and_heads_are_lists_of_whole_numbers(name: str, chosen: Any) -> None:
-    with Client("127.0.0.1:1", max_attempts=1) as client, pytest.raises((TypeError, ValueError), match=name):
-        client.encode(["a"], **{name: chosen})
+    with pytest.raises((TypeError, ValueError), match=name):
+        AttentionQuery(**{name: chosen})
 
 
 @pytest.mark.parametrize("chosen", [np.array([0]), (0,), range(1), [np.int64(0)]])
-def test_layer_and_head_zero_alone_are_no_request_for_all(client: Client, chosen: Any) -> None:
-    [result] = client.encode(["a"], layers=chosen, heads=chosen)
-    assert (result.layers, result.heads) == ((0,), (0,))
+def test_layer_and_head_zero_alone_are_no_request_for_all(chosen: Any) -> None:
+    query = AttentionQuery(layers=chosen, heads=chosen)
+    assert query == AttentionQuery(layers=(0,), heads=(0,))
+    message = requests.query_message(query)
+    assert (list(message.layers), list(message.heads)) == ([0], [0])
+
+
+@pytest.mark.parametrize(("name", "value"), [("view", "mean"), ("role", "last_hidden_state"), ("view", None)])
+def test_a_query_has_known_names(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value!r}: choose one of"):
+        AttentionQuery(**{name: value})
+
+
+def test_the_names_are_those_of_the_protocol() -> None:
+    assert set(get_args(ViewName)) == set(enums.values(pb.AttentionView.DESCRIPTOR))
+    assert set(get_args(PoolingName)) == set(enums.values(Pooling.DESCRIPTOR))
+    not_of_layers = {"last_hidden_state", "embedding"}
+    assert set(get_args(RoleName)) == set(enums.values(OutputRole.DESCRIPTOR)) - not_of_layers
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from attnlens_client import AsyncClient, Client, InputTooLongError, LayerPart
+from attnlens_client import AsyncClient, AttentionQuery, Client, InputTooLongError, LayerPart
 from served import ServerProcess
 
 
@@ -26,7 +26,7 @@ async def test_results_of_many_calls_come_in_order(
     texts = passages[:60]
     async with AsyncClient(minilm_server.address, batch_size=7) as many_calls:
         vectors = await many_calls.embed(texts, truncate=True)
-        encoded = await many_calls.encode(texts[:20], attentions=False, truncate=True)
+        encoded = await many_calls.encode(texts[:20], truncate=True)
         tokenized = await many_calls.tokenize(texts[:20])
     assert np.abs(vectors - client.embed(texts, truncate=True)).max() <= 1e-5
     assert [text.num_tokens_total for text in encoded] == [len(text.tokens) for text in tokenized]
@@ -36,20 +36,19 @@ async def test_results_of_many_calls_come_in_order(
 async def test_streams_give_what_encode_gives(minilm_server: ServerProcess) -> None:
     texts = ["It rained.", "", "The cat sat on the mat."]
     async with AsyncClient(minilm_server.address, batch_size=2) as client:
-        encoded = await client.encode(texts)
-        streamed = [text async for text in client.stream(texts)]
-        parts = [part async for part in client.stream_parts(texts, layers=[0, 5])]
+        encoded = await client.encode(texts, attention=AttentionQuery())
+        streamed = [text async for text in client.stream(texts, attention=AttentionQuery())]
+        query = AttentionQuery(layers=[0, 5])
+        parts = [part async for part in client.stream_parts(texts, attention=query)]
     for one, other in zip(encoded, streamed, strict=True):
-        assert one.attentions is not None
-        assert other.attentions is not None
-        assert np.abs(one.attentions - other.attentions).max() <= 1e-5
+        assert np.abs(one.weights - other.weights).max() <= 1e-5
     layers = [(part.input_index, part.layer) for part in parts if isinstance(part, LayerPart)]
     assert layers == [(index, layer) for index in range(3) for layer in (0, 5)]
 
 
 async def test_a_stream_can_be_left_early(minilm_server: ServerProcess) -> None:
     async with AsyncClient(minilm_server.address) as client:
-        async with aclosing(client.stream(["word " * 200] * 40)) as stream:
+        async with aclosing(client.stream(["word " * 200] * 40, attention=AttentionQuery())) as stream:
             assert (await anext(stream)).num_tokens == 202
         assert (await client.embed(["It rained."])).shape == (1, 384)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import attnlens_client
-from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import Activation, Architecture, Dense, PoolingDefaults
-from attnlens_client import Client, HeadPart, LayerPart
+from attnlens.v1.model_pb2 import Model
+from attnlens_client import AttentionQuery, Client, HeadPart, LayerPart, TokenIds
 from attnlens_client.core.models import model_info
 from served import ServerProcess
 
@@ -38,7 +38,7 @@ def test_pooling_normalization_and_dimensions_are_those_asked_for(client: Client
     assert np.abs(largest - hidden_states.max(axis=0)[:16]).max() <= 1e-5
 
 
-def test_half_precision_halves_the_bytes_and_keeps_the_numbers(client: Client) -> None:
+def test_fp16_halves_the_bytes_and_keeps_the_numbers(client: Client) -> None:
     full, half = client.embed(TEXTS), client.embed(TEXTS, dtype="float16")
     assert half.dtype == np.float16
     assert np.abs(full - half).max() <= 1e-3
@@ -59,35 +59,61 @@ def test_vectors_may_be_changed_in_place(client: Client) -> None:
 
 
 def test_encode_returns_hidden_states_and_every_attention_map(client: Client, outputs: Outputs) -> None:
-    for text, result in zip(TEXTS, client.encode(TEXTS), strict=True):
-        hidden_states, attentions = outputs(text)
+    for text, result in zip(TEXTS, client.encode(TEXTS, attention=AttentionQuery()), strict=True):
+        hidden_states, weights = outputs(text)
         assert result.hidden_states is not None
-        assert result.attentions is not None
         assert np.abs(result.hidden_states - hidden_states).max() <= 1e-5
-        assert np.abs(result.attentions - attentions).max() <= 1e-5
-        assert (result.layers, result.heads) == (tuple(range(6)), tuple(range(12)))
+        assert np.abs(result.weights - weights).max() <= 1e-5
+        [attention] = result.attention
+        assert (attention.layers, attention.heads) == (tuple(range(6)), tuple(range(12)))
+        assert (attention.layout, attention.row_sum) == ("dense", "one")
         assert len(result.tokens) == result.num_tokens == len(hidden_states)
 
 
 def test_layers_and_heads_come_in_the_order_asked_for(client: Client, outputs: Outputs) -> None:
-    _, attentions = outputs(SENTENCE)
-    [result] = client.encode([SENTENCE], layers=[-1, 0], heads=[3, -12], hidden_states=False)
-    assert (result.layers, result.heads, result.hidden_states) == ((5, 0), (3, 0), None)
-    assert result.attentions is not None
-    assert np.abs(result.attentions - attentions[[5, 0]][:, [3, 0]]).max() <= 1e-5
+    _, weights = outputs(SENTENCE)
+    query = AttentionQuery(layers=[-1, 0], heads=[3, -12])
+    [result] = client.encode([SENTENCE], attention=query, hidden_states=False)
+    [attention] = result.attention
+    assert (attention.layers, attention.heads, result.hidden_states) == ((5, 0), (3, 0), None)
+    assert np.abs(attention.weights - weights[[5, 0]][:, [3, 0]]).max() <= 1e-5
 
 
-def test_heads_can_be_averaged(client: Client, outputs: Outputs) -> None:
-    _, attentions = outputs(SENTENCE)
-    [result] = client.encode([SENTENCE], head_reduction="mean")
-    assert result.attentions is not None
-    assert np.abs(result.attentions - attentions.mean(axis=1, keepdims=True)).max() <= 1e-5
+def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: Outputs) -> None:
+    _, weights = outputs(SENTENCE)
+    queries = [AttentionQuery(view="head_mean"), AttentionQuery(layers=[2], heads=[0])]
+    for [result] in (
+        client.encode([SENTENCE], attention=queries),
+        list(client.stream([SENTENCE], attention=queries)),
+    ):
+        mean, one = result.attention
+        assert np.abs(mean.weights - weights.mean(axis=1, keepdims=True)).max() <= 1e-5
+        assert np.abs(one.weights - weights[[2]][:, [0]]).max() <= 1e-5
+        assert (mean.query, one.query) == tuple(queries)
+        with pytest.raises(ValueError, match="there are 2 results"):
+            _ = result.weights
 
 
 def test_hidden_states_alone_come_without_attention(client: Client) -> None:
-    [result] = client.encode([SENTENCE], attentions=False)
-    assert result.attentions is None
-    assert result.layers == result.heads == ()
+    [result] = client.encode([SENTENCE])
+    assert result.attention == ()
+    with pytest.raises(ValueError, match="there are 0 results"):
+        _ = result.weights
+
+
+def test_results_tell_the_model_and_its_version(client: Client) -> None:
+    model = client.get_model()
+    expected = (model.name, model.version)
+    assert len(model.version) == 64
+    embeddings, empty = client.embed_with_usage([SENTENCE]), client.embed_with_usage([])
+    [encoded], [tokenized] = client.encode([SENTENCE]), client.tokenize([SENTENCE])
+    [streamed] = client.stream([SENTENCE])
+    for result in (embeddings, empty, encoded, streamed, tokenized):
+        assert (result.model, result.model_version) == expected
+    version = f"model={model.name!r}, version={model.version[:12]!r}"
+    assert repr(embeddings) == f"Embeddings(float32 (1, 384), {version})"
+    shape = (encoded.num_tokens, 384)
+    assert repr(encoded) == f"EncodedText({shape[0]} tokens, hidden_states float32 {shape}, {version})"
 
 
 def test_a_text_gets_the_same_vector_alone_and_among_others(client: Client, passages: list[str]) -> None:
@@ -114,9 +140,10 @@ def test_requests_beyond_the_servers_limits_are_split(minilm_bundle: Path, passa
     with ServerProcess(minilm_bundle, *limits, *text_limits) as server, Client(server.address) as client:
         assert client.embed(passages[:60], truncate=True).shape == (60, 384)
         short = [text[:40] for text in passages[:20]]
-        assert len(client.encode(short, layers=[-1], head_reduction="mean")) == 20
+        assert len(client.encode(short, attention=AttentionQuery(layers=[-1], view="head_mean"))) == 20
         assert len(client.tokenize(passages[:20])) == 20
-        assert [text.num_tokens for text in client.stream(short, layers=[0], heads=[0])] == [
+        one_map = AttentionQuery(layers=[0], heads=[0])
+        assert [text.num_tokens for text in client.stream(short, attention=one_map)] == [
             len(text.tokens) for text in client.tokenize(short)
         ]
 
@@ -126,6 +153,41 @@ def test_token_ids_give_what_their_text_gives(client: Client) -> None:
     ids = [token.id for token in tokenized.tokens]
     assert np.abs(client.embed([ids]) - client.embed([SENTENCE])).max() <= 1e-6
     assert np.abs(client.embed([np.array(ids)]) - client.embed([SENTENCE])).max() <= 1e-6  # type: ignore[list-item]
+    assert np.abs(client.embed([TokenIds(ids)]) - client.embed([SENTENCE])).max() <= 1e-6
+    [encoded] = client.encode([TokenIds(ids, [0] * len(ids))])
+    assert {token.source for token in encoded.tokens} == {"ids"}
+
+
+def test_a_pair_is_one_input_with_tokens_of_both(client: Client) -> None:
+    pair = ("Who rained?", "It rained.")
+    [tokenized] = client.tokenize([pair])
+    assert [(token.text, token.source) for token in tokenized.tokens] == [
+        ("[CLS]", "special"), ("who", "text"), ("rained", "text"), ("?", "text"), ("[SEP]", "special"),
+        ("it", "second_text"), ("rained", "second_text"), (".", "second_text"), ("[SEP]", "special"),
+    ]  # fmt: skip
+    for token in tokenized.tokens:
+        if not token.is_special:
+            source = pair[token.source == "second_text"]
+            assert source[token.char_start : token.char_end].lower() == token.text
+    ids = [token.id for token in tokenized.tokens]
+    type_ids = [0] * 5 + [1] * 4
+    assert np.abs(client.embed([pair]) - client.embed([TokenIds(ids, type_ids)])).max() <= 1e-6
+    [encoded] = client.encode([pair], attention=AttentionQuery(layers=[0]))
+    assert encoded.weights.shape == (1, 12, 9, 9)
+    assert encoded.tokens == tokenized.tokens
+    assert [text.tokens for text in client.stream([pair])] == [encoded.tokens]
+
+
+def test_tokens_of_a_prompt_are_marked(client: Client) -> None:
+    for tokens in (
+        client.tokenize(["It rained."], prompt="query: ")[0].tokens,
+        client.encode(["It rained."], prompt="query: ")[0].tokens,
+    ):
+        assert [(token.text, token.source) for token in tokens] == [
+            ("[CLS]", "special"), ("query", "prompt"), (":", "prompt"), ("it", "text"), ("rained", "text"),
+            (".", "text"), ("[SEP]", "special"),
+        ]  # fmt: skip
+        assert (tokens[1].char_start, tokens[3].char_start) == (0, 0)
 
 
 def test_offsets_point_at_the_source_of_each_token(client: Client) -> None:
@@ -140,31 +202,34 @@ def test_offsets_point_at_the_source_of_each_token(client: Client) -> None:
 
 
 def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: Client) -> None:
-    encoded = client.encode(TEXTS, layers=[1, -1])
+    query = AttentionQuery(layers=[1, -1])
+    encoded = client.encode(TEXTS, attention=query)
     with Client(minilm_server.address, batch_size=2) as many_calls:
-        streamed = list(many_calls.stream(TEXTS, layers=[1, -1]))
+        streamed = list(many_calls.stream(TEXTS, attention=query))
     for one, other in zip(encoded, streamed, strict=True):
         assert one.hidden_states is not None
         assert other.hidden_states is not None
-        assert one.attentions is not None
-        assert other.attentions is not None
         assert np.abs(one.hidden_states - other.hidden_states).max() <= 1e-5
-        assert np.abs(one.attentions - other.attentions).max() <= 1e-5
-        assert (one.tokens, one.layers, one.heads) == (other.tokens, other.layers, other.heads)
-    assert [text.attentions for text in client.stream(TEXTS, attentions=False)] == [None] * len(TEXTS)
+        assert np.abs(one.weights - other.weights).max() <= 1e-5
+        assert one.tokens == other.tokens
+        [attention], [streamed_attention] = one.attention, other.attention
+        assert (attention.layers, attention.heads) == (streamed_attention.layers, streamed_attention.heads)
+    assert [text.attention for text in client.stream(TEXTS)] == [()] * len(TEXTS)
 
 
 def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: ServerProcess) -> None:
+    queries = [AttentionQuery(layers=[4, 0]), AttentionQuery(layers=[2])]
     with Client(minilm_server.address, batch_size=1) as client:
-        parts = list(client.stream_parts(["It rained.", "It was wet."], layers=[4, 0]))
+        parts = list(client.stream_parts(["It rained.", "It was wet."], attention=queries))
     assert [(part.input_index, type(part)) for part in parts] == [
-        (index, kind) for index in (0, 1) for kind in (HeadPart, LayerPart, LayerPart)
+        (index, kind) for index in (0, 1) for kind in (HeadPart, LayerPart, LayerPart, LayerPart)
     ]
-    assert [part.layer for part in parts if isinstance(part, LayerPart)] == [4, 0, 4, 0]
+    layers = [(part.query_index, part.layer) for part in parts if isinstance(part, LayerPart)]
+    assert layers == [(0, 4), (0, 0), (1, 2)] * 2
 
 
 def test_a_stream_that_is_left_early_disturbs_nothing(client: Client) -> None:
-    stream = client.stream(["word " * 200] * 40)
+    stream = client.stream(["word " * 200] * 40, attention=AttentionQuery())
     assert next(stream).num_tokens == 202
     stream.close()
     assert client.embed(["It rained."]).shape == (1, 384)
@@ -176,7 +241,14 @@ def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
     assert (model.hidden_size, model.num_layers, model.num_heads, model.max_tokens) == (384, 6, 12, 256)
     assert (model.pooling, model.normalize, model.family) == ("mean", True, "bert")
     assert model.parity.passed
-    assert {figure.output for figure in model.parity.figures} == {"last_hidden_state", "attentions"}
+    assert {figure.role for figure in model.parity.figures} >= {"last_hidden_state", "attention_weights"}
+    assert all(gate.graph and gate.kind.startswith(("max_", "min_", "mean_")) for gate in model.parity.gates)
+    assert (model.state, model.precision, model.text_pairs) == ("ready", "fp32", True)
+    assert [(layer.attention, layer.num_heads) for layer in model.layers] == [("softmax", 12)] * 6
+    maps = [output for output in model.outputs if output.role == "attention_weights"]
+    assert [(output.layer, output.layout, output.row_sum) for output in maps] == [
+        (layer, "dense", "one") for layer in range(6)
+    ]
     assert model.execution_providers == ("CPUExecutionProvider",)
     assert "onnxruntime" in model.versions
 
@@ -184,14 +256,14 @@ def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
 def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
     dense = [Dense(activation=98), Dense(activation=Activation.ACTIVATION_TANH)]  # type: ignore[arg-type]
     pooling = PoolingDefaults(pooling=99, dense=dense)  # type: ignore[arg-type]
-    model = model_info(pb.Model(architecture=Architecture(hidden_size=24), pooling=pooling))
-    assert model.pooling == "unknown (99)"
+    model = model_info(Model(architecture=Architecture(hidden_size=24), pooling=pooling, state=77))  # type: ignore[arg-type]
+    assert (model.pooling, model.state) == ("unknown (99)", "unknown (77)")
     assert [layer.activation for layer in model.dense] == ["unknown (98)", "tanh"]
 
 
 def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:
     names = {**vars(attnlens_client), "asyncio": asyncio, "client": client, "address": minilm_server.address}
-    kinds = (attnlens_client.Client, attnlens_client.AsyncClient)
+    kinds = (attnlens_client.Client, attnlens_client.AsyncClient, attnlens_client.AttentionQuery)
     finder = doctest.DocTestFinder()
     examples = [
         test for kind in kinds for test in finder.find(kind, kind.__name__, module=False, globs=names)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import Client, HeadPart, InvalidRequestError, UnavailableError
+from attnlens_client import AttentionQuery, Client, HeadPart, InvalidRequestError, UnavailableError
 from scripted import ScriptedServer, fails, refuse, vectors
 
 Call = Callable[..., Any]
@@ -25,13 +25,13 @@ def test_a_text_over_the_servers_limit_is_refused_before_it_is_sent(connect: Cal
         for method in ("embed", "encode", "tokenize"):  # one large text alone
             with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
                 call(method, [large])
-        assert {type(each) for each in server.requests} == {pb.GetModelRequest}
+        assert {type(request) for request in server.requests} == {pb.GetModelRequest}
         assert call("embed", ["b" * 1000]).shape == (1, 4)
     with ScriptedServer(max_text_bytes=1000) as server, connect(server.address) as call:
         with pytest.raises(InvalidRequestError, match=r"^texts\[0\] has 80000 bytes"):
             call("embed", [large])
         assert call("embed", ["b"]).shape == (1, 4)  # a short text needs no other call
-        assert [type(each) for each in server.requests] == [pb.GetModelRequest, pb.EmbedRequest]
+        assert [type(request) for request in server.requests] == [pb.GetModelRequest, pb.EmbedRequest]
 
 
 def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None:
@@ -40,13 +40,13 @@ def test_a_request_has_no_more_text_than_the_server_takes(connect: Call) -> None
             2, 5, 1, 1, 9, 0, 1,
         ]  # fmt: skip
         sizes = [
-            sum(len(text.text.encode()) for text in each.inputs)
-            for each in server.requests
-            if isinstance(each, pb.EmbedRequest)
+            sum(len(text.text.encode()) for text in request.inputs)
+            for request in server.requests
+            if isinstance(request, pb.EmbedRequest)
         ]
         assert sorted(sizes) == [1, 10, 10]
         assert len(call("tokenize", ["12345"] * 5)) == 5
-        assert sum(isinstance(each, pb.TokenizeRequest) for each in server.requests) == 3
+        assert sum(isinstance(request, pb.TokenizeRequest) for request in server.requests) == 3
 
 
 def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: ScriptedServer) -> None:
@@ -57,7 +57,7 @@ def test_more_dimensions_than_there_are_fail_for_no_texts_as_for_some(server: Sc
 
 
 def _kinds(server: ScriptedServer) -> list[type[Any]]:
-    kinds = [type(each) for each in server.requests]
+    kinds = [type(request) for request in server.requests]
     server.requests.clear()
     return kinds
 
@@ -121,14 +121,29 @@ def test_a_server_that_was_away_is_asked_for_its_limits_again(server: ScriptedSe
         assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
 
 
+def test_another_version_of_the_model_has_its_own_limits(server: ScriptedServer, connect: Call) -> None:
+    with connect(server.address) as call:
+        call("embed", ["a", "b"])
+        server.change = lambda reply: (
+            setattr(reply, "model_version", "new") if isinstance(reply, pb.EmbedResponse) else None
+        )
+        call("embed", ["a", "b"])
+        _kinds(server)
+        call("embed", ["a", "b"])
+        assert _kinds(server) == [pb.GetModelRequest, pb.EmbedRequest]
+
+
 def test_a_stream_asks_for_the_limits_and_needs_no_number_of_layers(
     server: ScriptedServer, connect: Call
 ) -> None:
+    query = AttentionQuery()
     with connect(server.address) as call:
         for _ in range(2):
-            assert [text.layers for text in call("stream", ["a", "b"])] == [(0, 1)] * 2
+            texts = call("stream", ["a", "b"], attention=query)
+            assert [text.attention[0].layers for text in texts] == [(0, 1)] * 2
         assert _kinds(server) == [pb.GetModelRequest, pb.EncodeStreamRequest] * 2
-        assert [text.layers for text in call("stream", ["a"])] == [(0, 1)]
+        [text] = call("stream", ["a"], attention=query)
+        assert text.attention[0].layers == (0, 1)
         assert _kinds(server) == [pb.EncodeStreamRequest]
-        heads = [part.num_layers for part in call("stream_parts", ["a", "b"]) if isinstance(part, HeadPart)]
-        assert heads == [2, 2]
+        parts = call("stream_parts", ["a", "b"], attention=[query, query])
+        assert [part.num_layer_parts for part in parts if isinstance(part, HeadPart)] == [4, 4]

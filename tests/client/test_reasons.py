@@ -1,11 +1,14 @@
-"""How the failures of a server become exceptions: against a scripted server."""
+"""How the failures of a server become exceptions: against a scripted server, and from what gRPC tells."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.error_pb2 import ErrorReason
 from attnlens_client import (
     AttnlensError,
     Client,
@@ -13,51 +16,196 @@ from attnlens_client import (
     InputTooLongError,
     InvalidRequestError,
     ModelNotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RateLimitedError,
+    RequestTooLargeError,
+    ResponseTooLargeError,
     ServerError,
     SlowReaderError,
+    UnauthenticatedError,
+    UnavailableError,
+    Violation,
+    errors,
 )
-from scripted import ScriptedServer, fails
+from scripted import ScriptedServer, fails, refuse, vectors, violation
 
 Call = Callable[..., Any]
+Status = grpc.StatusCode
+TOO_LONG = "has 300 tokens, the model takes 256: shorten it, or set truncate"
+
+KINDS: dict[str, tuple[grpc.StatusCode, type[AttnlensError]]] = {
+    "INVALID_FIELD": (Status.INVALID_ARGUMENT, InvalidRequestError),
+    "INPUT_TOO_LONG": (Status.INVALID_ARGUMENT, InputTooLongError),
+    "RESPONSE_TOO_LARGE": (Status.INVALID_ARGUMENT, ResponseTooLargeError),
+    "REQUEST_TOO_LARGE": (Status.INVALID_ARGUMENT, RequestTooLargeError),
+    "MALFORMED_REQUEST": (Status.INVALID_ARGUMENT, InvalidRequestError),
+    "MODEL_NOT_FOUND": (Status.NOT_FOUND, ModelNotFoundError),
+    "OVERLOADED": (Status.RESOURCE_EXHAUSTED, OverloadedError),
+    "NOT_READY": (Status.UNAVAILABLE, UnavailableError),
+    "SHUTTING_DOWN": (Status.UNAVAILABLE, UnavailableError),
+    "DEADLINE_EXCEEDED": (Status.DEADLINE_EXCEEDED, DeadlineExceededError),
+    "INTERNAL": (Status.INTERNAL, ServerError),
+    "SLOW_READER": (Status.ABORTED, SlowReaderError),
+    "GRAPH_UNAVAILABLE": (Status.FAILED_PRECONDITION, ServerError),
+    "UNAUTHENTICATED": (Status.UNAUTHENTICATED, UnauthenticatedError),
+    "PERMISSION_DENIED": (Status.PERMISSION_DENIED, PermissionDeniedError),
+    "RATE_LIMITED": (Status.RESOURCE_EXHAUSTED, RateLimitedError),
+}
+
+
+def test_every_reason_of_the_protocol_has_its_exception() -> None:
+    reasons = {name.removeprefix("ERROR_REASON_") for name, number in ErrorReason.items() if number}
+    assert reasons == set(KINDS) == set(errors._BY_REASON)
+
+
+@pytest.mark.parametrize("reason", KINDS)
+def test_a_reason_is_raised_as_its_exception(server: ScriptedServer, reason: str) -> None:
+    code, kind = KINDS[reason]
+    server.embed = fails(code, reason, "so it is", size_bytes="7")
+    with (
+        Client(server.address, max_attempts=1) as client,
+        pytest.raises(AttnlensError, match=r"^so it is$") as caught,
+    ):
+        client.embed(["a"])
+    error = caught.value
+    assert type(error) is kind
+    assert (error.reason, error.code, error.metadata) == (reason, code, {"size_bytes": "7"})
+    assert (error.violations, error.text_index, error.retry_delay_s) == ((), None, None)
+    assert isinstance(error.__cause__, grpc.RpcError)
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "kind"),
+    ("code", "kind"),
     [
-        (grpc.StatusCode.ABORTED, "SLOW_READER", SlowReaderError),
-        (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", ServerError),
-        (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST", InvalidRequestError),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", DeadlineExceededError),
+        (Status.INVALID_ARGUMENT, InvalidRequestError),
+        (Status.PERMISSION_DENIED, PermissionDeniedError),
+        (Status.RESOURCE_EXHAUSTED, OverloadedError),
+        (Status.ABORTED, AttnlensError),
     ],
 )
-def test_a_reason_has_its_exception(
-    server: ScriptedServer, code: grpc.StatusCode, reason: str, kind: type[AttnlensError]
+@pytest.mark.parametrize("reason", ["", "REASON_OF_THE_FUTURE"])
+def test_without_a_known_reason_the_status_counts(
+    server: ScriptedServer, code: grpc.StatusCode, kind: type[AttnlensError], reason: str
 ) -> None:
     server.embed = fails(code, reason, "so it is")
-    with Client(server.address) as client, pytest.raises(kind, match="so it is") as caught:
+    with Client(server.address, max_attempts=1) as client, pytest.raises(AttnlensError) as caught:
         client.embed(["a"])
-    assert (caught.value.reason, caught.value.code) == (reason, code)
+    assert (type(caught.value), caught.value.reason) == (kind, reason)
 
 
-def test_words_of_the_request_are_not_taken_for_the_number_of_a_text(server: ScriptedServer) -> None:
-    message = "no model 'encode.inputs[41]': there is 'scripted'"
-    server.embed = fails(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND", message)
+def test_a_text_that_is_to_blame_has_the_callers_number(server: ScriptedServer, connect: Call) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        for index, text in enumerate(request.inputs):
+            if text.text == "bad":
+                told = violation(f"inputs[{index}]", TOO_LONG, index)
+                numbers = {"num_tokens": "300", "max_tokens": "256"}
+                refuse(context, Status.INVALID_ARGUMENT, "INPUT_TOO_LONG", "bad", told, **numbers)
+        return vectors(request)
+
+    server.embed = embed
+    with connect(server.address, batch_size=5) as call, pytest.raises(InputTooLongError) as caught:
+        call("embed", [*["a"] * 6, "bad", "a"])
+    error = caught.value
+    assert str(error) == f"texts[6] {TOO_LONG}"
+    assert error.violations == (Violation("texts[6]", TOO_LONG, 6),)
+    assert (error.text_index, error.num_tokens, error.max_tokens) == (6, 300, 256)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (violation("inputs[0].text", "is bad", 0), "texts[0] is bad"),
+        (violation("inputs[0].text_pair", "is bad", 0), "texts[0] is bad"),
+        (violation("inputs[0].token_ids.ids[7]", "is -1", 0), "texts[0].token_ids.ids[7] is -1"),
+        (violation("inputs", "is empty"), "texts is empty"),
+        (violation("prompt.name", "is 'x'"), "prompt_name is 'x'"),
+        (violation("attention[0].layers[2]", "is 9"), "attention[0].layers[2] is 9"),
+        (violation("dimensions", "is inputs[41]"), "dimensions is inputs[41]"),
+        (violation("field.of.the.future", "is new", 0), "texts[0]field.of.the.future is new"),
+        (violation("inputs[0] \x1b[2J", "\u009b \u202e", 0), r"texts[0] \x1b[2J \x9b \u202e"),
+    ],
+)
+def test_a_field_is_called_as_the_caller_knows_it(server: ScriptedServer, told: Any, expected: str) -> None:
+    server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told)
+    with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
+        client.embed(["a"])
+    assert str(caught.value) == expected
+
+
+def test_many_violations_are_all_there_and_the_first_ones_are_named(server: ScriptedServer) -> None:
+    told = [violation(f"inputs[{index}].text", "is bad", index) for index in range(5)]
+    server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "not this", *told)
+    with Client(server.address) as client, pytest.raises(InvalidRequestError) as caught:
+        client.embed(["a"])
+    assert [violation.text_index for violation in caught.value.violations] == list(range(5))
+    assert str(caught.value) == "texts[0] is bad; texts[1] is bad; texts[2] is bad; and 2 more"
+
+
+def test_a_message_is_never_searched_for_numbers(server: ScriptedServer) -> None:
+    message = "no model 'inputs[41]': there is 'scripted'"
+    server.embed = fails(Status.NOT_FOUND, "MODEL_NOT_FOUND", message, available="scripted")
     with Client(server.address) as client, pytest.raises(ModelNotFoundError) as caught:
         client.embed(["a"])
     assert (caught.value.text_index, str(caught.value)) == (None, message)
+    assert caught.value.available == "scripted"
 
 
 def test_control_characters_of_a_message_are_escaped(server: ScriptedServer, connect: Call) -> None:
-    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[0] \x1b[2J\u009b \u202e")
+    server.embed = fails(Status.INVALID_ARGUMENT, "INVALID_FIELD", "bad \x1b[2J\u009b \u202e")
     with connect(server.address) as call, pytest.raises(InvalidRequestError) as caught:
         call("embed", ["a"])
-    assert str(caught.value) == r"texts[0] \x1b[2J\x9b \u202e"
+    assert str(caught.value) == r"bad \x1b[2J\x9b \u202e"
 
 
-@pytest.mark.parametrize("number", ["12345678901", "9" * 5000])
-def test_a_number_that_no_text_has_is_not_read(server: ScriptedServer, connect: Call, number: str) -> None:
-    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INPUT_TOO_LONG", f"inputs[{number}] is bad")
-    with connect(server.address) as call, pytest.raises(InputTooLongError) as caught:
-        call("embed", ["a"])
-    assert caught.value.text_index is None
-    assert InputTooLongError("", metadata={"num_tokens": number * 3}).num_tokens == 0
+@pytest.mark.parametrize("value", ["", "many", "-1", "9" * 5000])
+def test_metadata_that_is_no_number_counts_as_none(value: str) -> None:
+    assert InputTooLongError("", metadata={"num_tokens": value}).num_tokens == 0
+
+
+@pytest.mark.parametrize("trailer", [b"\xff\xff", "text"])
+def test_details_that_are_no_message_say_nothing(trailer: bytes | str) -> None:
+    class Told(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return Status.INVALID_ARGUMENT
+
+        def details(self) -> str:
+            return "so it is"
+
+        def trailing_metadata(self) -> Any:
+            return (("attnlens-error-bin", trailer),)
+
+    error = errors.from_rpc_error(Told())
+    assert (type(error), str(error), error.reason) == (InvalidRequestError, "so it is", "")
+
+
+def test_a_server_that_says_when_is_asked_again_then(server: ScriptedServer, connect: Call) -> None:
+    server.embed = fails(
+        Status.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", "soon", retry_delay_s=0.001, times=3
+    )
+    with connect(server.address) as call:
+        assert call("embed", ["a"]).shape == (1, 4)
+        server.embed = fails(Status.RESOURCE_EXHAUSTED, "RATE_LIMITED", "slowly", times=2)
+        assert call("embed", ["a"]).shape == (1, 4)
+        server.embed = fails(Status.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE", "never")
+        with pytest.raises(ServerError, match="never"):
+            call("embed", ["a"])
+        server.embed = fails(Status.RESOURCE_EXHAUSTED, "RATE_LIMITED", "tomorrow", retry_delay_s=86_400)
+        with pytest.raises(RateLimitedError, match="tomorrow") as caught:
+            call("embed", ["a"])
+        assert caught.value.retry_delay_s == 86_400
+
+
+def test_failures_can_be_pickled() -> None:
+    error = InputTooLongError(
+        "texts[6] is long",
+        Status.INVALID_ARGUMENT,
+        "INPUT_TOO_LONG",
+        {"num_tokens": "302"},
+        [Violation("texts[6]", "is long", 6)],
+        0.5,
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is InputTooLongError
+    assert vars(copy) == vars(error)
+    assert (str(copy), copy.num_tokens, copy.text_index) == ("texts[6] is long", 302, 6)

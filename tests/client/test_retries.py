@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from attnlens.bundle import read_manifest
-from attnlens_client import AsyncClient, Client
+from attnlens_client import AsyncClient, AttentionQuery, Client
 from attnlens_client.connection import grpc_options, service_config
 from served import ServerProcess
 
@@ -54,8 +54,8 @@ def forwarded(listener: socket.socket, address: str) -> Iterator[None]:
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
-        for each in sockets:
-            each.close()
+        for opened in sockets:
+            opened.close()
 
 
 @pytest.mark.parametrize("wait_for_ready", [False, True])
@@ -106,7 +106,7 @@ def test_the_service_config_retries_what_may_pass() -> None:
     assert method["name"] == [{"service": "attnlens.v1.EncoderService"}]
     assert method["waitForReady"] is False
     assert method["retryPolicy"]["maxAttempts"] == 5
-    assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "RESOURCE_EXHAUSTED"]
+    assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
     [method] = service_config(1, wait_for_ready=True)["methodConfig"]
     assert "retryPolicy" not in method
     assert method["waitForReady"] is True
@@ -173,10 +173,12 @@ def test_another_bundle_at_the_same_address_is_served_to_the_same_client(
     assert (sizes.num_layers, sizes.hidden_size) != (6, 384)
     with ServerProcess(minilm_bundle) as server, connect(server.address) as call:
         assert call("embed", ["a", "b"]).shape == (2, 384)
-        assert len(call("stream", ["a", "b"])[1].layers) == 6
+        every_layer = AttentionQuery()
+        assert len(call("stream", ["a", "b"], attention=every_layer)[1].weights) == 6
         server.stop()
         with ServerProcess(other, "--port", server.address.rpartition(":")[2]):
             assert call("embed", []).shape == (0, sizes.hidden_size)
             assert call("embed", ["a", "b"]).shape == (2, sizes.hidden_size)
-            for text in [*call("stream", ["a", "b"]), *call("stream", ["a"]), *call("encode", ["a", "b"])]:
-                assert text.layers == tuple(range(sizes.num_layers))
+            for method, texts in (("stream", ["a", "b"]), ("stream", ["a"]), ("encode", ["a", "b"])):
+                for text in call(method, texts, attention=every_layer):
+                    assert text.attention[0].layers == tuple(range(sizes.num_layers))

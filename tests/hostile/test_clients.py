@@ -15,13 +15,13 @@ from bench.studies.raw_http2 import RawClient, Reply, method
 from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 
-# The attention of 115 tokens is 3.8 MB: at most 70 such replies may wait at a time.
-MAPS = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
-STREAM = pb.EncodeStreamRequest(
-    encode=pb.EncodeRequest(inputs=[pb.Input(text="word " * 200)] * 4, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
-)
-MANY_TEXTS = pb.TokenizeRequest(texts=["word " * 26_000] * 32)  # 4 MB, all that a request may have
-IN_TIME_S = 30.0  # far more than the stall timeout
+# The attention of 115 tokens is 3.8 MB: 70 such replies are all that may wait at a time.
+MAPS = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], attention=[pb.AttentionQuery()])
+STREAM = pb.EncodeStreamRequest(inputs=[pb.Input(text="word " * 200)] * 4, attention=[pb.AttentionQuery()])
+MANY_TEXTS = pb.TokenizeRequest(
+    inputs=[pb.Input(text="word " * 26_000)] * 32
+)  # 4 MB, all that a request may have
+IN_TIME_S = 30.0  # far more than the stall timeout, far less than for ever
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
@@ -112,7 +112,9 @@ def test_the_work_of_cancelled_calls_is_dropped(target: Target) -> None:
         stub = EncoderServiceStub(channel)
         for call in start_tokenizing(target, stub):
             call.cancel()
-        assert len(stub.Tokenize(pb.TokenizeRequest(texts=["hello"]), timeout=10).results) == 1
+        assert (
+            len(stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="hello")]), timeout=10).results) == 1
+        )
 
 
 def test_running_work_does_not_delay_the_shutdown(minilm_bundle: Path) -> None:

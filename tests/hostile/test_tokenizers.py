@@ -44,8 +44,8 @@ def test_a_tokenizer_that_panics_fails_the_call_and_nothing_else(panicking_bundl
         for name, request in (
             ("Embed", pb.EmbedRequest(inputs=inputs)),
             ("Encode", pb.EncodeRequest(inputs=inputs)),
-            ("EncodeStream", pb.EncodeStreamRequest(encode=pb.EncodeRequest(inputs=inputs))),
-            ("Tokenize", pb.TokenizeRequest(texts=[ENDLESS])),
+            ("EncodeStream", pb.EncodeStreamRequest(inputs=inputs)),
+            ("Tokenize", pb.TokenizeRequest(inputs=inputs)),
         ):
             for _ in range(3):  # more than there are workers
                 reply = target.ask(method(name), request.SerializeToString(), timeout_s=20)

@@ -21,9 +21,9 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.errors import StartupError
-from attnlens_server.methods import SERVICE_NAME
+from attnlens_server.grpc_api.methods import SERVICE_NAME
 from attnlens_server.server import ATTENTIONS_NAME, Ready, Server
-from attnlens_server.service import State
+from attnlens_server.serving.service import State
 from failures import Failure, read_failure
 from tampered import ATTENTIONS, EMBEDDINGS, change_graph, copy_of, endless_loop, put_hashes_right, through
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceAsyncStub
 
 LONG = pb.Input(text="word " * 250)
-ATTENTION = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS], layers=[0], heads=[0])
+ATTENTION = pb.EncodeRequest(inputs=[LONG] * 8, attention=[pb.AttentionQuery(layers=[0], heads=[0])])
 OPTIONS = [("grpc.enable_retries", 0), ("grpc.max_receive_message_length", -1)]
 
 
@@ -96,7 +96,7 @@ async def test_an_attention_graph_that_fails_is_told_by_health_and_leaves_embedd
         assert await running.health(ATTENTIONS_NAME) == HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Encode(
-                pb.EncodeRequest(inputs=[pb.Input(text="a")], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+                pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[pb.AttentionQuery()])
             )
         failure = read_failure(caught.value)
         assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "GRAPH_UNAVAILABLE")
@@ -176,10 +176,10 @@ async def test_a_fault_is_told_by_an_id_that_the_log_explains(
     async with listening(minilm_bundle) as running:
         await running.warm_up()
 
-        def fail(items: object) -> None:
+        def fail(items: object, **_: object) -> None:
             raise RuntimeError(f"secret {type(items)}")
 
-        monkeypatch.setattr(running.engine.embeddings.queue, "put", fail)
+        monkeypatch.setattr(running.engine, "submit", fail)
         with caplog.at_level(logging.ERROR):
             failure = await running.embed_failure()
         monkeypatch.undo()
@@ -194,31 +194,31 @@ async def test_a_fault_is_told_by_an_id_that_the_log_explains(
 async def test_texts_of_a_cancelled_call_are_not_run(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle) as running:
         await running.warm_up()
-        before = running.engine.embeddings.num_live_tokens
+        before = running.engine.lanes["embeddings"].num_live_tokens
         call = running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400))
-        await until(lambda: running.engine.embeddings.queue.num_tokens > 0)
+        await until(lambda: running.engine.lanes["embeddings"].num_waiting_tokens > 0)
         call.cancel()
         await running.embed("a")
-        assert running.engine.embeddings.num_live_tokens - before < 0.5 * 400 * 252
+        assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.5 * 400 * 252
 
 
 async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle, max_queue=400) as running:
         await running.warm_up()
-        before = running.engine.embeddings.num_live_tokens
+        before = running.engine.lanes["embeddings"].num_live_tokens
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Embed(pb.EmbedRequest(inputs=[LONG] * 400), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not running.service.admission._num_texts[running.engine.embeddings])
+        await until(lambda: not running.service.admission._num_texts["embeddings"])
         await running.embed("a")
-        assert running.engine.embeddings.num_live_tokens - before < 0.7 * 400 * 252
+        assert running.engine.lanes["embeddings"].num_live_tokens - before < 0.7 * 400 * 252
 
 
 async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(minilm_bundle: Path) -> None:
     async with listening(minilm_bundle, max_queue=8) as running:
         await running.warm_up()
         attention = running.stub.Encode(ATTENTION)
-        await until(lambda: running.service.admission._num_texts[running.engine.attentions] == 8)
+        await until(lambda: running.service.admission._num_texts["attention"] == 8)
         await running.embed("a")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Encode(ATTENTION)
@@ -227,7 +227,7 @@ async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(mini
 
 
 async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> None:
-    one = pb.EncodeRequest(inputs=[LONG], outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    one = pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery()])
     async with listening(minilm_bundle, max_reply_bytes=20 << 20, max_message_bytes=20 << 20) as running:
         await running.warm_up()
         results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(8)), return_exceptions=True)
@@ -239,13 +239,12 @@ async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> Non
 
 
 async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
-    request = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    request = pb.EncodeStreamRequest(inputs=[LONG] * 8, attention=[pb.AttentionQuery()])
     async with listening(minilm_bundle, stall_timeout_s=0.2) as running:
         await running.warm_up()
-        stream = running.stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+        stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
-        worker = running.engine.attentions
-        await until(lambda: not running.service.admission._num_texts[worker])
+        await until(lambda: not running.service.admission._num_texts["attention"])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [part async for part in stream]
         failure = read_failure(caught.value)
@@ -255,13 +254,13 @@ async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
 async def test_a_client_that_leaves_a_stream_is_no_fault(
     minilm_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = pb.EncodeRequest(inputs=[LONG] * 8, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    request = pb.EncodeStreamRequest(inputs=[LONG] * 8, attention=[pb.AttentionQuery()])
     async with listening(minilm_bundle) as running:
         await running.warm_up()
-        stream = running.stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+        stream = running.stub.EncodeStream(request)
         await anext(aiter(stream))
         stream.cancel()
-        await until(lambda: not running.service.admission._num_texts[running.engine.attentions])
+        await until(lambda: not running.service.admission._num_texts["attention"])
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
@@ -282,7 +281,7 @@ async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -
     async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
         await running.warm_up()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await running.stub.Tokenize(pb.TokenizeRequest(texts=["! " * 4000] * 4))
+            await running.stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="! " * 4000)] * 4))
         assert read_failure(caught.value).reason == "RESPONSE_TOO_LARGE"
 
 

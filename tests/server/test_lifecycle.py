@@ -153,15 +153,15 @@ def watch_health(address: str, seen: list[int]) -> Iterator[None]:
 
 
 def test_sigterm_says_not_serving_finishes_what_runs_and_exits_with_zero(minilm_bundle: Path) -> None:
-    request = pb.EncodeRequest(
-        inputs=[pb.Input(text="word " * 250)] * 12, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS], layers=[0]
+    request = pb.EncodeStreamRequest(
+        inputs=[pb.Input(text="word " * 250)] * 12, attention=[pb.AttentionQuery(layers=[0])]
     )
     seen: list[int] = []
     with ServerProcess(minilm_bundle) as server, grpc.insecure_channel(server.address) as channel:
         watcher = watch_health(server.address, seen)
         next(watcher)
         stub = EncoderServiceStub(channel)
-        running = stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+        running = stub.EncodeStream(request)
         first = next(running)
         stopping = threading.Thread(target=server.stop)
         stopping.start()

@@ -145,19 +145,19 @@ def bench(
     command = _serve_command(bundle, config, report)
     if as_json:
         content = _as_json(report, workload)
-        about = {"model": opened.manifest.model_name, "precision": config.precision, "attention": attention}
+        about = {"model": opened.model.name, "precision": config.precision, "attention": attention}
         click.echo(json.dumps(about | content | {"command": command}, ensure_ascii=False, indent=2).encode())
     else:
         from attnlens_cli.show.bench_tables import show_report
 
-        show_report(report, workload, opened.manifest.model_name, command)
+        show_report(report, workload, opened.model.name, command)
 
 
 def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
     from attnlens_server.tuning import draw_workload, read_workload
 
     if texts is None:
-        return draw_workload(bundle.manifest)
+        return draw_workload(bundle.model)
     with texts.open("rb") as file:
         lines = read_lines(file, os.fspath(texts), is_jsonl=texts.name.lower().endswith(".jsonl"))
         return read_workload(bundle, (line.text for line in lines), os.fspath(texts))

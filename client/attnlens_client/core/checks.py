@@ -6,33 +6,50 @@ be replaced between two calls.
 Letters: T tokens of a text.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.tensor_pb2 import DataType, Tensor
-from attnlens_client.errors import BadReplyError
+from attnlens_client.errors import BadReplyError, Violation
 from attnlens_client.results import Array, Usage
 
 _MAX_MESSAGE_CHARS = 500
 
+Value: TypeAlias = str | int | tuple[int, ...]
 
-def wrong_reply(what: str, text_index: int | None = None) -> BadReplyError:
+
+def wrong_reply(what: str) -> BadReplyError:
     """Return the exception for a reply that is not what was asked for."""
-    return BadReplyError(f"the reply is wrong: {what[:_MAX_MESSAGE_CHARS]}", text_index=text_index)
+    return BadReplyError(f"the reply is wrong: {what[:_MAX_MESSAGE_CHARS]}")
+
+
+def wrong_text(index: int, description: str) -> BadReplyError:
+    """Return the exception for a text with this number whose result is not what was asked for."""
+    violation = Violation(f"texts[{index}]", description[:_MAX_MESSAGE_CHARS], index)
+    return BadReplyError(
+        f"the reply is wrong: {violation.field} {violation.description}", violations=[violation]
+    )
 
 
 class Agreed:
     """What all replies of one method have in common: what was asked for, else what the first one has."""
 
     def __init__(self, **asked: str | int) -> None:
-        self._values: dict[str, str | int] = {name: value for name, value in asked.items() if value}
+        self._values: dict[str, Value] = {name: value for name, value in asked.items() if value}
 
-    def check(self, name: str, value: str | int, where: str) -> None:
+    def check(self, name: str, value: Value, where: str) -> None:
         """Check that a reply has the same `value` as the others."""
         known = self._values.setdefault(name, value)
         if value != known:
-            raise wrong_reply(f"the {name.replace('_', ' ')} of {where} is {value!r} instead of {known!r}")
+            raise wrong_reply(f"the {name} of {where} is {value!r} instead of {known!r}")
+
+    def check_model(self, name: str, version: str, where: str) -> None:
+        """Check that it is the model asked for, and the one that answered before."""
+        self.check("model", name, where)
+        self.check("model version", version, where)
 
 
 def check_count(number: int, expected: int, what: str) -> None:
@@ -44,7 +61,7 @@ def check_count(number: int, expected: int, what: str) -> None:
 def check_presence(what: str, index: int, *, has: bool, wants: bool) -> None:
     """Check that a text has what was asked for, and nothing else."""
     if has != wants:
-        raise wrong_reply(f"texts[{index}] comes {'with' if has else 'without'} {what}", index)
+        raise wrong_text(index, f"comes {'with' if has else 'without'} {what}")
 
 
 def checked_usage(message: pb.Usage, index: int, *, may_truncate: bool) -> Usage:
@@ -52,9 +69,9 @@ def checked_usage(message: pb.Usage, index: int, *, may_truncate: bool) -> Usage
     usage = Usage(message.num_tokens, message.num_tokens_total, message.truncated)
     is_cut = usage.num_tokens < usage.num_tokens_total
     if not 0 <= usage.num_tokens <= usage.num_tokens_total or usage.truncated != is_cut:
-        raise wrong_reply(f"texts[{index}] can't have {usage}", index)
+        raise wrong_text(index, f"can't have {usage}")
     if usage.truncated and not may_truncate:
-        raise wrong_reply(f"texts[{index}] was truncated, which was not asked for", index)
+        raise wrong_text(index, "was truncated, which was not asked for")
     return usage
 
 
@@ -81,4 +98,4 @@ def checked_array(
 def check_finite(array: Array, what: str, index: int) -> None:
     """Check that every element is a finite number."""
     if not np.isfinite(array).all():
-        raise wrong_reply(f"the {what} have a value that is no finite number", index)
+        raise wrong_text(index, f"has {what} with a value that is no finite number")

@@ -18,7 +18,8 @@ from attnlens_client.core.replies import EncodeReader
 from attnlens_client.core.session import Attempts, Session
 from attnlens_client.core.streams import Assembler, StreamReader
 from attnlens_client.errors import InvalidRequestError
-from attnlens_client.results import EncodedText, HeadPart, LayerPart, ModelInfo
+from attnlens_client.model_info import ModelInfo
+from attnlens_client.results import EncodedText, HeadPart, LayerPart
 
 _T = TypeVar("_T")
 # Steps that end with a value of their own, for the steps around them.
@@ -68,7 +69,7 @@ def stream_parts(session: Session, plan: EncodePlan) -> Steps[HeadPart | LayerPa
 
 def stream(session: Session, plan: EncodePlan) -> Steps[EncodedText]:
     """Hand out each text when all its parts have come."""
-    return _stream(session, plan, Assembler().add)
+    return _stream(session, plan, Assembler(plan.queries).add)
 
 
 def _model(session: Session, name: str) -> _Part[ModelInfo]:
@@ -127,10 +128,10 @@ def _stream(
     """Hand out what `complete` makes of the parts of all texts."""
     # Asked for each time: what a stream has yielded can't be taken back when a limit has changed.
     model = (yield from _model(session, plan.model)) if plan.needs_model else None
-    texts = EncodeReader(plan.template)
+    texts = EncodeReader(plan.template, plan.queries)
     for first, request in plan.requests(model, session.batch_size):
         reader = StreamReader(texts, first, len(request.inputs))
-        for_stream = pb.EncodeStreamRequest(encode=request)
+        for_stream = pb.EncodeStreamRequest.FromString(request.SerializeToString())  # the same fields
         attempts, has_begun = Attempts(session), False
         yield Start(first, "EncodeStream", for_stream, attempts.timeout_s())
         while not isinstance(event := (yield Wait()), Ended):

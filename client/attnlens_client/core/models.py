@@ -1,17 +1,26 @@
-"""Models and tokens: from messages to the classes of results.py."""
+"""Models: from messages to `ModelInfo`."""
 
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
-from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling
-from attnlens.v1.tensor_pb2 import DataType
+from google.protobuf.message import Message
+
+from attnlens.v1 import manifest_pb2 as manifest
+from attnlens.v1 import model_pb2 as pb
 from attnlens_client.core.checks import wrong_reply
-from attnlens_client.results import DenseLayer, Limits, ModelInfo, Parity, ParityFigure, Token
+from attnlens_client.core.enums import name_of
+from attnlens_client.model_info import (
+    DenseLayer,
+    Gate,
+    LayerInfo,
+    Limits,
+    ModelInfo,
+    OutputInfo,
+    Parity,
+    ParityFigure,
+)
 
-_PRECISIONS: dict[DataType.ValueType, str] = {
-    DataType.DATA_TYPE_FLOAT16: "fp16",
-    DataType.DATA_TYPE_INT8: "int8",
-}
+_T = TypeVar("_T")
 
 
 def model(name: str, message: pb.Model) -> ModelInfo:
@@ -33,11 +42,14 @@ def model(name: str, message: pb.Model) -> ModelInfo:
 
 
 def model_info(message: pb.Model) -> ModelInfo:
-    """Read one model."""
-    sizes, limits = message.architecture, message.limits
+    """Read one model, whatever it says."""
+    sizes, parity = message.architecture, message.parity
     return ModelInfo(
         name=message.name,
+        version=message.version,
+        state=name_of(pb.ModelState.DESCRIPTOR, message.state),
         source=message.source,
+        source_revision=message.source_revision,
         weights_license=message.weights_license,
         family=sizes.family,
         hidden_size=sizes.hidden_size,
@@ -47,82 +59,50 @@ def model_info(message: pb.Model) -> ModelInfo:
         vocab_size=sizes.vocab_size,
         max_position_embeddings=sizes.max_position_embeddings,
         is_causal=sizes.is_causal,
+        layers=_all(LayerInfo, sizes.layers),
+        outputs=tuple(_output(output) for output in message.outputs),
         embedding_size=message.embedding_size,
-        pooling=_enum_name(Pooling, message.pooling.pooling),
-        dense=tuple(_dense_layer(layer) for layer in message.pooling.dense),
+        pooling=name_of(manifest.Pooling.DESCRIPTOR, message.pooling.pooling),
+        dense=_all(DenseLayer, message.pooling.dense),
         normalize=message.pooling.normalize,
         exclude_prompt=message.pooling.exclude_prompt,
         prompts=dict(sorted(message.prompts.items())),
         default_prompt_name=message.default_prompt_name,
+        text_pairs=message.text_pairs,
         max_tokens=message.max_tokens,
-        limits=Limits(
-            max_inputs_per_request=limits.max_inputs_per_request,
-            max_text_bytes=limits.max_text_bytes,
-            max_queue=limits.max_queue,
-            max_batch_tokens=limits.max_batch_tokens,
-            max_message_bytes=limits.max_message_bytes,
-            max_request_text_bytes=limits.max_request_text_bytes,
-            max_request_bytes=limits.max_request_bytes,
-        ),
+        limits=_read(Limits, message.limits),
         execution_providers=tuple(message.execution_providers),
-        precision=_PRECISIONS.get(message.precision, "fp32"),
-        parity=_parity(message),
+        precision=name_of(manifest.Precision.DESCRIPTOR, message.precision),
+        parity=Parity(
+            passed=parity.passed,
+            num_cases=parity.num_cases,
+            gates=_all(Gate, parity.gates),
+            figures=_all(ParityFigure, parity.figures),
+        ),
         versions=dict(message.versions),
     )
 
 
-def _dense_layer(message: Dense) -> DenseLayer:
-    return DenseLayer(
-        in_features=message.in_features,
-        out_features=message.out_features,
-        bias=message.bias,
-        activation=_enum_name(Activation, message.activation),
-        normalize_input=message.normalize_input,
+def _output(message: manifest.GraphOutput) -> OutputInfo:
+    return OutputInfo(
+        role=name_of(manifest.OutputRole.DESCRIPTOR, message.role),
+        layer=message.layer if message.HasField("layer") else None,
+        layout=name_of(manifest.OutputLayout.DESCRIPTOR, message.layout),
+        num_heads=message.num_heads,
+        row_sum=name_of(manifest.RowSum.DESCRIPTOR, message.row_sum),
     )
 
 
-def _enum_name(enum: type[Pooling] | type[Activation], number: int) -> str:
-    """Return the name of a value, such as "mean"; a newer server may have values that are not known here."""
-    names: dict[int, str] = {value: name for name, value in enum.items()}
-    prefix = f"{enum.DESCRIPTOR.name.upper()}_"
-    return names[number].removeprefix(prefix).lower() if number in names else f"unknown ({number})"
+def _all(kind: type[_T], messages: Iterable[Message]) -> tuple[_T, ...]:
+    return tuple(_read(kind, message) for message in messages)
 
 
-def _parity(message: pb.Model) -> Parity:
-    parity = message.parity
-    return Parity(
-        passed=parity.passed,
-        tolerance=parity.tolerance,
-        reference_error_ratio=parity.reference_error_ratio,
-        num_cases=parity.num_cases,
-        figures=tuple(
-            ParityFigure(
-                graph=figure.graph,
-                output=figure.output,
-                max_abs_error=figure.max_abs_error,
-                max_abs_error_float64=figure.max_abs_error_float64,
-                torch_abs_error_float64=figure.torch_abs_error_float64,
-                mean_abs_error=figure.mean_abs_error,
-                p99_abs_error=figure.p99_abs_error,
-                min_cosine=figure.min_cosine,
-            )
-            for figure in parity.figures
-        ),
-    )
-
-
-def tokens(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
-    """Read the tokens of a text."""
-    return tuple(
-        Token(
-            id=token.id,
-            text=token.text,
-            byte_start=token.byte_start,
-            byte_end=token.byte_end,
-            char_start=token.char_start,
-            char_end=token.char_end,
-            word_index=token.word_index if token.HasField("word_index") else None,
-            is_special=token.is_special,
-        )
-        for token in messages
-    )
+def _read(kind: type[_T], message: Message) -> _T:
+    """Return an object whose fields are those of the message with the same names; enums by their names."""
+    fields = message.DESCRIPTOR.fields_by_name
+    given: dict[str, Any] = {}
+    for name in kind.__annotations__:
+        value = getattr(message, name)
+        enum: Any = fields[name].enum_type
+        given[name] = value if enum is None else name_of(enum, value)
+    return kind(**given)

@@ -2,7 +2,7 @@
 
 What is wrong is a BadReplyError.
 
-Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
+Letters: N texts, T tokens of a text, D hidden size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client.core import models
+from attnlens_client.arguments import AttentionQuery
+from attnlens_client.core.attention import QueryReader
 from attnlens_client.core.checks import (
     Agreed,
     check_count,
@@ -20,9 +21,10 @@ from attnlens_client.core.checks import (
     check_presence,
     checked_array,
     checked_usage,
-    wrong_reply,
+    wrong_text,
 )
-from attnlens_client.results import Array, Embeddings, EncodedText, TokenizedText, Usage
+from attnlens_client.core.enums import name_of
+from attnlens_client.results import Array, Embeddings, EncodedText, Token, TokenizedText, Usage
 
 _Response = TypeVar("_Response")
 
@@ -41,21 +43,23 @@ def embeddings(request: pb.EmbedRequest, replies: Sequence[Reply[pb.EmbedRespons
     usages: list[Usage] = []
     for first, count, response in replies:
         where = f"texts[{first}:{first + count}]"
-        agreed.check("model", response.model, where)
+        agreed.check_model(response.model, response.model_version, where)
         vectors = checked_array(
             response.embeddings, request.data_type, (count, None), f"embeddings of {where}"
         )
         agreed.check("width", vectors.shape[1], where)
-        if not np.isfinite(vectors).all():
-            index = first + int(np.isfinite(vectors).all(axis=1).argmin())
-            raise wrong_reply(f"the embedding of texts[{index}] has a value that is no finite number", index)
+        is_finite = np.isfinite(vectors).all(axis=1)
+        if not is_finite.all():
+            index = first + int(is_finite.argmin())
+            raise wrong_text(index, "has an embedding with a value that is no finite number")
         check_count(len(response.usages), count, f"usages for {where}")
         usages += [
             checked_usage(usage, index, may_truncate=request.truncate)
             for index, usage in enumerate(response.usages, first)
         ]
         arrays.append(vectors)
-    return Embeddings(np.concatenate(arrays), tuple(usages))
+    _, _, last = replies[-1]
+    return Embeddings(np.concatenate(arrays), tuple(usages), last.model, last.model_version)
 
 
 def tokenized_texts(
@@ -70,25 +74,15 @@ def tokenized_texts(
     texts: list[TokenizedText] = []
     for first, count, response in replies:
         where = f"texts[{first}:{first + count}]"
-        agreed.check("model", response.model, where)
+        agreed.check_model(response.model, response.model_version, where)
         check_count(len(response.results), count, f"results for {where}")
         texts += [
-            TokenizedText(models.tokens(result.tokens), result.exceeds_max_tokens)
+            TokenizedText(
+                _tokens(result.tokens), result.exceeds_max_tokens, response.model, response.model_version
+            )
             for result in response.results
         ]
     return texts
-
-
-def encoded_texts(
-    request: pb.EncodeRequest, replies: Iterable[Reply[pb.EncodeResponse]]
-) -> list[EncodedText]:
-    """Join the results of several calls.
-
-    Raises:
-        BadReplyError: as `embeddings`.
-    """
-    reader = EncodeReader(request)
-    return [text for first, count, response in replies for text in reader.texts(first, count, response)]
 
 
 class EncodeReader:
@@ -96,98 +90,82 @@ class EncodeReader:
 
     Args:
         request: what was asked for; its inputs don't matter.
+        queries: those of `request`.
     """
 
-    def __init__(self, request: pb.EncodeRequest) -> None:
-        self.wants_attention = pb.ENCODE_OUTPUT_ATTENTIONS in request.outputs
-        self._wants_hidden_state = pb.ENCODE_OUTPUT_LAST_HIDDEN_STATE in request.outputs
+    def __init__(self, request: pb.EncodeRequest, queries: Sequence[AttentionQuery]) -> None:
+        self.agreed = Agreed(model=request.model)
+        self.queries = [
+            QueryReader(number, query, request.data_type, self.agreed) for number, query in enumerate(queries)
+        ]
         self._request = request
-        self._agreed = Agreed(model=request.model)
 
-    def texts(self, first: int, count: int, response: pb.EncodeResponse) -> list[EncodedText]:
-        """Read the reply to one call of `count` texts from number `first` on."""
-        where = f"texts[{first}:{first + count}]"
-        self.check_model(response.model, where)
-        check_count(len(response.results), count, f"results for {where}")
-        return [self._text(index, result) for index, result in enumerate(response.results, first)]
+    def texts(self, replies: Iterable[Reply[pb.EncodeResponse]]) -> list[EncodedText]:
+        """Join the results of several calls.
 
-    def check_model(self, name: str, where: str) -> None:
-        """Check that it is the one asked for, or the one that answered before."""
-        self._agreed.check("model", name, where)
+        Raises:
+            BadReplyError: as `embeddings`.
+        """
+        texts: list[EncodedText] = []
+        for first, count, response in replies:
+            where = f"texts[{first}:{first + count}]"
+            self.agreed.check_model(response.model, response.model_version, where)
+            check_count(len(response.results), count, f"results for {where}")
+            texts += [
+                self._text(index, result, response) for index, result in enumerate(response.results, first)
+            ]
+        return texts
 
-    def _text(self, index: int, message: pb.EncodedText) -> EncodedText:
-        text = self.head(index, message)
-        has_attention = message.HasField("attention")
-        check_presence("attention weights", index, has=has_attention, wants=self.wants_attention)
-        if not self.wants_attention:
-            return text
-        layers = tuple(message.attention.layers)
-        self.check_num_layers(len(layers), index)
-        for place, layer in enumerate(layers):
-            self.check_layer(place, layer, index)
-        weights = self.weights(index, message.attention, text.num_tokens)
-        return replace(text, attentions=weights, layers=layers, heads=tuple(message.attention.heads))
+    def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
+        text = self.head(index, message, response.model, response.model_version)
+        if len(message.attention) != len(self.queries):
+            raise wrong_text(
+                index, f"has {len(message.attention)} instead of {len(self.queries)} results of queries"
+            )
+        attention = []
+        for query, result in zip(self.queries, message.attention, strict=True):
+            query.check_layers(index, result.layers)
+            attention.append(query.read(index, text.num_tokens, result))
+        return replace(text, attention=tuple(attention))
 
-    def head(self, index: int, message: pb.EncodedText) -> EncodedText:
-        """Read everything of a text but its attention weights."""
-        tokens = models.tokens(message.tokens)
+    def head(self, index: int, message: pb.EncodedText, model: str, version: str) -> EncodedText:
+        """Read everything of a text but its attention."""
+        tokens = _tokens(message.tokens)
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
-        check_count(len(tokens), usage.num_tokens, f"tokens for texts[{index}]")
+        if len(tokens) != usage.num_tokens:
+            raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
         has_hidden_state = message.HasField("last_hidden_state")
-        check_presence("token vectors", index, has=has_hidden_state, wants=self._wants_hidden_state)
+        check_presence("token vectors", index, has=has_hidden_state, wants=self._request.last_hidden_state)
         hidden_states = None
         if has_hidden_state:
             what = f"token vectors of texts[{index}]"
             shape = (len(tokens), None)
             hidden_states = checked_array(message.last_hidden_state, self._request.data_type, shape, what)
-            self._agreed.check("width", hidden_states.shape[1], f"texts[{index}]")
-            check_finite(hidden_states, what, index)
+            self.agreed.check("width", hidden_states.shape[1], f"texts[{index}]")
+            check_finite(hidden_states, "token vectors", index)
         return EncodedText(
             tokens=tokens,
             hidden_states=hidden_states,
-            attentions=None,
-            layers=(),
-            heads=(),
+            attention=(),
             num_tokens=usage.num_tokens,
             num_tokens_total=usage.num_tokens_total,
             truncated=usage.truncated,
+            model=model,
+            model_version=version,
         )
 
-    def weights(self, index: int, message: pb.Attention, num_tokens: int) -> Array:
-        """Read the attention weights of some layers, (L', H', T, T), whose numbers have been checked."""
-        asked = self._request.heads
-        self._check_num("heads", len(asked), len(message.heads), index)
-        for place, head in enumerate(message.heads):
-            self._check_number("heads", asked, place, head, index)
-        is_mean = self._request.head_reduction == pb.HEAD_REDUCTION_MEAN
-        if (message.head_reduction == pb.HEAD_REDUCTION_MEAN) != is_mean:
-            raise wrong_reply(f"the heads of texts[{index}] are {'not ' * is_mean}averaged", index)
-        what = f"attention weights of texts[{index}]"
-        shape = (len(message.layers), 1 if is_mean else len(message.heads), num_tokens, num_tokens)
-        weights = checked_array(message.weights, self._request.data_type, shape, what)
-        check_finite(weights, what, index)
-        return weights
 
-    def check_num_layers(self, number: int, index: int) -> None:
-        """Check how many layers a text has."""
-        self._check_num("layers", len(self._request.layers), number, index)
-
-    def check_layer(self, place: int, layer: int, index: int) -> None:
-        """Check the number of the layer in one place of those asked for."""
-        self._check_number("layers", self._request.layers, place, layer, index)
-
-    def _check_num(self, kind: str, num_asked: int, number: int, index: int) -> None:
-        if num_asked:
-            check_count(number, num_asked, f"{kind} for texts[{index}]")
-        elif number < 1:
-            raise wrong_reply(f"texts[{index}] has no {kind}", index)
-        else:
-            self._agreed.check(f"number_of_{kind}", number, f"texts[{index}]")
-
-    def _check_number(self, kind: str, asked: Sequence[int], place: int, number: int, index: int) -> None:
-        """Check a layer or a head: -1 asks for the last one, whose number shows how many there are."""
-        expected = asked[place] if asked else place
-        if expected < 0 <= number:
-            self._agreed.check(f"number_of_{kind}", number - expected, f"texts[{index}]")
-        elif number < 0 or number != expected:
-            raise wrong_reply(f"texts[{index}] has {number} instead of {expected} among its {kind}", index)
+def _tokens(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
+    return tuple(
+        Token(
+            id=token.id,
+            text=token.text,
+            source=name_of(pb.TokenSource.DESCRIPTOR, token.source),
+            byte_start=token.byte_start,
+            byte_end=token.byte_end,
+            char_start=token.char_start,
+            char_end=token.char_end,
+            word_index=token.word_index if token.HasField("word_index") else None,
+        )
+        for token in messages
+    )

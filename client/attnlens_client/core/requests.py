@@ -2,40 +2,31 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from attnlens.v1.encoder_service_pb2 import EmbedRequest, HeadReduction, Input, TokenIds
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_client.results import ModelInfo
+from attnlens_client.arguments import AttentionQuery, DataTypeName, PoolingName, Text, TokenIds
+from attnlens_client.core import enums
+from attnlens_client.model_info import ModelInfo
 
-Text: TypeAlias = str | Sequence[int]
-PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
-DataTypeName: TypeAlias = Literal["float32", "float16"]
-HeadReductionName: TypeAlias = Literal["none", "mean"]
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
+_T = TypeVar("_T")
 
-POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
-MAX_INT32 = 2**31 - 1
 _MISSING_TYPES = {"NAType", "NaTType"}  # pandas.NA and pandas.NaT
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
-HEAD_REDUCTIONS = {
-    "none": HeadReduction.HEAD_REDUCTION_NONE,
-    "mean": HeadReduction.HEAD_REDUCTION_MEAN,
-}
 
 
-def listed(texts: Iterable[_Item]) -> list[_Item]:
+def listed(texts: Iterable[_T]) -> list[_T]:
     """Return `texts` as a list.
 
     Raises:
         TypeError: `texts` is itself one text, or what it would be iterated over are not its texts in order.
     """
     kind = type(texts).__name__
-    if isinstance(texts, (str, bytes)):
+    if isinstance(texts, (str, bytes, TokenIds)):
         raise TypeError(f"texts is one {kind}: give a list of texts, for instance [text]")
     if isinstance(texts, Mapping):
         raise TypeError(f"texts is a {kind}: give its values, for instance list(texts.values())")
@@ -48,45 +39,49 @@ def listed(texts: Iterable[_Item]) -> list[_Item]:
     return list(texts)
 
 
-def inputs(texts: Iterable[Text]) -> list[Input]:
-    """Return one message for each text or sequence of token ids.
+def inputs(texts: Iterable[Text]) -> list[pb.Input]:
+    """Return one message for each text, pair or sequence of token ids.
 
     Raises:
-        TypeError: `texts` is one text, or an entry is neither a str nor a sequence of int.
+        TypeError: `texts` is one text, or an entry is none of these.
         ValueError: an entry can't be sent, for instance half of a surrogate pair or an id over 31 bits.
     """
     return [_input(index, text) for index, text in enumerate(listed(texts))]
 
 
-def strings(texts: Iterable[str]) -> list[str]:
-    """Return `texts` as a list.
-
-    Raises:
-        TypeError: `texts` is one text, or an entry is no str.
-        ValueError: an entry can't be sent: it has half of a surrogate pair.
-    """
-    listed_texts = listed(texts)
-    for index, text in enumerate(listed_texts):
-        if not isinstance(text, str):
-            raise _wrong_entry(index, text, "a str")
-        _input(index, text)
-    return listed_texts
-
-
-def _input(index: int, text: Text) -> Input:
-    if isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(text, Iterable):
-        raise _wrong_entry(index, text, "a str or a sequence of token ids")
+def _input(index: int, text: Text) -> pb.Input:
     try:
-        if isinstance(text, str):
-            return Input(text=text)
-        return Input(token_ids=TokenIds(ids=[operator.index(token) for token in text]))
-    except TypeError as error:
-        raise TypeError(f"texts[{index}] has an entry that is no token id: {error}") from error
+        match text:
+            case str():
+                return pb.Input(text=text)
+            case (str(first), str(second)) if isinstance(text, tuple):
+                return pb.Input(text_pair=pb.TextPair(first=first, second=second))
+            case TokenIds():
+                ids, type_ids = _whole_numbers(index, text.ids), _whole_numbers(index, text.type_ids)
+                return pb.Input(token_ids=pb.TokenIds(ids=ids, type_ids=type_ids))
+        if isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(text, Iterable):
+            raise _wrong_entry(index, text)
+        return pb.Input(token_ids=pb.TokenIds(ids=_whole_numbers(index, text)))
     except ValueError as error:
         raise ValueError(f"texts[{index}] can't be sent: {error}") from error
 
 
-def _wrong_entry(index: int, value: object, wanted: str) -> TypeError:
+def _whole_numbers(index: int, numbers: Iterable[Any]) -> list[int]:
+    found: list[int] = []
+    for number in numbers:
+        if isinstance(number, str):
+            raise TypeError(
+                f"texts[{index}] has an entry that is no token id, {number!r}: for a pair of texts give a "
+                "tuple (first, second)"
+            )
+        try:
+            found.append(operator.index(number))
+        except TypeError as error:
+            raise TypeError(f"texts[{index}] has an entry that is no token id: {error}") from error
+    return found
+
+
+def _wrong_entry(index: int, value: object) -> TypeError:
     is_missing = (
         value is None
         or (isinstance(value, (float, np.floating)) and np.isnan(value))
@@ -96,16 +91,32 @@ def _wrong_entry(index: int, value: object, wanted: str) -> TypeError:
         return TypeError(
             f"texts[{index}] is a missing value ({value!r}): leave it out, or give '' in its place"
         )
-    return TypeError(f"texts[{index}] is {type(value).__name__}: give {wanted}")
+    return TypeError(
+        f"texts[{index}] is {type(value).__name__}: give a str, a pair of them or a sequence of token ids"
+    )
 
 
-def sendable(name: str, text: str) -> str:
-    """Return `text`, the argument called `name`.
+def num_bytes(text: pb.Input) -> int:
+    """Return the bytes of UTF-8 in a text or pair; 0 for token ids."""
+    pair = text.text_pair
+    return len(text.text.encode()) + len(pair.first.encode()) + len(pair.second.encode())
+
+
+def prompt(prompt_name: str | None, text: str | None) -> pb.Prompt | None:
+    """Return the prompt of a request. None: it says nothing.
 
     Raises:
-        TypeError: it is no str.
-        ValueError: it can't be sent.
+        TypeError: an argument is no str.
+        ValueError: it can't be sent, or both are given.
     """
+    if prompt_name is not None and text is not None:
+        raise ValueError("prompt_name and prompt are both given: choose one")
+    if prompt_name is not None:
+        return pb.Prompt(name=_sendable("prompt_name", prompt_name))
+    return None if text is None else pb.Prompt(text=_sendable("prompt", text))
+
+
+def _sendable(name: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{name} is {type(text).__name__}: give a str")
     try:
@@ -115,27 +126,48 @@ def sendable(name: str, text: str) -> str:
     return text
 
 
-def prompt_bytes(request: EmbedRequest, model: ModelInfo) -> int:
+def prompt_bytes(request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest, model: ModelInfo) -> int:
     """Return how many bytes of UTF-8 the server puts before each text."""
-    if request.HasField("prompt"):
-        return len(request.prompt.encode())
-    name = request.prompt_name if request.HasField("prompt_name") else model.default_prompt_name
+    if request.prompt.HasField("text"):
+        return len(request.prompt.text.encode())
+    name = request.prompt.name if request.prompt.HasField("name") else model.default_prompt_name
     return len(model.prompts.get(name, "").encode())
 
 
-def chosen_numbers(name: str, chosen: Sequence[int] | None) -> list[int]:
-    """Return the numbers of layers or heads; none stand for all."""
-    if chosen is None:
-        return []
-    try:
-        numbers = [operator.index(number) for number in chosen]
-    except TypeError as error:
-        raise TypeError(f"{name} is {chosen!r}: give a list of whole numbers, or None for all") from error
-    if not numbers:
-        raise ValueError(f"{name} is empty: leave it out for all, or set attentions=False for none")
-    if any(abs(number) > MAX_INT32 for number in numbers):
-        raise ValueError(f"{name} is {chosen!r}: no model has so many")
-    return numbers
+def listed_queries(
+    attention: AttentionQuery | Sequence[AttentionQuery] | None,
+) -> tuple[AttentionQuery, ...]:
+    """Return the queries of a request.
+
+    Raises:
+        TypeError: `attention` is neither a query nor a list of them.
+    """
+    if attention is None:
+        return ()
+    if isinstance(attention, AttentionQuery):
+        return (attention,)
+    is_list = isinstance(attention, Sequence) and not isinstance(attention, str)
+    if not is_list or not all(isinstance(query, AttentionQuery) for query in attention):
+        raise TypeError(f"attention is {attention!r}: give an AttentionQuery, a list of them, or None")
+    return tuple(attention)
+
+
+def query_message(query: AttentionQuery) -> pb.AttentionQuery:
+    """Return the message of a query."""
+    return pb.AttentionQuery(
+        role=_chosen("role", query.role, enums.values(OutputRole.DESCRIPTOR)),
+        layers=query.layers,
+        heads=query.heads,
+        view=_chosen("view", query.view, enums.values(pb.AttentionView.DESCRIPTOR)),
+    )
+
+
+def pooling_value(pooling: PoolingName | None) -> Pooling.ValueType:
+    """Return the pooling for its name. None: the model's own."""
+    if pooling is None:
+        return Pooling.POOLING_UNSPECIFIED
+    value: Pooling.ValueType = _chosen("pooling", pooling, enums.values(Pooling.DESCRIPTOR))
+    return value
 
 
 def data_type(dtype: DataTypeName) -> DataType.ValueType:
@@ -144,15 +176,11 @@ def data_type(dtype: DataTypeName) -> DataType.ValueType:
         name = np.dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    return chosen("dtype", name, _DATA_TYPES)
+    value: DataType.ValueType = _chosen("dtype", name, _DATA_TYPES)
+    return value
 
 
-def chosen(name: str, value: str, choices: Mapping[str, _Value]) -> _Value:
-    """Return what `value`, the argument called `name`, stands for.
-
-    Raises:
-        ValueError: it is none of `choices`.
-    """
+def _chosen(name: str, value: str, choices: Mapping[str, int]) -> Any:  # noqa: ANN401 - a type of enum
     if value not in choices:
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return choices[value]

@@ -1,8 +1,8 @@
 """What the calls of one client share: its limits, the models seen, and when a failed call is made again.
 
-gRPC's own retries bridge a moment: five attempts, with the delay that the server names. A server that is
-overloaded or restarts may take longer, so `Attempts` goes on until the call's deadline, with growing random
-delays that keep many clients from coming back together.
+gRPC's own retries bridge a moment in which no server is there: five attempts. A server that is overloaded or
+restarts may take longer, so `Attempts` goes on until the call's deadline, with growing random delays, so that
+many clients do not come back together, and not before the server says.
 """
 
 import random
@@ -13,16 +13,17 @@ from typing import Any
 
 import grpc
 
-from attnlens.v1.encoder_service_pb2 import Model
+from attnlens.v1.model_pb2 import Model
 from attnlens_client.core import models
 from attnlens_client.errors import (
     AttnlensError,
     DeadlineExceededError,
     OverloadedError,
+    RateLimitedError,
     UnavailableError,
     from_rpc_error,
 )
-from attnlens_client.results import ModelInfo
+from attnlens_client.model_info import ModelInfo
 
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
@@ -63,13 +64,17 @@ class Session:
 
     def forget_if_replaced(self, model: ModelInfo | None, responses: Mapping[int, Any]) -> None:
         """Forget the models where another one has answered than `model`, by whose limits calls were made."""
-        if model is not None and any(response.model != model.name for response in responses.values()):
+        known = None if model is None else {(model.name, model.version)}
+        found = {(response.model, response.model_version) for response in responses.values()}
+        if known is not None and found and found != known:
             self.models.clear()
 
     def may_pass(self, error: AttnlensError) -> bool:
-        """Tell whether the same call may succeed later."""
-        return isinstance(error, OverloadedError) or (
-            isinstance(error, UnavailableError) and self.has_answered
+        """Tell whether the same call may succeed later: the server says so, or did answer before."""
+        return (
+            error.retry_delay_s is not None
+            or isinstance(error, OverloadedError | RateLimitedError)
+            or (isinstance(error, UnavailableError) and self.has_answered)
         )
 
     def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:
@@ -103,13 +108,13 @@ class Attempts:
         return None if self._deadline is None else max(0.0, self._deadline - self._session.clock())
 
     def delay_s(self, error: AttnlensError) -> float:
-        """Return how long to wait before the next attempt.
+        """Return how long to wait before the next attempt: as long as the server says, if that is longer.
 
         Raises:
             AttnlensError: `error`, where it will not pass or the deadline leaves no time for an attempt.
         """
         self._delay_s = min(2 * self._delay_s, _MAX_DELAY_S)
-        delay_s = self._delay_s * self._session.spread()
+        delay_s = max(self._delay_s * self._session.spread(), error.retry_delay_s or 0.0)
         left_s = self.timeout_s()
         is_last = not self._session.may_retry or (left_s is not None and left_s <= delay_s)
         if is_last or not self._session.may_pass(error):

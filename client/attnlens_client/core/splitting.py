@@ -9,14 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from attnlens.tensors import numpy_dtype
-from attnlens.v1.encoder_service_pb2 import (
-    EmbedRequest,
-    EncodeOutput,
-    EncodeRequest,
-    HeadReduction,
-    Input,
-)
-from attnlens_client.results import Limits, ModelInfo
+from attnlens.v1.encoder_service_pb2 import EmbedRequest, EncodeRequest, Input, TokenizeRequest
+from attnlens_client.arguments import AttentionQuery
+from attnlens_client.core.requests import prompt_bytes
+from attnlens_client.model_info import Limits, ModelInfo
 
 # Room for what stands around the tensors of a message.
 _USABLE_SHARE = 0.9
@@ -43,30 +39,37 @@ def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
     return width * numpy_dtype(request.data_type).itemsize + _MESSAGE_BYTES
 
 
-def encode_response_bytes(request: EncodeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
+def encode_response_bytes(
+    request: EncodeRequest, queries: Sequence[AttentionQuery], texts: Iterable[Input], model: ModelInfo
+) -> list[int]:
     """Return for each text an upper bound of its bytes in a response.
 
     The number of tokens is not known here: at most one for each byte, special tokens aside.
     """
     item = numpy_dtype(request.data_type).itemsize
-    width = model.hidden_size if EncodeOutput.ENCODE_OUTPUT_LAST_HIDDEN_STATE in request.outputs else 0
-    maps = 0
-    if EncodeOutput.ENCODE_OUTPUT_ATTENTIONS in request.outputs:
-        heads = len(request.heads) or model.num_heads
-        if request.head_reduction == HeadReduction.HEAD_REDUCTION_MEAN:
-            heads = 1
-        maps = (len(request.layers) or model.num_layers) * heads
+    width = model.hidden_size if request.last_hidden_state else 0
+    maps = sum(_num_maps(query, model) for query in queries)
+    added = prompt_bytes(request, model)
     sizes = []
     for text in texts:
-        tokens = min(model.max_tokens, text.ByteSize())
+        tokens = min(model.max_tokens, text.ByteSize() + added)
         result = tokens * (width * item + _TOKEN_BYTES) + maps * tokens * tokens * item
         sizes.append(result + _MESSAGE_BYTES)
     return sizes
 
 
-def tokenize_response_bytes(text_bytes: Iterable[int]) -> list[int]:
+def _num_maps(query: AttentionQuery, model: ModelInfo) -> int:
+    """Return how many arrays (T, T) a query brings at most."""
+    outputs = [output for output in model.outputs if output.role == query.role]
+    heads = max((output.num_heads for output in outputs), default=model.num_heads)
+    num_heads = 1 if query.view == "head_mean" else len(query.heads or ()) or heads
+    return (len(query.layers or ()) or len(outputs) or model.num_layers) * num_heads
+
+
+def tokenize_response_bytes(request: TokenizeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
     """Return for each text an upper bound of its bytes in a response: a token for each byte."""
-    return [size * _TOKEN_BYTES + _MESSAGE_BYTES for size in text_bytes]
+    added = prompt_bytes(request, model)
+    return [(text.ByteSize() + added) * _TOKEN_BYTES + _MESSAGE_BYTES for text in texts]
 
 
 def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: int = 0) -> Iterator[slice]:

@@ -1,20 +1,22 @@
-"""Replies of a stream: each text comes in parts, a head and then its layers.
+"""Replies of a stream: each text comes in parts, a head and then query by query its layers.
 
 Letters: T tokens of a text, L' and H' the chosen layers and heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client.core.checks import check_count, check_presence, wrong_reply
+from attnlens_client.arguments import AttentionQuery
+from attnlens_client.core.checks import check_presence, wrong_reply, wrong_text
 from attnlens_client.core.replies import EncodeReader
-from attnlens_client.results import Array, EncodedText, HeadPart, LayerPart
+from attnlens_client.results import Array, Attention, EncodedText, HeadPart, LayerPart
 
 
 class StreamReader:
-    """Reads the messages of one streaming call: text by text, a head and then its layers.
+    """Reads the messages of one streaming call.
 
     Args:
         texts: the reader of the whole method.
@@ -26,8 +28,8 @@ class StreamReader:
         self._first, self._end = first, first + count
         self._index = first - 1  # the text whose parts come
         self._num_tokens = 0
-        self._num_received = 0  # layers of it
-        self._num_layers = 0  # that it has
+        self._num_parts = 0  # with a layer, that the text has
+        self._layers: list[list[int]] = []  # those that have come, by query
 
     def part(self, response: pb.EncodeStreamResponse) -> HeadPart | LayerPart:
         """Read one message.
@@ -36,24 +38,14 @@ class StreamReader:
             BadReplyError: it is not what was asked for, or does not follow the one before.
         """
         index = self._first + response.input_index
-        self._texts.check_model(response.model, f"texts[{index}]")
-        if response.HasField("head"):
-            self._end_text()
-            if index != self._index + 1 or index >= self._end:
-                raise wrong_reply(f"the stream has texts[{index}] where texts[{self._index + 1}] is due")
-            text = self._texts.head(index, response.head)
-            check_presence("attention weights", index, has=response.head.HasField("attention"), wants=False)
-            self._index, self._num_tokens, self._num_received = index, text.num_tokens, 0
-            self._num_layers = self._announced(response.num_attention_parts)
-            return HeadPart(index, text, self._num_layers)
-        layers, heads = tuple(response.attention.layers), tuple(response.attention.heads)
-        if index != self._index or self._num_received == self._num_layers:
-            raise wrong_reply(f"the stream has layers {layers} of texts[{index}] out of order")
-        check_count(len(layers), 1, f"layers in one part of texts[{index}]")
-        self._texts.check_layer(self._num_received, layers[0], index)
-        self._num_received += 1
-        [weights] = self._texts.weights(index, response.attention, self._num_tokens)  # (H', T, T)
-        return LayerPart(index, layers[0], heads, weights)
+        self._texts.agreed.check("model", response.model, f"texts[{index}]")
+        match response.WhichOneof("part"):
+            case "head":
+                return self._head(index, response)
+            case "attention":
+                return self._layer(index, response.attention)
+            case _:
+                raise wrong_text(index, "has a part that is neither a head nor a layer")
 
     def finish(self) -> None:
         """Check that everything has come, once the stream has ended.
@@ -66,22 +58,78 @@ class StreamReader:
             done = self._index + 1 - self._first
             raise wrong_reply(f"the stream ends after {done} of {self._end - self._first} texts")
 
-    def _announced(self, num_layers: int) -> int:
-        """Return how many layers follow a head."""
-        if self._texts.wants_attention:
-            self._texts.check_num_layers(num_layers, self._index)
-        else:
-            check_count(num_layers, 0, f"layers for texts[{self._index}]")
-        return num_layers
+    def _head(self, index: int, response: pb.EncodeStreamResponse) -> HeadPart:
+        self._end_text()
+        if index != self._index + 1 or index >= self._end:
+            raise wrong_reply(f"the stream has texts[{index}] where texts[{self._index + 1}] is due")
+        self._texts.agreed.check("model version", response.model_version, f"texts[{index}]")
+        check_presence("attention in its head", index, has=bool(response.head.attention), wants=False)
+        text = self._texts.head(index, response.head, response.model, response.model_version)
+        self._index, self._num_tokens, self._layers = index, text.num_tokens, []
+        self._num_parts = response.num_attention_parts
+        if self._num_parts < len(self._texts.queries) or (self._num_parts and not self._texts.queries):
+            raise wrong_text(
+                index, f"announces {self._num_parts} layers for {len(self._texts.queries)} queries"
+            )
+        self._texts.agreed.check("number of attention parts", self._num_parts, f"texts[{index}]")
+        return HeadPart(index, text, self._num_parts)
+
+    def _layer(self, index: int, message: pb.AttentionResult) -> LayerPart:
+        number, layers = message.query_index, tuple(message.layers)
+        if index != self._index or sum(map(len, self._layers)) >= self._num_parts:
+            raise wrong_text(index, f"has layers {layers} out of order")
+        if number == len(self._layers) < len(self._texts.queries):
+            self._end_query()
+            self._layers.append([])
+        if number != len(self._layers) - 1:
+            raise wrong_text(index, f"has a part of query {number} out of order")
+        if len(layers) != 1:
+            raise wrong_text(index, f"has a part with {len(layers)} instead of 1 layers")
+        query = self._texts.queries[number]
+        before = self._layers[-1]
+        query.check_layer(index, len(before), layers[0], before[-1] if before else -1)
+        attention = query.read(index, self._num_tokens, message)
+        before.append(layers[0])
+        if sum(map(len, self._layers)) == self._num_parts:
+            self._check_queries()
+        return LayerPart(
+            input_index=index,
+            query_index=number,
+            layer=layers[0],
+            heads=attention.heads,
+            layout=attention.layout,
+            row_sum=attention.row_sum,
+            weights=attention.weights[0],  # (H', T, T) or (T, H')
+        )
+
+    def _end_query(self) -> None:
+        if self._layers:
+            self._texts.queries[len(self._layers) - 1].check_layers(self._index, self._layers[-1])
 
     def _end_text(self) -> None:
-        check_count(self._num_received, self._num_layers, f"layers for texts[{self._index}]")
+        num_received = sum(map(len, self._layers))
+        if num_received != self._num_parts:
+            raise wrong_text(self._index, f"has {num_received} instead of {self._num_parts} layers")
+
+    def _check_queries(self) -> None:
+        """Check what has come of a text, now that it is complete."""
+        self._end_query()
+        if len(self._layers) != len(self._texts.queries):
+            raise wrong_text(
+                self._index,
+                f"has layers of {len(self._layers)} instead of {len(self._texts.queries)} queries",
+            )
 
 
 class Assembler:
-    """Puts the parts of a stream together again, one text at a time."""
+    """Puts the parts of a stream together again, one text at a time.
 
-    def __init__(self) -> None:
+    Args:
+        queries: those that were asked for.
+    """
+
+    def __init__(self, queries: Sequence[AttentionQuery]) -> None:
+        self._queries = queries
         self._head: HeadPart | None = None
         self._layers: list[LayerPart] = []
 
@@ -91,17 +139,24 @@ class Assembler:
             self._head, self._layers = part, []
         else:
             self._layers.append(part)
-        if self._head is None or len(self._layers) < self._head.num_layers:
+        if self._head is None or len(self._layers) < self._head.num_layer_parts:
             return []
-        text, layers = self._head.text, self._layers
-        self._head = None
-        if not layers:
-            return [text]
-        numbers, weights = tuple(layer.layer for layer in layers), _stacked(layers)
-        return [replace(text, attentions=weights, layers=numbers, heads=layers[0].heads)]
+        text, self._head = self._head.text, None
+        attention = tuple(
+            _joined(query, [layer for layer in self._layers if layer.query_index == number])
+            for number, query in enumerate(self._queries)
+        )
+        return [replace(text, attention=attention)]
 
 
-def _stacked(layers: list[LayerPart]) -> Array:
-    weights = np.stack([layer.weights for layer in layers])  # (L', H', T, T)
+def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
+    weights: Array = np.stack([layer.weights for layer in layers])  # (L', H', T, T) or (L', T, H')
     weights.flags.writeable = False  # like the arrays of `encode`
-    return weights
+    return Attention(
+        query=query,
+        layers=tuple(layer.layer for layer in layers),
+        heads=layers[0].heads,
+        layout=layers[0].layout,
+        row_sum=layers[0].row_sum,
+        weights=weights,
+    )

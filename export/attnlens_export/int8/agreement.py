@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from attnlens.dense import open_layers
-from attnlens.pooling import finish, normalize, pool
+from attnlens.pooling import Pooling, finish, normalize, pool
 from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.int8.products import FloatArray
@@ -90,7 +90,7 @@ class Embedder:
             (hidden,) = session.run([HIDDEN_OUTPUT], batch.inputs.feed())
             for row, place in enumerate(batch.places):
                 vectors = hidden[row][batch.inputs.attention_mask[row] == 1]  # (T, D)
-                pooled[place] = pool(vectors, self._pooling.pooling)
+                pooled[place] = pool(vectors, Pooling(self._pooling.pooling))
                 tokens.append(vectors)
         embeddings = finish(
             np.stack([pooled[place] for place in sorted(pooled)]),

@@ -1,12 +1,11 @@
-"""The engine: token ids in, tensors out. `queue -> pack -> run -> slice`.
+"""The engine: token ids in, arrays out. Its story is in `lanes`: schedule, run, hand out.
 
-`item` is what waits, `queue` where it waits, `pack` what runs together, `session` what runs it (`device`,
-where attention stays on a GPU), `sessions` which one does, `outputs` what comes out and each text's part
-of it, `worker` the threads that make it, its lanes, and `engine` the two of them: a worker a graph.
+`item` is what waits, `queue` where it waits, `scheduler` what runs together, `batch` what a graph gets,
+`session` what runs it (`device`, where attention stays on a GPU), `sessions` which one does, `outputs` each
+text's part of what comes out, `lanes` the threads that do all this for one graph, `engine` the two graphs.
 """
 
 from attnlens_server.engine.engine import Engine
-from attnlens_server.engine.item import ALL_HEADS, AttentionSelection, Item, ItemResult, TokenPooling
-from attnlens_server.engine.worker import SessionWorker
+from attnlens_server.engine.item import HeadSelection, Item, ItemResult, TokenPooling, Wanted
 
-__all__ = ["ALL_HEADS", "AttentionSelection", "Engine", "Item", "ItemResult", "SessionWorker", "TokenPooling"]
+__all__ = ["Engine", "HeadSelection", "Item", "ItemResult", "TokenPooling", "Wanted"]

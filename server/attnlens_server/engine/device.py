@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from attnlens_server.engine.item import AttentionSelection
+from attnlens_server.engine.batch import GraphInputs
+from attnlens_server.engine.item import HeadSelection, Wanted
 from attnlens_server.engine.outputs import HostOutputs
 from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
 from attnlens_server.engine.time_limit import TimeLimit
@@ -24,6 +25,7 @@ from attnlens_server.engine.time_limit import TimeLimit
 # whatever outputs are fetched.
 _SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
 _MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
+_DENSE_RANK = 4  # of (B, H, T', T')
 _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
 
 
@@ -47,34 +49,29 @@ class DeviceSession(Session):
         super().__init__(graph, provider, threads=threads, device_id=device_id, limit=limit)
         self._device = (provider, device_id)  # ONNX Runtime's devices are called like our providers
         self._cutter = AttentionCutter(provider, device_id)
+        self._kept_there = {value.name for value in self.outputs if len(value.shape) == _DENSE_RANK}
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        output_names: Sequence[str],
-    ) -> "DeviceOutputs":
-        """Run a batch: ids (B, T') and mask (B, T'), int64, to the named outputs, fp32."""
+    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> "DeviceOutputs":
+        """Run a batch to the named outputs, fp32."""
         binding = self._session.io_binding()
-        for name, array in self._inputs(input_ids, attention_mask).items():
+        for name, array in self._feed(inputs).items():
             binding.bind_cpu_input(name, array)
         for name in output_names:
-            binding.bind_output(name, *(("cpu", 0) if name == "last_hidden_state" else self._device))
+            binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))
         self._session.run_with_iobinding(binding)
         values = dict(zip(output_names, binding.get_outputs(), strict=True))
-        hidden = values.pop("last_hidden_state", None)
-        return DeviceOutputs(
-            HostOutputs({} if hidden is None else {"last_hidden_state": hidden.numpy()}), values, self._cutter
-        )
+        on_host = {name: value.numpy() for name, value in values.items() if name not in self._kept_there}
+        kept = {name: value for name, value in values.items() if name in self._kept_there}
+        return DeviceOutputs(HostOutputs(on_host), kept, self._cutter)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutputs:
-    """Outputs of which the attention weights are on the device.
+    """Outputs, the largest of them on the device.
 
     Attributes:
-        host: `last_hidden_state`, where it was asked for.
-        attentions: by graph output name, (B, H, T', T') on the device.
+        host: those with a row for each token.
+        attentions: by the graph's names, (B, H, T', T') on the device.
         cutter: cuts them there.
     """
 
@@ -82,15 +79,12 @@ class DeviceOutputs:
     attentions: dict[str, ort.OrtValue]
     cutter: "AttentionCutter"
 
-    def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
-        """Return the token vectors of a text, (T, D)."""
-        return self.host.hidden_state(row, num_tokens)
-
-    def attention(
-        self, name: str, row: int, num_tokens: int, selection: AttentionSelection
-    ) -> npt.NDArray[np.float32]:
-        """Return a text's weights of a layer, (K, T, T) or, averaged, (1, T, T)."""
-        return self.cutter.cut(self.attentions[name], row, num_tokens, selection)
+    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+        """Return what is wanted of a text, as `ItemResult.arrays` says."""
+        if wanted.name not in self.attentions:
+            return self.host.part(row, num_tokens, wanted)
+        selection = wanted.keep if isinstance(wanted.keep, HeadSelection) else HeadSelection()
+        return self.cutter.cut(self.attentions[wanted.name], row, num_tokens, selection)
 
 
 class AttentionCutter:
@@ -110,7 +104,7 @@ class AttentionCutter:
             check_placement(count_placements(self._mean), _MEAN_GRAPH, _OPERATORS)
 
     def cut(
-        self, attentions: ort.OrtValue, row: int, num_tokens: int, selection: AttentionSelection
+        self, attentions: ort.OrtValue, row: int, num_tokens: int, selection: HeadSelection
     ) -> npt.NDArray[np.float32]:
         """Cut (B, H, T', T') on the device to (K, T, T) or, averaged, (1, T, T) on the host."""
         session = self._mean if selection.is_mean else self._select

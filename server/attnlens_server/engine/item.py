@@ -1,18 +1,18 @@
-"""One text on its way through the engine."""
+"""One text on its way through the engine. T tokens, D hidden size, H heads, K of them."""
 
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.pooling import Pooling
+from attnlens_server.bundle import Layout
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSelection:
-    """What to keep of a layer's attention weights.
+class HeadSelection:
+    """What to keep of an output that has heads.
 
     Attributes:
         heads: the numbers of the K heads to keep or to average, in this order; None: all, K = H.
@@ -23,34 +23,46 @@ class AttentionSelection:
     is_mean: bool = False
 
 
-ALL_HEADS = AttentionSelection()
-
-
 @dataclass(frozen=True, slots=True)
 class TokenPooling:
-    """How the token vectors of a text become one vector; see `pool`.
+    """How the token vectors of a text become one vector; see `attnlens.pooling.pool`.
 
     Attributes:
-        pooling: never unspecified.
+        pooling: which formula.
         num_excluded: how many tokens at the beginning don't count.
     """
 
-    pooling: Pooling.ValueType
+    pooling: Pooling
     num_excluded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class ItemResult:
-    """What the session computed for one text.
+class Wanted:
+    """An output of the graph, and what to keep of a text's part of it.
 
     Attributes:
-        outputs: by graph output name, this text's part without padding: `last_hidden_state` (T, D), or
-            pooled (D,); `attentions.N` (K, T, T), or (1, T, T) for the mean over heads.
+        name: the graph's name for it.
+        layout: where its axes are.
+        keep: some heads, or the pooled vector; None: all.
+    """
+
+    name: str
+    layout: Layout = Layout.PER_TOKEN
+    keep: HeadSelection | TokenPooling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """What came out for one text.
+
+    Attributes:
+        arrays: one for each `Wanted` of the item, without padding, in fp32: (T, D), pooled (D,); of what has
+            heads (K, T, T) or (T, K), and with the mean over heads (1, T, T) or (T, 1).
         queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
     """
 
-    outputs: dict[str, npt.NDArray[np.float32]]
+    arrays: tuple[npt.NDArray[np.float32], ...]
     queue_s: float
     compute_s: float
 
@@ -61,20 +73,18 @@ class Item:
 
     Attributes:
         input_ids: (T,) int64.
-        output_names: the graph outputs to keep.
+        wanted: what to return of it; an output may be wanted several times.
+        token_type_ids: (T,) int64; None: zeros.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
-        attention: what to keep of each `attentions.N` among the outputs.
-        pooling: reduces `last_hidden_state`; None: all token vectors are kept.
-        queued_at: on the same clock, when the queue took it.
+        queued_at: on the same clock; set by the queue.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
     """
 
     input_ids: npt.NDArray[np.int64]
-    output_names: tuple[str, ...]
+    wanted: tuple[Wanted, ...]
+    token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
-    attention: AttentionSelection = ALL_HEADS
-    pooling: TokenPooling | None = None
-    queued_at: float = field(default_factory=time.monotonic)
+    queued_at: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
 
     @property

@@ -3,14 +3,13 @@
 import threading
 from typing import Literal
 
-from attnlens.v1.manifest_pb2 import Graph
-from attnlens_server.bundle import Bundle
+from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.bundle.check import REMEDY
+from attnlens_server.bundle.files import MappedFiles
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.engine.trial import Trial
 from attnlens_server.errors import StartupError
-from attnlens_server.graph_files import MappedFiles
-from attnlens_server.manifest_check import REMEDY
 
 
 class GraphOpener:
@@ -19,7 +18,7 @@ class GraphOpener:
     def __init__(
         self,
         bundle: Bundle,
-        graph: Graph,
+        kind: Kind,
         session_class: type[Session],
         provider: Literal["cpu", "cuda"],
         *,
@@ -27,13 +26,13 @@ class GraphOpener:
         timeout_s: float,
     ) -> None:
         self._bundle = bundle
-        self._graph = graph
+        self._graph = bundle.model.graphs[kind]
         self._session_class = session_class
         self._provider: Literal["cpu", "cuda"] = provider
         self._device_id = device_id
         self._timeout_s = timeout_s
-        self._path = bundle.directory / graph.path
-        self._trial = Trial(self._path, graph, bundle.manifest.architecture)
+        self._path = bundle.graph_path(kind)
+        self._trial = Trial(self._path, self._graph, bundle.model)
         self._mapped = MappedFiles({})
         # Protects: a limit that is used once `_is_stopped` is set is over.
         self._stopping = threading.Lock()

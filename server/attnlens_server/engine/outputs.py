@@ -1,6 +1,7 @@
 """What a batch has brought, and each text's part of it.
 
-Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, H heads, K of them.
+Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, D hidden size, H heads,
+K of them.
 """
 
 from dataclasses import dataclass
@@ -10,19 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.pooling import pool
-from attnlens_server.engine.item import AttentionSelection, Item
+from attnlens_server.bundle import Layout
+from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted
 
 
 class BatchOutputs(Protocol):
     """The outputs of a batch, wherever they are."""
 
-    def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
-        """Return the token vectors of a text, (T, D), perhaps a view of the batch's."""
-
-    def attention(
-        self, name: str, row: int, num_tokens: int, selection: AttentionSelection
-    ) -> npt.NDArray[np.float32]:
-        """Return a text's weights of the layer that is output `name`, (K, T, T) or, averaged, (1, T, T)."""
+    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+        """Return what is wanted of a text, as `ItemResult.arrays` says. It is no part of a larger array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,50 +27,29 @@ class HostOutputs:
     """Outputs in the memory of the process.
 
     Attributes:
-        arrays: by graph output name, `last_hidden_state` (B, T', D), `attentions.N` (B, H, T', T').
+        arrays: by the graph's names, (B, T', D), (B, T', H) or (B, H, T', T').
     """
 
     arrays: dict[str, npt.NDArray[np.float32]]
 
-    def hidden_state(self, row: int, num_tokens: int) -> npt.NDArray[np.float32]:
-        """Return the token vectors of a text, (T, D), a view of the batch's."""
-        return self.arrays["last_hidden_state"][row, :num_tokens]
+    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+        """Return what is wanted of a text.
 
-    def attention(
-        self, name: str, row: int, num_tokens: int, selection: AttentionSelection
-    ) -> npt.NDArray[np.float32]:
-        """Return a text's weights of a layer, (K, T, T) or, averaged, (1, T, T).
-
-        They are copied where others share the batch, so that a slow reader of one small text cannot keep
-        the weights of all of them in memory.
+        It is copied where others share the batch, so that a slow reader of one small text cannot keep the
+        outputs of all of them in memory.
         """
-        batch, heads = self.arrays[name], selection.heads
-        weights = batch[row, :, :num_tokens, :num_tokens]
-        if heads is not None and heads != tuple(range(len(weights))):
-            weights = weights[list(heads)]  # (K, T, T), a copy
-        elif len(batch) > 1 and not selection.is_mean:
-            weights = weights.copy()
-        return weights.mean(axis=0, keepdims=True) if selection.is_mean else weights
-
-
-def slice_item(outputs: BatchOutputs, row: int, item: Item) -> dict[str, npt.NDArray[np.float32]]:
-    """Return what `item`, row `row` of its batch, has asked for, by output name.
-
-    No array is part of a larger one, so that nothing keeps a batch in memory.
-    """
-    return {
-        name: _token_vectors(outputs, row, item)
-        if name == "last_hidden_state"
-        else outputs.attention(name, row, item.num_tokens, item.attention)
-        for name in item.output_names
-    }
-
-
-def _token_vectors(outputs: BatchOutputs, row: int, item: Item) -> npt.NDArray[np.float32]:
-    """Return the token vectors of a text, (T, D), or their pooled vector, (D,)."""
-    vectors = outputs.hidden_state(row, item.num_tokens)
-    if item.pooling is not None:
-        vectors = pool(vectors, item.pooling.pooling, item.pooling.num_excluded)
-    whole = vectors.base
-    is_part = isinstance(whole, np.ndarray) and whole.size > vectors.size
-    return vectors.copy() if is_part else vectors
+        batch = self.arrays[wanted.name]
+        if wanted.layout is Layout.DENSE:
+            part, head_axis = batch[row, :, :num_tokens, :num_tokens], 0  # (H, T, T)
+        else:
+            part, head_axis = batch[row, :num_tokens], 1  # (T, D) or (T, H)
+        match wanted.keep:
+            case TokenPooling(pooling, num_excluded):
+                part = pool(part, pooling, num_excluded)  # (D,)
+            case HeadSelection(heads, is_mean):
+                if heads is not None and heads != tuple(range(part.shape[head_axis])):
+                    part = part[list(heads)] if head_axis == 0 else part[:, list(heads)]  # a copy
+                if is_mean:
+                    part = part.mean(axis=head_axis, keepdims=True)
+        whole = part.base
+        return part.copy() if isinstance(whole, np.ndarray) and whole.size > part.size else part

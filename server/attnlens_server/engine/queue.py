@@ -3,9 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
 
+from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.item import Item
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
@@ -14,29 +14,18 @@ logger = logging.getLogger(__name__)
 WINDOW = 512  # of the items that wait, how many are looked at for a batch
 
 
-class Batch(NamedTuple):
-    """What runs together."""
-
-    items: list[Item]
-    """Oldest first."""
-    has_whole_machine: bool
-    """True where nothing else waits or runs."""
+Choose = Callable[[Sequence[int], int], Collection[int]]
+"""Gets the lengths of waiting items and how many lanes are idle; returns which items run together."""
 
 
 class ItemQueue:
     """Waiting items, oldest first. Any thread puts; a number of lanes take.
 
-    How many may wait is not decided here but before tokenization, by the service's admission.
+    How many may wait is not decided here but before tokenization, by admission.
     """
 
-    def __init__(self, choose: Callable[[Sequence[int], int], list[int]], num_lanes: int = 1) -> None:
-        """Make a queue.
-
-        Args:
-            choose: picks a batch from the waiting lengths, given how many lanes are idle; see `pack`.
-            num_lanes: the number of threads that call `take`.
-        """
-        self._choose = choose
+    def __init__(self, num_lanes: int = 1) -> None:
+        """Make a queue that `num_lanes` threads take from."""
         self._num_lanes = num_lanes
         # Protects _waiting: one lane at a time chooses its batch. `put` never waits for it.
         self._choosing = threading.Lock()
@@ -75,10 +64,11 @@ class ItemQueue:
             self._num_tokens += sum(item.num_tokens for item in items)
             self._changed.notify()
 
-    def take(self) -> Batch:
-        """Wait for items and return a batch of them; an empty one once closed and drained.
+    def take(self, choose: Choose) -> Batch | None:
+        """Wait for items and return those that `choose` picks; None once closed and drained.
 
-        Cancelled and expired items are dropped on the way; expired ones fail with DeadlineError.
+        Cancelled and expired items are dropped on the way; expired ones fail with DeadlineError. What is
+        returned can't be cancelled any more.
         """
         with self._changed:
             self._num_idle += 1
@@ -87,8 +77,10 @@ class ItemQueue:
                 while True:
                     is_last = self._receive()
                     self._drop_dead()
-                    if self._waiting or is_last:
-                        return self._next_batch()
+                    if self._waiting and (batch := self._next_batch(choose)).items:
+                        return batch
+                    if is_last and not self._waiting:
+                        return None
         finally:
             with self._changed:
                 self._num_idle -= 1
@@ -132,20 +124,19 @@ class ItemQueue:
         for item in dead:
             _fail_expired(item)
 
-    def _next_batch(self) -> Batch:
-        if not self._waiting:
-            return Batch([], has_whole_machine=False)
-        chosen = self._chosen([item.num_tokens for item in self._waiting[:WINDOW]])
+    def _next_batch(self, choose: Choose) -> Batch:
+        chosen = self._chosen(choose, [item.num_tokens for item in self._waiting[:WINDOW]])
         batch = [item for index, item in enumerate(self._waiting) if index in chosen]
         self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
         self._forget(batch)
+        live = [item for item in batch if item.future.set_running_or_notify_cancel()]
         with self._changed:
             is_all = not self._waiting and not self._arrived
-            return Batch(batch, has_whole_machine=is_all and self._num_idle == self._num_lanes)
+            return Batch(live, has_whole_machine=is_all and self._num_idle == self._num_lanes)
 
-    def _chosen(self, lengths: Sequence[int]) -> set[int]:
+    def _chosen(self, choose: Choose, lengths: Sequence[int]) -> set[int]:
         try:
-            return set(self._choose(lengths, self._num_idle))
+            return set(choose(lengths, self._num_idle))
         except Exception:
             logger.exception("no batch could be chosen: the oldest text runs by itself")
             return {0}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.config import Precision, Provider
+from attnlens_server.engine.batch import GraphInputs
 from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
 from attnlens_server.engine.saturation import int8_products_saturate
 from attnlens_server.engine.time_limit import TimeLimit
@@ -59,46 +60,31 @@ class Session:
             StartupError: the graph can't be opened, or CUDA was asked for and does not run it.
         """
         self._session = open_graph(graph, provider, threads, device_id, limit)
-        self.inputs = tuple(_describe(each) for each in self._session.get_inputs())
-        self.outputs = tuple(_describe(each) for each in self._session.get_outputs())
-        self._input_names = {each.name for each in self.inputs}
+        self.inputs = tuple(_describe(value) for value in self._session.get_inputs())
+        self.outputs = tuple(_describe(value) for value in self._session.get_outputs())
+        self._input_names = {value.name for value in self.inputs}
         if provider == "cuda":
             check_placement(count_placements(self._session), graph)
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self.check_results: Callable[[], None] = lambda: None
         """Called after each batch; raises where what it has brought can't be trusted."""
 
-    def run(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        output_names: Sequence[str],
-    ) -> BatchOutputs:
-        """Run a batch: ids (B, T) and mask (B, T), int64, to the named outputs, fp32."""
+    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> BatchOutputs:
+        """Run a batch to the named outputs, fp32."""
         names = list(output_names)
-        arrays = self._session.run(names, self._inputs(input_ids, attention_mask))
+        arrays = self._session.run(names, self._feed(inputs))
         self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
 
-    def run_all(
-        self,
-        input_ids: npt.NDArray[np.int64],
-        attention_mask: npt.NDArray[np.int64],
-        limit: TimeLimit,
-    ) -> dict[str, npt.NDArray[np.generic]]:
-        """Run a batch: ids (B, T) and mask (B, T), int64, to every output as the graph gives it, by name."""
+    def run_all(self, inputs: GraphInputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
+        """Run a batch to every output as the graph gives it, by name."""
         options = ort.RunOptions()
         with limit.ending_with(lambda: setattr(options, "terminate", True)):
-            arrays = self._session.run(None, self._inputs(input_ids, attention_mask), options)
-        return dict(zip((each.name for each in self.outputs), arrays, strict=True))
+            arrays = self._session.run(None, self._feed(inputs), options)
+        return dict(zip((value.name for value in self.outputs), arrays, strict=True))
 
-    def _inputs(
-        self, input_ids: npt.NDArray[np.int64], attention_mask: npt.NDArray[np.int64]
-    ) -> dict[str, npt.NDArray[np.int64]]:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if "token_type_ids" in self._input_names:
-            inputs["token_type_ids"] = np.zeros_like(input_ids)
-        return inputs
+    def _feed(self, inputs: GraphInputs) -> dict[str, npt.NDArray[np.int64]]:
+        return {name: array for name, array in inputs._asdict().items() if name in self._input_names}
 
 
 def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Literal["cpu", "cuda"]:

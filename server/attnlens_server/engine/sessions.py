@@ -79,6 +79,11 @@ class Sessions:
         """The execution providers, the preferred one first; empty until a session is open."""
         return next((session.providers for session in list(self._sessions.values())), ())
 
+    @property
+    def are_usable(self) -> bool:
+        """False from a failure to open one until that has succeeded."""
+        return self._failure is None
+
     def open_all(self) -> None:
         """Open both now.
 

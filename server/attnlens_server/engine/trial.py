@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphKind
-from attnlens_server.engine.item import ALL_HEADS
+from attnlens_server.bundle import Graph, Layout, Model, Output, RowSum
+from attnlens_server.bundle.check import INPUT_NAMES, REMEDY
+from attnlens_server.engine.batch import GraphInputs, pad
+from attnlens_server.engine.item import Item, Wanted
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import UnusableGraphError
-from attnlens_server.manifest_check import INPUT_NAMES, REMEDY, output_shapes
 
 # How far the sum of an attention row may be from 1. An export promises 1e-5; a GPU may add in another order.
 ROW_SUM_TOLERANCE = 1e-4
@@ -26,11 +27,10 @@ Array = npt.NDArray[np.generic]
 class Trial:
     """What the graph in the file `path` has to be, by its manifest."""
 
-    def __init__(self, path: Path, graph: Graph, sizes: Architecture) -> None:
+    def __init__(self, path: Path, graph: Graph, model: Model) -> None:
         self._path = path
-        self._kind = graph.kind
-        self._sizes = sizes
-        self._shapes = output_shapes(graph.kind, sizes)
+        self._graph = graph
+        self._model = model
 
     def check_interface(self, session: Session) -> None:
         """Compare the inputs and outputs of the graph with the manifest.
@@ -38,23 +38,24 @@ class Trial:
         Raises:
             UnusableGraphError: they differ.
         """
-        inputs = [each.name for each in session.inputs]
+        inputs = [value.name for value in session.inputs]
         if inputs not in (list(INPUT_NAMES), list(INPUT_NAMES[:2])):
             self._refuse(f"has the inputs {', '.join(inputs)}")
-        for each in session.inputs:
-            if each.type != "tensor(int64)" or not _may_be(each.shape, (None, None)):
-                self._refuse(f"wants {each.name} as {each.type} {list(each.shape)}")
-        outputs = [each.name for each in session.outputs]
-        if outputs != list(self._shapes):
+        for value in session.inputs:
+            if value.type != "tensor(int64)" or not _may_be(value.shape, (None, None)):
+                self._refuse(f"wants {value.name} as {value.type} {list(value.shape)}")
+        values = [value for value in session.outputs if value.name not in self._graph.unknown_outputs]
+        found, expected = ([value.name for value in outputs] for outputs in (values, self._graph.outputs))
+        if found != expected:
             self._refuse(
-                f"has {len(outputs)} outputs, the last {outputs[-1:]}, and by the manifest "
-                f"{len(self._shapes)}, the last {list(self._shapes)[-1:]}"
+                f"has {len(found)} outputs, the last {found[-1:]}, and by the manifest {len(expected)}, the "
+                f"last {expected[-1:]}"
             )
-        for each, shape in zip(session.outputs, self._shapes.values(), strict=True):
-            if each.type != "tensor(float)" or not _may_be(each.shape, shape):
+        for value, output in zip(values, self._graph.outputs, strict=True):
+            if value.type != "tensor(float)" or not _may_be(value.shape, output.shape):
                 self._refuse(
-                    f"returns {each.name} as {each.type} {list(each.shape)}, by the manifest it is "
-                    f"tensor(float) {list(shape)}"
+                    f"returns {value.name} as {value.type} {list(value.shape)}, by the manifest it is "
+                    f"tensor(float) {list(output.shape)}"
                 )
 
     def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
@@ -62,46 +63,42 @@ class Trial:
 
         Raises:
             UnusableGraphError: a result has another shape or type than the manifest says, is not finite, or
-                attention rows don't sum to 1 over the tokens and 0 over padding.
+                rows of attention don't sum to 1 over the tokens and 0 over padding.
             Exception: what ONNX Runtime fails with.
         """
-        batch = self._batch(num_tokens)
-        outputs = session.run_all(*batch, limit)
-        for name, shape in self._shapes.items():
-            self._check(name, outputs[name], shape, num_tokens)
-        if self._kind == GraphKind.GRAPH_KIND_ATTENTIONS:  # as requests will: the way differs on a GPU
-            name = list(self._shapes)[-1]
-            weights = session.run(*batch, [name]).attention(name, 0, num_tokens[0], ALL_HEADS)
-            self._check(name, weights[None], self._shapes[name], num_tokens[:1])
+        inputs = self._inputs(num_tokens)
+        arrays = session.run_all(inputs, limit)
+        for output in self._graph.outputs:
+            self._check(output, arrays[output.name], num_tokens)
+        last = self._graph.outputs[-1]
+        if last.num_heads:  # as requests will: the way differs on a GPU
+            wanted = Wanted(last.name, last.layout)
+            part = session.run(inputs, [last.name]).part(0, num_tokens[0], wanted)
+            self._check(last, part[None], num_tokens[:1])
 
-    def _batch(self, num_tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return ids and mask, both (B, T) int64; the last token of each text has the largest id."""
-        shape = (len(num_tokens), max(num_tokens))
-        input_ids = np.full(shape, self._sizes.pad_token_id, dtype=np.int64)
-        attention_mask = np.zeros(shape, dtype=np.int64)
-        for row, count in enumerate(num_tokens):
-            input_ids[row, :count] = 0
-            input_ids[row, count - 1] = self._sizes.vocab_size - 1
-            attention_mask[row, :count] = 1
-        return input_ids, attention_mask
+    def _inputs(self, num_tokens: Sequence[int]) -> GraphInputs:
+        """Return a batch (B, T); the last token of each text has the largest id."""
+        items = [Item(np.zeros(count, np.int64), ()) for count in num_tokens]
+        for item in items:
+            item.input_ids[-1] = self._model.vocab_size - 1
+        return pad(items, max(num_tokens), self._model.pad_token_id)
 
-    def _check(
-        self, name: str, array: Array, shape: tuple[int | None, ...], num_tokens: Sequence[int]
-    ) -> None:
+    def _check(self, output: Output, array: Array, num_tokens: Sequence[int]) -> None:
         batch, length = len(num_tokens), max(num_tokens)
-        sizes = iter((batch, length) if len(shape) == 3 else (batch, length, length))  # noqa: PLR2004 - (B, T, D)
-        expected = tuple(next(sizes) if size is None else size for size in shape)
+        lengths = iter((batch, *[length] * output.shape.count(None)))
+        expected = tuple(next(lengths) if size is None else size for size in output.shape)
         if array.shape != expected or array.dtype != np.float32:
             self._refuse(
-                f"returned {name} as {array.dtype} {list(array.shape)} for {batch} texts of at most {length} "
-                f"tokens, by the manifest it is float32 {list(expected)}"
+                f"returned {output.name} as {array.dtype} {list(array.shape)} for {batch} texts of at most "
+                f"{length} tokens, by the manifest it is float32 {list(expected)}"
             )
+        is_dense = output.layout is Layout.DENSE
         for row, count in enumerate(num_tokens):
-            live = array[row, :count] if len(shape) == 3 else array[row, :, :count]  # noqa: PLR2004 - (B, T, D)
+            live = array[row, :, :count] if is_dense else array[row, :count]
             if not np.isfinite(live).all():
-                self._refuse(f"returned a NaN or an infinity in {name} for {count} tokens")
-            if len(shape) == 4:  # noqa: PLR2004 - (B, H, T, T)
-                self._check_rows(name, live, count)
+                self._refuse(f"returned a NaN or an infinity in {output.name} for {count} tokens")
+            if is_dense and output.row_sum is RowSum.ONE:
+                self._check_rows(output.name, live, count)
 
     def _check_rows(self, name: str, weights: Array, count: int) -> None:
         """Check the weights of a text's tokens, (H, count, T)."""

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attnlens_server.bundle import Bundle
+from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine
-from attnlens_server.engine.engine import ATTENTIONS_SESSIONS, EMBEDDINGS_SESSIONS
+from attnlens_server.engine import Engine, HeadSelection, Wanted
+from attnlens_server.engine.engine import SESSIONS
 from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
@@ -83,7 +83,7 @@ def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
     """Start an engine, and stop it when the block ends."""
     engine = Engine(bundle, config)
     try:
-        engine.start(min(WARM_UP_TOKENS, bundle.manifest.max_tokens))
+        engine.start(min(WARM_UP_TOKENS, bundle.model.max_tokens))
         yield engine
     finally:
         engine.close()
@@ -117,10 +117,8 @@ class _Bench:
         self._progress = progress
         self._settings = candidates(options.thread_counts, provider)
         self.num_in_flight = self._enough_in_flight()
-        layers = range(bundle.manifest.architecture.num_layers)
-        self._output_names = (
-            tuple(f"attentions.{layer}" for layer in layers) if options.attention else ("last_hidden_state",)
-        )
+        self._kind: Kind = "attention" if options.attention else "embeddings"
+        self._wanted = _everything(bundle, self._kind)
 
     def _enough_in_flight(self) -> int:
         """Return how many texts fill the largest batches of all lanes twice; at least 256, as when busy."""
@@ -131,12 +129,14 @@ class _Bench:
     def time_graph(self) -> tuple[Cell, ...]:
         """Time the graph alone, on one thread and on all."""
         max_bytes = self._config.max_attention_bytes if self._options.attention else None
-        shapes = grid_shapes(self._bundle.manifest, self._provider, max_bytes)
+        shapes = grid_shapes(self._bundle.model, self._provider, max_bytes)
         thread_counts = sorted({1, *self._options.thread_counts}) if self._provider == "cpu" else [1]
         cells = []
         seconds = GRID_SHARE * self._options.seconds
         self._progress("the graph alone", 0, len(shapes) * len(thread_counts))
-        for cell in time_grid(self._open_session, thread_counts, shapes, self._output_names, seconds):
+        for cell in time_grid(
+            self._open_session, thread_counts, shapes, [wanted.name for wanted in self._wanted], seconds
+        ):
             cells.append(cell)
             self._progress("the graph alone", len(cells), len(shapes) * len(thread_counts))
         return tuple(cells)
@@ -160,14 +160,13 @@ class _Bench:
         rates = self._options.rates or tuple(share * texts_per_s for share in LOAD_SHARES)
         loads = []
         with running(self._bundle, self._config_with(best.setting)) as engine:
-            worker = engine.worker(attention=self._options.attention)
             self._saturate(engine, best.setting, self._options.seconds / 2)  # to warm up
             for done, rate in enumerate(rates):
                 self._progress("latency", done, len(rates))
                 load = send_at_rate(
-                    worker,
+                    engine.lanes[self._kind],
                     self._workload,
-                    self._output_names,
+                    self._wanted,
                     rate=rate,
                     seconds=LOAD_FACTOR * self._options.seconds,
                     max_queue=self._config.max_queue,
@@ -182,9 +181,9 @@ class _Bench:
 
     def _saturate(self, engine: Engine, setting: Setting, seconds: float) -> Flow:
         return saturate(
-            engine.worker(attention=self._options.attention),
+            engine.lanes[self._kind],
             self._workload,
-            self._output_names,
+            self._wanted,
             num_lanes=setting.lanes,
             num_in_flight=self.num_in_flight,
             seconds=seconds,
@@ -199,12 +198,18 @@ class _Bench:
         )
 
     def _open_session(self, threads: int) -> Session:
-        bundle = self._bundle
-        if self._options.attention:
-            graph, opened = bundle.attentions_path, ATTENTIONS_SESSIONS[self._provider]
-        else:
-            graph, opened = bundle.embeddings_path, EMBEDDINGS_SESSIONS[self._provider]
-        return opened(graph, self._provider, threads=threads, device_id=self._config.device_id)
+        session_class, path = SESSIONS[self._kind][self._provider], self._bundle.graph_path(self._kind)
+        return session_class(path, self._provider, threads=threads, device_id=self._config.device_id)
+
+
+def _everything(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
+    """Return all that a graph is there for: the attention of all layers and heads, or the token vectors."""
+    if kind == "embeddings":
+        return (Wanted(bundle.model.outputs.hidden_state(kind).name),)
+    outputs = bundle.model.graphs[kind].outputs
+    return tuple(
+        Wanted(output.name, output.layout, HeadSelection()) for output in outputs if output.num_heads
+    )
 
 
 def _summary(setting: Setting, flows: list[Flow]) -> Speed:

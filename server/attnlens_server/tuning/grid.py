@@ -8,7 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.bundle import Model
+from attnlens_server.engine.batch import GraphInputs
 from attnlens_server.engine.session import Session
 
 LENGTHS = (16, 64, 128)  # and the longest that the model takes
@@ -41,18 +42,16 @@ class Cell:
 
 
 def grid_shapes(
-    manifest: Manifest, provider: Literal["cpu", "cuda"], max_attention_bytes: int | None
+    model: Model, provider: Literal["cpu", "cuda"], max_attention_bytes: int | None
 ) -> list[tuple[int, int]]:
     """Return the (B, T) to time: within a number of tokens, and within one of bytes of attention weights."""
-    architecture = manifest.architecture
-    pair_bytes = 4 * architecture.num_layers * architecture.num_heads
 
     def fits(batch: int, length: int) -> bool:
-        if max_attention_bytes is not None and pair_bytes * batch * length**2 > max_attention_bytes:
+        if max_attention_bytes is not None and model.pair_bytes * batch * length**2 > max_attention_bytes:
             return False
         return batch == 1 or batch * length <= MAX_TOKENS[provider]
 
-    lengths = sorted({min(length, manifest.max_tokens) for length in (*LENGTHS, manifest.max_tokens)})
+    lengths = sorted({min(length, model.max_tokens) for length in (*LENGTHS, model.max_tokens)})
     return [(batch, length) for length in lengths for batch in BATCHES if fits(batch, length)]
 
 
@@ -71,7 +70,8 @@ def time_grid(
 
 
 def _time(session: Session, batch: int, length: int, output_names: Sequence[str], seconds: float) -> float:
-    input_ids = np.ones((batch, length), dtype=np.int64)
+    ones = np.ones((batch, length), dtype=np.int64)
+    inputs = GraphInputs(ones, ones, np.zeros_like(ones))
     durations_ms: list[float] = []
     started = time.monotonic()
     while True:
@@ -80,5 +80,5 @@ def _time(session: Session, batch: int, length: int, output_names: Sequence[str]
         if len(durations_ms) > 1 and elapsed >= enough:
             return median(durations_ms[1:])  # the first run reserves memory
         begin = time.perf_counter()
-        session.run(input_ids, input_ids, output_names)
+        session.run(inputs, output_names)
         durations_ms.append(1000 * (time.perf_counter() - begin))

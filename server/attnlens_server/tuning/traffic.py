@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.engine import Item, SessionWorker
+from attnlens_server.engine import Item, Wanted
+from attnlens_server.engine.lanes import Lanes
 from attnlens_server.tuning.workload import Workload
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ WARM_UP_SHARE = 0.25  # of the time that is measured, before it
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a worker did while it always had something to do."""
+    """What lanes did while they always had something to do."""
 
     tokens_per_s: float
     padding_share: float
@@ -71,7 +72,7 @@ CLOCK = Clock()
 
 
 class _Sample(NamedTuple):
-    """The counts of a worker when a batch was done."""
+    """The counts of the lanes when a batch was done."""
 
     at: float
     live_tokens: int
@@ -79,19 +80,19 @@ class _Sample(NamedTuple):
 
 
 class InFlight:
-    """Texts that are in a worker and not done yet. Those that are left at the end are cancelled."""
+    """Texts that wait or run. Those that are left at the end are cancelled."""
 
     def __init__(
         self,
-        worker: SessionWorker,
-        output_names: Sequence[str],
+        lanes: Lanes,
+        wanted: Sequence[Wanted],
         on_done: Callable[[float], None],
         clock: Clock,
     ) -> None:
         """Make an empty one; `on_done` gets when a text was due, in the thread that has run it."""
-        self._worker = worker
+        self._lanes = lanes
         self._clock = clock
-        self._output_names = tuple(output_names)
+        self._wanted = tuple(wanted)
         self._on_done = on_done
         self._numbers = count()
         # Protects: _futures has exactly those of texts that were put and are not done, _error is the first.
@@ -116,11 +117,11 @@ class InFlight:
 
     def put(self, input_ids: npt.NDArray[np.int64], due_at: float) -> None:
         """Send a text, (T,) int64."""
-        item, number = Item(input_ids, self._output_names), next(self._numbers)
+        item, number = Item(input_ids, self._wanted), next(self._numbers)
         with self._changed:
             self._futures[number] = item.future
         item.future.add_done_callback(partial(self._finish, number, due_at))
-        self._worker.queue.put([item])
+        self._lanes.submit([item])
 
     def wait_below(self, limit: int) -> None:
         """Wait until there are fewer than `limit`.
@@ -143,16 +144,16 @@ class InFlight:
 
 
 def saturate(
-    worker: SessionWorker,
+    lanes: Lanes,
     workload: Workload,
-    output_names: Sequence[str],
+    wanted: Sequence[Wanted],
     *,
     num_lanes: int,
     num_in_flight: int,
     seconds: float,
     clock: Clock = CLOCK,
 ) -> Flow:
-    """Keep `num_in_flight` texts in the worker for `seconds`, and for at least MIN_BATCHES batches of a lane.
+    """Keep `num_in_flight` texts in the lanes for `seconds`, and for at least MIN_BATCHES batches of a lane.
 
     The rate is that between two ends of batches, so that it does not depend on how many batches fit.
     """
@@ -160,11 +161,11 @@ def saturate(
     begin = clock.now() + WARM_UP_SHARE * seconds
 
     def sample(_due_at: float) -> None:
-        now, live_tokens = clock.now(), worker.num_live_tokens
+        now, live_tokens = clock.now(), lanes.num_live_tokens
         if now >= begin and (not samples or live_tokens != samples[-1].live_tokens):
-            samples.append(_Sample(now, live_tokens, worker.num_computed_tokens))
+            samples.append(_Sample(now, live_tokens, lanes.num_computed_tokens))
 
-    with InFlight(worker, output_names, sample, clock) as in_flight:
+    with InFlight(lanes, wanted, sample, clock) as in_flight:
         for input_ids in cycle(workload.input_ids):
             in_flight.wait_below(num_in_flight)
             if clock.now() >= begin + seconds and len(samples) > MIN_BATCHES * num_lanes:
@@ -180,13 +181,13 @@ def poisson_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     """Return the times, from 0 to `seconds`, at which texts of a Poisson process of this rate come."""
     # Given their number, the arrivals of a Poisson process are independent and uniform.
     chance = np.random.default_rng(seed)
-    return [float(each) for each in np.sort(chance.uniform(0, seconds, chance.poisson(rate * seconds)))]
+    return [float(time_s) for time_s in np.sort(chance.uniform(0, seconds, chance.poisson(rate * seconds)))]
 
 
 def send_at_rate(
-    worker: SessionWorker,
+    lanes: Lanes,
     workload: Workload,
-    output_names: Sequence[str],
+    wanted: Sequence[Wanted],
     *,
     rate: float,
     seconds: float,
@@ -200,7 +201,7 @@ def send_at_rate(
     def note(due_at: float) -> None:
         latencies_ms.append(1000 * (clock.now() - due_at))
 
-    with InFlight(worker, output_names, note, clock) as in_flight:
+    with InFlight(lanes, wanted, note, clock) as in_flight:
         started = clock.now()
         arrivals = poisson_arrivals(rate, seconds, seed=round(rate))
         for arrival, input_ids in zip(arrivals, cycle(workload.input_ids), strict=False):

@@ -7,8 +7,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.v1.manifest_pb2 import Manifest
-from attnlens_server.bundle import Bundle
+from attnlens_server.bundle import Bundle, Model
 from attnlens_server.errors import StartupError
 from attnlens_server.text import TextEncoder
 
@@ -37,25 +36,24 @@ class Workload:
     @property
     def mean_tokens(self) -> float:
         """Tokens of a text."""
-        return float(np.mean([len(each) for each in self.input_ids]))
+        return float(np.mean([len(text) for text in self.input_ids]))
 
     def quantile_tokens(self, share: float) -> int:
         """Return a length that `share` of the texts don't exceed."""
-        lengths = [len(each) for each in self.input_ids]
+        lengths = [len(text) for text in self.input_ids]
         return int(np.quantile(lengths, share, method="inverted_cdf"))
 
 
-def draw_workload(manifest: Manifest) -> Workload:
+def draw_workload(model: Model) -> Workload:
     """Draw ids at random, and lengths as those of texts often are: many short ones, a few long ones."""
     chance = np.random.default_rng(SEED)
     drawn = np.rint(chance.lognormal(np.log(MEDIAN_TOKENS), SIGMA, NUM_DRAWN))
-    lengths = np.clip(drawn, min(MIN_TOKENS, manifest.max_tokens), manifest.max_tokens).astype(int)
-    architecture = manifest.architecture
+    lengths = np.clip(drawn, min(MIN_TOKENS, model.max_tokens), model.max_tokens).astype(int)
     # In some families positions are counted over the tokens that aren't padding: none of these is.
-    ids = np.delete(np.arange(architecture.vocab_size), architecture.pad_token_id)
+    ids = np.delete(np.arange(model.vocab_size), model.pad_token_id)
     return Workload(
         f"{NUM_DRAWN:,} random texts (lengths log-normal, median {MEDIAN_TOKENS}, sigma {SIGMA:g}, "
-        f"cut at {manifest.max_tokens})",
+        f"cut at {model.max_tokens})",
         tuple(chance.choice(ids, length) for length in lengths),
     )
 
@@ -71,11 +69,11 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
             f"{bundle.directory} has no tokenizer.json, and {name} has texts: leave --texts out to measure "
             "with random token ids"
         )
-    encoder = TextEncoder(bundle.tokenizer_path, bundle.manifest.max_tokens)
-    encoded = encoder.encode(list(islice(texts, MAX_TEXTS)), with_offsets=False)
-    kept = tuple(each.input_ids for each in encoded if each.num_tokens)
+    encoder = TextEncoder(bundle.tokenizer_path, bundle.model.max_tokens)
+    encoded = encoder.encode([(text,) for text in islice(texts, MAX_TEXTS)])
+    kept = tuple(text.input_ids for text in encoded if text.num_tokens)
     if not kept:
         raise StartupError(f"{name} has no text with a token in it: give a file with one text a line")
-    num_cut = sum(each.num_tokens < each.num_tokens_total for each in encoded)
+    num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
     return Workload(f"{first}{len(kept):,} texts of {name}", kept, num_cut)

@@ -11,10 +11,12 @@ import pytest
 import scripted
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client import (
+    AttentionQuery,
     BadReplyError,
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
+    RateLimitedError,
     UnavailableError,
 )
 from attnlens_client.core import methods, plans
@@ -27,8 +29,11 @@ _T = TypeVar("_T")
 class Refusal(grpc.RpcError):
     """A failed call, as gRPC tells it."""
 
-    def __init__(self, code: grpc.StatusCode, message: str = "", *, reason: str = "") -> None:
-        self._code, self._message, self._reason = code, message, reason
+    def __init__(
+        self, code: grpc.StatusCode, message: str = "", reason: str = "", *told: Any, **details: Any
+    ) -> None:
+        self._code, self._message = code, message
+        self._details = scripted.error_details(reason, *told, **details).SerializeToString()
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -37,10 +42,10 @@ class Refusal(grpc.RpcError):
         return self._message
 
     def trailing_metadata(self) -> Any:
-        return (("attnlens-error-reason", self._reason),) if self._reason else ()
+        return (("attnlens-error-bin", self._details),)
 
 
-OVERLOADED = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", reason="OVERLOADED")
+OVERLOADED = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", "OVERLOADED")
 AWAY = Refusal(grpc.StatusCode.UNAVAILABLE, "away")
 LATE = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -108,7 +113,7 @@ def served(start: Start, **limits: int) -> list[Event]:
     if start.method == "GetModel":
         return [Reply(start.call_id, pb.GetModelResponse(model=scripted.model(**limits)))]
     if start.method == "EncodeStream":
-        parts = scripted.streamed(start.request.encode)
+        parts = scripted.streamed(start.request)
         return [*(Reply(start.call_id, part) for part in parts), Ended(start.call_id)]
     return [Reply(start.call_id, scripted.vectors(start.request))]
 
@@ -160,6 +165,43 @@ def test_an_overloaded_server_is_asked_again_after_delays_that_double() -> None:
     assert simulation.waits == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
     timeouts = [entry.timeout_s for entry in simulation.log if isinstance(entry, Start)]
     assert timeouts == pytest.approx([60, 59.8, 59.4, 58.6, 57, 53.8, 48.8, 43.8, 38.8])
+
+
+def test_a_server_that_says_when_is_not_asked_before() -> None:
+    soon = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "soon", "RATE_LIMITED", retry_delay_s=3.0)
+    simulation = Simulation(failing(soon, soon, OVERLOADED))
+    list(simulation.items(methods.run(simulation.session(), plans.embed(["abc"]))))
+    assert simulation.waits == pytest.approx([3.0, 3.0, 0.8])
+    too_late = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "tomorrow", "RATE_LIMITED", retry_delay_s=86_400)
+    simulation = Simulation(failing(too_late))
+    with pytest.raises(RateLimitedError, match="tomorrow"):
+        list(simulation.items(methods.run(simulation.session(), plans.embed(["abc"]))))
+    assert simulation.waits == []
+
+
+def test_a_model_that_is_replaced_between_two_calls_is_not_mixed() -> None:
+    versions = iter(["1", "2"])
+
+    def answer(start: Start) -> list[Event]:
+        [event] = served(start)
+        assert isinstance(event, Reply)
+        if start.method == "Embed":
+            event.message.model_version = next(versions)
+        return [event]
+
+    simulation = Simulation(answer)
+    session = simulation.session(batch_size=1)
+    with pytest.raises(BadReplyError, match=r"model version of texts\[1:2\] is '2' instead of '1'"):
+        list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    assert session.models == {}
+
+
+def test_a_stream_asks_for_the_same_as_encode() -> None:
+    fields = [
+        [(field.number, field.name, field.type) for field in kind.DESCRIPTOR.fields]
+        for kind in (pb.EncodeRequest, pb.EncodeStreamRequest)
+    ]
+    assert fields[0] == fields[1]
 
 
 def test_the_deadline_ends_the_retries_with_what_the_server_said() -> None:
@@ -219,11 +261,12 @@ def test_a_failure_that_will_not_pass_is_raised_with_the_callers_number() -> Non
         if start.call_id != 2:
             return served(start)
         code = grpc.StatusCode.INVALID_ARGUMENT
-        return [Failed(2, Refusal(code, "inputs[0].text is bad", reason="INVALID_FIELD"))]
+        told = scripted.violation("inputs[0].text", "is bad", 0)
+        return [Failed(2, Refusal(code, "", "INVALID_FIELD", told))]
 
     simulation = Simulation(answer)
     session = simulation.session(batch_size=1)
-    with pytest.raises(InvalidRequestError, match=r"^texts\[2\]\.text is bad") as caught:
+    with pytest.raises(InvalidRequestError, match=r"^texts\[2\] is bad") as caught:
         list(simulation.items(methods.run(session, plans.embed(["a", "b", "c"]))))
     assert caught.value.text_index == 2
 
@@ -234,7 +277,7 @@ def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
     def answer(start: Start) -> list[Event]:
         if start.method == "Embed" and len(start.request.inputs) > limits["max_inputs_per_request"]:
             code = grpc.StatusCode.INVALID_ARGUMENT
-            return [Failed(start.call_id, Refusal(code, "too many", reason="INVALID_FIELD"))]
+            return [Failed(start.call_id, Refusal(code, "too many", "INVALID_FIELD"))]
         return served(start, **limits)
 
     simulation = Simulation(answer)
@@ -286,8 +329,9 @@ def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None
 
 def test_a_stream_that_ends_too_soon_is_a_bad_reply() -> None:
     simulation = Simulation(lambda start: [*served(start)[:2], Ended(start.call_id)])
+    plan = plans.encode(["ab"], attention=AttentionQuery())
     with pytest.raises(BadReplyError, match="1 instead of 2 layers"):
-        list(simulation.items(methods.stream_parts(simulation.session(), plans.encode(["ab"]))))
+        list(simulation.items(methods.stream_parts(simulation.session(), plan)))
 
 
 def test_models_are_forgotten_when_another_one_answers() -> None:

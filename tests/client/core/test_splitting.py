@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens.v1.encoder_service_pb2 import Input, Limits, Model
+from attnlens.v1.encoder_service_pb2 import Input
 from attnlens.v1.manifest_pb2 import Architecture
+from attnlens.v1.model_pb2 import Limits, Model
+from attnlens_client import AttentionQuery, TokenIds
 from attnlens_client.core import plans
 from attnlens_client.core.models import model_info
 from attnlens_client.core.splitting import (
@@ -18,7 +20,7 @@ from attnlens_client.core.splitting import (
     split,
 )
 from attnlens_client.errors import InvalidRequestError
-from attnlens_client.results import ModelInfo
+from attnlens_client.model_info import ModelInfo
 
 LIMITS = st.integers(min_value=0, max_value=50)
 
@@ -87,13 +89,19 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
     texts = [Input(text="a"), Input(text="word " * 1000)]
     model = _model()
     assert embed_response_bytes(plans.embed([]).template, model) >= 384 * 4
-    everything = encode_response_bytes(plans.encode([]).template, texts, model)
-    assert everything[0] >= 3 * 384 * 4 + 72 * 3 * 3 * 4
-    assert everything[1] >= 256 * 384 * 4 + 72 * 256 * 256 * 4
-    one_map = plans.encode([], layers=[0], heads=[1, 2], hidden_states=False).template
-    assert 2 * 256 * 256 * 4 <= encode_response_bytes(one_map, texts, model)[1] < 3 * 256 * 256 * 4
-    mean = plans.encode([], layers=[0], head_reduction="mean", hidden_states=False, dtype="float16").template
-    assert 256 * 256 * 2 <= encode_response_bytes(mean, texts, model)[1] < 2 * 256 * 256 * 2
+
+    def size(text: int, *queries: AttentionQuery, **options: Any) -> int:
+        template = plans.encode([], attention=queries, **options).template
+        return encode_response_bytes(template, queries, texts, model)[text]
+
+    assert size(0, AttentionQuery()) >= 3 * 384 * 4 + 72 * 3 * 3 * 4
+    assert size(1, AttentionQuery()) >= 256 * 384 * 4 + 72 * 256 * 256 * 4
+    one_map = 256 * 256 * 4
+    two_heads, mean = AttentionQuery(layers=[0], heads=[1, 2]), AttentionQuery(layers=[0], view="head_mean")
+    assert 2 * one_map <= size(1, two_heads, hidden_states=False) < 3 * one_map
+    assert one_map / 2 <= size(1, mean, hidden_states=False, dtype="float16") < one_map
+    assert 3 * one_map <= size(1, mean, two_heads, hidden_states=False) < 4 * one_map
+    assert size(0, prompt="p" * 1000) >= 256 * 384 * 4
 
 
 @pytest.mark.parametrize(
@@ -119,6 +127,15 @@ def test_the_bytes_of_a_prompt_count_for_each_text(
         InvalidRequestError, match=rf"has 16 bytes{' with the prompt' * bool(size)}, a text may have 15"
     ):
         list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
+
+
+def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
+    model = _model(max_text_bytes=10, max_request_text_bytes=20)
+    [(_, request)] = plans.embed([("abcde", "fghij"), ("é", "é"), [1] * 99]).requests(model, 100)
+    assert len(request.inputs) == 3
+    with pytest.raises(InvalidRequestError, match=r"texts\[1\] has 11 bytes, a text may have 10"):
+        list(plans.tokenize(["a", ("abcde", "fghijk")]).requests(model, 100))
+    assert len(list(plans.embed([TokenIds([1] * 99)], prompt="p" * 10).requests(model, 100))) == 1
 
 
 def test_one_caller_does_not_overfill_the_queue() -> None:

@@ -34,7 +34,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
     text: str, bundle: Path
 ) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", read_manifest(bundle).max_tokens)
-    (encoded,) = text_encoder.encode([text], with_offsets=True)
+    (encoded,) = text_encoder.encode([(text,)], with_record=True)
     first, *tokens, last = described(encoded, text_encoder)
     assert (first.text, last.text, first.is_special, last.is_special) == ("<s>", "</s>", True, True)
     alphabet, whole = byte_alphabet(), text.encode()
@@ -56,7 +56,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
 
 def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
-    (encoded,) = text_encoder.encode(["a 😀b"], with_offsets=True)
+    (encoded,) = text_encoder.encode([("a 😀b",)], with_record=True)
     tokens = [token for token in described(encoded, text_encoder) if not token.is_special]
     assert [(token.char_start, token.char_end) for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
     assert [(token.byte_start, token.byte_end) for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]

@@ -1,0 +1,189 @@
+"""What a server tells of a model. Names that a newer server may send stand as `unknown (NUMBER)`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """The attention of one layer.
+
+    Attributes:
+        attention: the mechanism, for instance `softmax` or `disentangled`.
+        num_heads: H.
+        num_key_value_heads: the heads that keys and values have.
+        head_size: the width of a head.
+        window: how many places away a token sees at most. 0: all.
+    """
+
+    attention: str
+    num_heads: int
+    num_key_value_heads: int
+    head_size: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputInfo:
+    """What `encode` can return.
+
+    Attributes:
+        role: `last_hidden_state`, or what an `AttentionQuery` may ask for.
+        layer: the layer that it belongs to, from 0. None: it belongs to none.
+        layout: `dense`: a number for each head and pair of tokens; `per_token`: a row for each token.
+        num_heads: 0 where it has none.
+        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said.
+    """
+
+    role: str
+    layer: int | None
+    layout: str
+    num_heads: int
+    row_sum: str
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A linear layer between the pooling and the embedding, and what is applied to its result."""
+
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    normalize_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a server, 0 where it names none. The client splits requests to stay within them.
+
+    Attributes:
+        max_inputs_per_request: the most texts of a request.
+        max_text_bytes: the most bytes of UTF-8 in a text, a prompt included.
+        max_queue: the most texts that wait or run at a time, over all requests.
+        max_batch_tokens: the most tokens that run in one batch, padding included.
+        max_message_bytes: the largest response message.
+        max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
+        max_request_bytes: the largest request message.
+        max_attention_queries: the most queries of the attention in a request.
+    """
+
+    max_inputs_per_request: int
+    max_text_bytes: int
+    max_queue: int
+    max_batch_tokens: int
+    max_message_bytes: int
+    max_request_text_bytes: int
+    max_request_bytes: int
+    max_attention_queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A limit of the parity check and what was found.
+
+    Attributes:
+        graph: the id of the graph.
+        role: which of its outputs.
+        kind: `max_abs_error`, `min_cosine`, `mean_cosine`, `max_fp16_value` or `max_alone_error`.
+        limit, found: the two numbers.
+        text_kind: the kind of text that it is about. Empty: all.
+    """
+
+    graph: str
+    role: str
+    kind: str
+    limit: float
+    found: float
+    text_kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFigure:
+    """The worst errors of one role of one graph against the PyTorch encoder."""
+
+    graph: str
+    role: str
+    max_abs_error: float
+    max_abs_error_float64: float
+    torch_abs_error_float64: float
+    mean_abs_error: float
+    p99_abs_error: float
+    min_cosine: float
+    longest_input_tokens: int
+    max_fp16_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The outcome of the exporter's parity check over `num_cases` input shapes."""
+
+    passed: bool
+    num_cases: int
+    gates: tuple[Gate, ...]
+    figures: tuple[ParityFigure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model and the server that runs it.
+
+    Attributes:
+        name: what requests may ask for.
+        version: which bundle of that name: the SHA-256 of its manifest. Two with the same version give the
+            same results.
+        state: `ready`; `degraded`: no attention; `loading`, `unloading`: nothing.
+        source: where the weights came from.
+        source_revision: the commit of the hub repository that `source` names. Empty: not known.
+        hidden_size: the width of a token vector.
+        num_heads: of each layer; where layers differ, the most that one has.
+        layers: the attention of each layer, in order.
+        outputs: what `encode` can return.
+        embedding_size: the width of what `embed` returns unless told.
+        pooling: how `embed` makes one vector of those of the tokens.
+        dense: the layers that pooled vectors go through.
+        normalize: whether embeddings are scaled to length 1 at the end.
+        exclude_prompt: whether the tokens of a prompt are left out of the pooling.
+        prompts: what may be put before a text, by name.
+        default_prompt_name: the prompt that is used unless told; empty: none.
+        text_pairs: whether a text may be a pair.
+        max_tokens: the longest input, special tokens included.
+        precision: `fp32`, `fp16` or `int8`: of embeddings and of token vectors without attention.
+        versions: by package name.
+    """
+
+    name: str
+    version: str
+    state: str
+    source: str
+    source_revision: str
+    weights_license: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    is_causal: bool
+    layers: tuple[LayerInfo, ...]
+    outputs: tuple[OutputInfo, ...]
+    embedding_size: int
+    pooling: str
+    dense: tuple[DenseLayer, ...]
+    normalize: bool
+    exclude_prompt: bool
+    prompts: Mapping[str, str]
+    default_prompt_name: str
+    text_pairs: bool
+    max_tokens: int
+    limits: Limits
+    execution_providers: tuple[str, ...]
+    precision: str
+    parity: Parity
+    versions: Mapping[str, str]
+
+    @property
+    def max_dimensions(self) -> int:
+        """How many components `embed` can return; the publisher may keep fewer."""
+        return self.dense[-1].out_features if self.dense else self.hidden_size

@@ -1,0 +1,119 @@
+"""What a manifest may say: sizes that an encoder can have, and graphs that agree with them.
+
+D hidden size, L layers, H heads.
+"""
+
+from pathlib import Path
+
+from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, max_dimensions
+from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_server.bundle.manifest import PURPOSES, is_known, read_graph
+from attnlens_server.bundle.model import Output, OutputRole
+from attnlens_server.errors import StartupError
+
+INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one may be absent
+REMEDY = "export the bundle again"
+
+# Far beyond any encoder; a number beyond them would be taken for memory or time at once.
+_MOST = {
+    "hidden_size": 1 << 17,
+    "num_layers": 1 << 12,
+    "num_heads": 1 << 12,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 24,
+}
+
+
+def check_manifest(directory: Path, manifest: Manifest) -> None:
+    """Check what can be told without opening a graph.
+
+    Raises:
+        StartupError: a number is out of range, graphs are missing or there twice, the pooling is unknown, or
+            a graph has other inputs or outputs than an encoder of these sizes. Graphs and outputs that this
+            version does not know are left out.
+    """
+    path = directory / MANIFEST_NAME
+    _check_sizes(path, manifest)
+    _check_defaults(path, manifest)
+    graphs = [
+        graph
+        for graph in manifest.graphs
+        if graph.purpose in PURPOSES.values() and graph.precision in Precision.values()
+    ]
+    try:
+        for graph in graphs:
+            find_graph(manifest, graph.purpose, graph.precision)
+            _check_graph(path, graph, manifest.architecture)
+        for purpose in PURPOSES.values():
+            find_graph(manifest, purpose)
+    except BundleError as error:
+        raise StartupError(f"{path}: {error}") from error
+
+
+def _check_sizes(path: Path, manifest: Manifest) -> None:
+    sizes = manifest.architecture
+    ranges = [(f"architecture.{name}", getattr(sizes, name), 1, most) for name, most in _MOST.items()]
+    ranges += [
+        ("architecture.type_vocab_size", sizes.type_vocab_size, 0, 1 << 24),
+        ("architecture.pad_token_id", sizes.pad_token_id, 0, sizes.vocab_size - 1),
+        ("max_tokens", manifest.max_tokens, 1, sizes.max_position_embeddings),
+        ("pooling.truncate_dim", manifest.pooling.truncate_dim, 0, max_dimensions(manifest)),
+    ]
+    for name, value, low, high in ranges:
+        if not low <= value <= high:
+            raise StartupError(f"{path}: {name} is {value}: it must be from {low} to {high}, {REMEDY}")
+
+
+def _check_defaults(path: Path, manifest: Manifest) -> None:
+    pooling = manifest.pooling.pooling
+    if pooling == Pooling.POOLING_UNSPECIFIED or pooling not in Pooling.values():
+        raise StartupError(
+            f"{path} states no pooling that this version knows: install the version of attnlens that wrote it"
+        )
+    if manifest.default_prompt_name and manifest.default_prompt_name not in manifest.prompts:
+        raise StartupError(f"{path} has no prompt {manifest.default_prompt_name!r}, its default: {REMEDY}")
+
+
+def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
+    inputs = tuple(value.name for value in graph.inputs)
+    if inputs not in (INPUT_NAMES, INPUT_NAMES[:2]):
+        raise StartupError(f"{path}: {graph.path} has the inputs {', '.join(inputs)}: {REMEDY}")
+    known = read_graph(graph, sizes.hidden_size).outputs
+    for output, stated in zip(known, filter(is_known, graph.outputs), strict=True):
+        _check_output(path, graph.path, output, stated, sizes)
+    meanings = [(output.role, output.layer) for output in known]
+    names = [output.value.name for output in graph.outputs]
+    if (OutputRole.LAST_HIDDEN_STATE, None) not in meanings:
+        raise StartupError(f"{path}: {graph.path} has no output with the token vectors: {REMEDY}")
+    if graph.purpose == PURPOSES["attention"] and all(layer is None for _, layer in meanings):
+        raise StartupError(f"{path}: {graph.path} has no output of a layer that is known here: {REMEDY}")
+    if len({*meanings}) < len(meanings) or len({*names}) < len(names):
+        raise StartupError(f"{path}: {graph.path} has two outputs of the same name or meaning: {REMEDY}")
+
+
+def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, sizes: Architecture) -> None:
+    """Check the numbers that are stated of an output, and that its axes agree with them."""
+    is_hidden_state = output.role is OutputRole.LAST_HIDDEN_STATE
+    fits = (
+        (output.layer is None and not output.num_heads)
+        if is_hidden_state
+        else (
+            output.layer is not None
+            and 0 <= output.layer < sizes.num_layers
+            and 1 <= output.num_heads <= sizes.num_heads
+        )
+    )
+    axes, shape = stated.value.axes, output.shape
+    fits = (
+        fits
+        and len(axes) == len(shape)
+        and all(size is None or axis == str(size) for axis, size in zip(axes, shape, strict=True))
+    )
+    if not fits or stated.value.data_type != DataType.DATA_TYPE_FLOAT32:
+        layer = "no layer" if output.layer is None else f"layer {output.layer}"
+        raise StartupError(
+            f"{path}: {output.name} of {graph} is {DataType.Name(stated.value.data_type)} {list(axes)}, of "
+            f"{layer} with {output.num_heads} heads, which an output of {sizes.num_layers} layers, at most "
+            f"{sizes.num_heads} heads and a width of {sizes.hidden_size} in fp32 is not: {REMEDY}"
+        )

@@ -1,0 +1,82 @@
+"""From a manifest that was checked to what the server knows of its model."""
+
+from attnlens.bundle import embedding_size, find_graph, max_dimensions
+from attnlens.pooling import Pooling
+from attnlens.v1 import manifest_pb2 as pb
+from attnlens_server.bundle.model import Graph, Kind, Layout, Model, ModelOutputs, Output, OutputRole, RowSum
+from attnlens_server.config import Precision
+
+PRECISIONS: dict[Precision, pb.Precision.ValueType] = {
+    "fp32": pb.Precision.PRECISION_FP32,
+    "fp16": pb.Precision.PRECISION_FP16,
+    "int8": pb.Precision.PRECISION_INT8,
+}
+PURPOSES: dict[Kind, pb.GraphPurpose.ValueType] = {
+    "embeddings": pb.GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
+    "attention": pb.GraphPurpose.GRAPH_PURPOSE_ATTENTION,
+}
+_ROLES, _LAYOUTS, _ROW_SUMS = (frozenset(map(int, enum)) for enum in (OutputRole, Layout, RowSum))
+
+
+def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Model:
+    """Return the model, its embeddings computed in `precision`; attention is always computed in fp32.
+
+    Raises:
+        BundleError: there is no such graph, or there are several.
+    """
+    sizes, pooling = manifest.architecture, manifest.pooling
+    graphs: dict[Kind, Graph] = {
+        "embeddings": read_graph(
+            find_graph(manifest, PURPOSES["embeddings"], PRECISIONS[precision]), sizes.hidden_size
+        ),
+        "attention": read_graph(find_graph(manifest, PURPOSES["attention"]), sizes.hidden_size),
+    }
+    return Model(
+        name=manifest.model_name,
+        version=version,
+        max_tokens=manifest.max_tokens,
+        max_positions=sizes.max_position_embeddings,
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        vocab_size=sizes.vocab_size,
+        type_vocab_size=sizes.type_vocab_size,
+        pad_token_id=sizes.pad_token_id,
+        takes_pairs=manifest.text_pairs,
+        pooling=Pooling(pooling.pooling),
+        normalize=pooling.normalize,
+        exclude_prompt=pooling.exclude_prompt,
+        max_dimensions=max_dimensions(manifest),
+        embedding_size=embedding_size(manifest),
+        prompts=dict(manifest.prompts),
+        default_prompt_name=manifest.default_prompt_name,
+        graphs=graphs,
+        outputs=ModelOutputs(graphs["embeddings"], graphs["attention"]),
+    )
+
+
+def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
+    """Return a graph as the server knows it."""
+    known = [output for output in graph.outputs if is_known(output)]
+    return Graph(
+        graph.path,
+        tuple(value.name for value in graph.inputs),
+        tuple(_read_output(output, hidden_size) for output in known),
+        frozenset(output.value.name for output in graph.outputs if not is_known(output)),
+    )
+
+
+def is_known(output: pb.GraphOutput) -> bool:
+    """Whether this version knows what an output means and how it is laid out."""
+    return int(output.role) in _ROLES and int(output.layout) in _LAYOUTS
+
+
+def _read_output(output: pb.GraphOutput, hidden_size: int) -> Output:
+    return Output(
+        output.value.name,
+        OutputRole(output.role),
+        Layout(output.layout),
+        output.layer if output.HasField("layer") else None,
+        output.num_heads,
+        0 if output.num_heads else hidden_size,
+        RowSum(output.row_sum) if int(output.row_sum) in _ROW_SUMS else RowSum.UNSPECIFIED,
+    )

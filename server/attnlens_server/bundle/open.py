@@ -1,0 +1,127 @@
+"""Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnlens.bundle import (
+    MANIFEST_NAME,
+    BundleError,
+    FileState,
+    read_manifest,
+    state_of,
+    verify_files,
+)
+from attnlens.dense import DenseLayer, open_dense
+from attnlens.v1.manifest_pb2 import Manifest
+from attnlens_server.bundle.check import check_manifest
+from attnlens_server.bundle.files import MappedFiles, graph_files
+from attnlens_server.bundle.manifest import PRECISIONS, read_model
+from attnlens_server.bundle.model import Graph, Kind, Model
+from attnlens_server.config import Precision
+from attnlens_server.errors import StartupError, UnusableGraphError
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified bundle directory.
+
+    Attributes:
+        directory: where it is.
+        manifest: what it says of itself.
+        model: what the other rooms need of it.
+        dense: the layers that pooled vectors go through.
+        precision: of the graph that computes embeddings; attention is always computed in fp32.
+        states: of each listed file by its path, from just before its hash was compared.
+    """
+
+    directory: Path
+    manifest: Manifest
+    model: Model
+    dense: tuple[DenseLayer, ...]
+    precision: Precision = "fp32"
+    states: Mapping[str, FileState] = field(default_factory=dict)
+
+    def graph_path(self, kind: Kind) -> Path:
+        """Return the ONNX file of a graph."""
+        return self.directory / self.model.graphs[kind].path
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Return `tokenizer.json`, or None where the bundle has none."""
+        return self.directory / TOKENIZER_NAME if TOKENIZER_NAME in self.states else None
+
+    def verify_graph(self, graph: Graph) -> MappedFiles:
+        """Make sure that a graph and the files with its weights are what they were at the start.
+
+        A file that nobody has touched since is not read again.
+
+        Returns:
+            The files that ONNX Runtime will map, to be asked for as long as the graph is open.
+
+        Raises:
+            UnusableGraphError: a file is missing or was altered since.
+        """
+        try:
+            paths = graph_files(self.directory, graph.path, self.states)
+            touched = frozenset(
+                path for path in paths if state_of(self.directory / path) != self.states[path]
+            )
+            states = {path: self.states[path] for path in paths}
+            states |= verify_files(self.directory, self.manifest, touched)
+        except (BundleError, StartupError) as error:
+            raise UnusableGraphError(str(error)) from error
+        except OSError as error:
+            raise UnusableGraphError(f"{error.filename} can't be read: {error.strerror}") from error
+        return MappedFiles(
+            {self.directory / path: state for path, state in states.items() if path != graph.path}
+        )
+
+
+def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
+    """Read the manifest of `directory` and verify every file.
+
+    Raises:
+        StartupError: there is no bundle, or none with a graph in `precision`, a file is missing or altered,
+            or would be used without a hash, the manifest contradicts itself, or the parity check failed.
+    """
+    try:
+        manifest = read_manifest(directory)
+        check_manifest(directory, manifest)
+        states = verify_files(directory, manifest)
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    if all(graph.precision != PRECISIONS[precision] for graph in manifest.graphs):
+        raise StartupError(
+            f"{directory} has no graph in {precision}: export it again with --precision {precision}, "
+            "or serve it with --precision fp32"
+        )
+    if not manifest.parity.passed:
+        raise StartupError(
+            f"{directory / 'manifest.json'}: the graphs are not the same model as the checkpoint "
+            f"(parity failed, see {directory / 'parity' / 'report.md'}); export the bundle again"
+        )
+    if TOKENIZER_NAME not in states and (directory / TOKENIZER_NAME).exists():
+        raise StartupError(
+            f"{directory / TOKENIZER_NAME} is not in the manifest, so nobody knows if it is the model's: "
+            "remove it, or export the bundle again with --tokenizer"
+        )
+    try:
+        dense = open_dense(directory, manifest)
+    except BundleError as error:
+        raise StartupError(str(error)) from error
+    digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
+    bundle = Bundle(
+        directory=directory,
+        manifest=manifest,
+        model=read_model(manifest, digest, precision),
+        dense=dense,
+        precision=precision,
+        states=states,
+    )
+    for graph in bundle.model.graphs.values():
+        graph_files(directory, graph.path, states)
+    return bundle

@@ -1,0 +1,311 @@
+"""The life of a call: from the bytes that came to the end that its client sees.
+
+Three things are done here because grpc.aio does not do them:
+
+- It parses requests outside of the handlers, where a failure is a traceback in the log and no error of ours.
+  Here handlers get bytes, and parse them.
+- A request of millions of small messages takes many times its size once it is parsed, and blocks the event
+  loop until then. Here such messages are counted first.
+- It can't end a call whose client does not read: whatever is sent, the status too, waits behind the message
+  that has no room. Here such a call is dropped, and gRPC resets its stream.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+import traceback
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from attnlens.wire import LENGTH_DELIMITED, read_fields
+from attnlens_server import errors
+from attnlens_server.grpc_api.responses import SENDING_COPIES
+from attnlens_server.grpc_api.status import CallStatus, call_status
+from attnlens_server.serving.admission import Admission, Budget, Reservation
+from attnlens_server.serving.jobs import Job
+from attnlens_server.serving.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=Message)
+AnyJob = TypeVar("AnyJob")
+Context = grpc.aio.ServicerContext[bytes, bytes]
+AnyTask = asyncio.Task[Any]
+
+CALL_RETRY_S = 0.25
+STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
+SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
+MAX_OTHER_FIELDS = 1024  # of a larger one beside its texts
+REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message; small messages in it are counted as texts
+
+_creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
+
+
+def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on let each task know the task that made it, which `_Life.end` needs."""
+
+    def make_task(
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, Any],
+        **options: Any,  # noqa: ANN401 - whatever asyncio passes
+    ) -> AnyTask:
+        creator = asyncio.current_task(loop)
+        token = _creator.set(weakref.ref(creator) if creator else None)
+        try:
+            return asyncio.Task(coroutine, loop=loop, **options)  # copies the context
+        finally:
+            _creator.reset(token)
+
+    loop.set_task_factory(make_task)  # type: ignore[arg-type]  # its stub asks for a future, too
+
+
+class _Life:
+    """What must happen at the end of a call. It holds nothing of gRPC's, so that a call can be dropped."""
+
+    def __init__(self, task: AnyTask, memory: Reservation) -> None:
+        self.memory = memory
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [weakref.ref(task), _creator.get()]
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end_after(self, seconds: float) -> None:
+        """End the call unless it is over by then."""
+        self._timer = self._loop.call_later(seconds, self.end)
+
+    def end(self) -> None:
+        """Drop the call, read or not.
+
+        gRPC runs a handler in a task that a second one has made, which waits for the client to leave. The two
+        hold the call of the C core between them. Without them it is destroyed, which resets its stream.
+        """
+        for reference in self._tasks:
+            task = reference() if reference else None
+            if task is not None:
+                task.cancel()
+
+    def over(self) -> None:
+        """The client has everything, or has left, or was left."""
+        self.memory.release()
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Call:
+    """A call that is running.
+
+    Attributes:
+        request_bytes: the size of its request.
+        memory: what it has reserved; given back when it is over.
+    """
+
+    def __init__(self, context: Context, life: _Life, request_bytes: int, stall_timeout_s: float) -> None:
+        self.request_bytes = request_bytes
+        self.memory = life.memory
+        self._context = context
+        self._life = life
+        self._stall_timeout_s = stall_timeout_s
+
+    def budget(self) -> Budget:
+        """Return what the call may take."""
+        remaining_s = self._context.time_remaining()
+        deadline = None if remaining_s is None else time.monotonic() + remaining_s
+        return Budget(self.memory, deadline)
+
+    async def write(self, message: bytes) -> None:
+        """Send a message of a stream; returns when the connection has room for the next.
+
+        Raises:
+            SlowReaderError: the client does not read.
+            CancelledError: the client has left.
+        """
+        try:
+            await asyncio.wait_for(self._context.write(message), self._stall_timeout_s)
+        except grpc.aio.InternalError as error:  # nobody to tell, nothing wrong here
+            raise asyncio.CancelledError from error
+        except TimeoutError as error:
+            raise errors.SlowReaderError(
+                f"the client left a message unread for {self._stall_timeout_s:g} s: read them as they come"
+            ) from error
+
+    def replied(self, reply: bytes) -> None:
+        """From now on nothing but the reply is kept, and the client has the stall timeout to read it."""
+        self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
+        self._life.end_after(self._stall_timeout_s)
+
+    async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
+        """End the call with a status, or without one where the client does not read. Does not return."""
+        self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
+        with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
+            await self._context.abort(status.code, status.message, status.trailers)
+        self._life.end()
+        await asyncio.sleep(0)  # is cancelled
+
+
+class Calls:
+    """All calls that are not over, that is, whose clients do not have everything yet."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        check_serving: Callable[[], None],
+        workers: Workers,
+        *,
+        max_calls: int,
+        stall_timeout_s: float,
+    ) -> None:
+        """Count from nothing. `check_serving` raises where calls are not welcome now."""
+        self._admission = admission
+        self._max_calls = max_calls
+        self._check_serving = check_serving
+        self._workers = workers
+        self._stall_timeout_s = stall_timeout_s
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def _check_count(self) -> None:
+        if self._count > self._max_calls:
+            raise errors.OverloadedError(
+                f"{self._max_calls} other calls run or wait for their clients, no more may: try again later",
+                retry_after_s=CALL_RETRY_S,
+            )
+
+    def _begin(self, context: Context, request_bytes: int) -> Call:
+        """Count a call until it is over."""
+        self._count += 1
+        self._none.clear()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs each handler in a task of its own
+        life = _Life(task, Reservation(self._admission))
+
+        def over(_: object) -> None:
+            life.over()
+            self._count -= 1
+            if self._count == 0:
+                self._none.set()
+
+        # The context's own add_done_callback would make a cycle of context and call: dropped ones would stay.
+        task.add_done_callback(over)
+        return Call(context, life, request_bytes, self._stall_timeout_s)
+
+    async def wait_until_none(self) -> None:
+        """Return when no call is running."""
+        await self._none.wait()
+
+    def handler(
+        self,
+        parser: "Parser[Request, AnyJob]",
+        method: Callable[[AnyJob, Call], Awaitable[bytes | None]],
+        name: str,
+    ) -> Callable[[bytes, Context], Awaitable[bytes | None]]:
+        """Return what gRPC calls with the bytes of a request: `method`, within the life of a call.
+
+        Every exception becomes a status with details: a fault of ours, too, a panic in the tokenizer's Rust
+        included, which is no Exception.
+        """
+
+        async def handle(data: bytes, context: Context) -> bytes | None:
+            call = self._begin(context, len(data))
+            job: AnyJob | None
+            try:
+                self._check_serving()
+                self._check_count()
+                call.memory.grow(REQUEST_COPIES * call.request_bytes)
+                job = await self._parse(parser, data)
+                data = b""
+                if isinstance(job, Job):  # text with an emoji takes four bytes a character
+                    call.memory.grow(max(0, job.memory_bytes - call.request_bytes))
+                reply = await method(job, call)
+            except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
+                # Not the exception itself: its traceback holds the frames of the call, and what it brought.
+                status = _status(error, name)
+                client_reads = not isinstance(error, errors.SlowReaderError)
+                traceback.clear_frames(error.__traceback__)
+            else:
+                if reply is not None:
+                    call.replied(reply)
+                return reply
+            data, job = b"", None  # gRPC keeps what ends the call, and with it this frame
+            await call.abort(status, client_reads=client_reads)
+            raise AssertionError  # abort does not return
+
+        return handle
+
+    async def _parse(self, parser: "Parser[Request, AnyJob]", data: bytes) -> AnyJob:
+        """Make a job of the bytes of a request: of many in a worker thread."""
+        if len(data) <= SMALL_BYTES:
+            return parser.parse(data)
+        return await self._workers.run(parser.parse, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Parser(Generic[Request, AnyJob]):
+    """Turns the bytes of a request into a job.
+
+    Attributes:
+        message_class: what they are.
+        translate: makes a job of the message.
+        inputs_number: of the field with its texts; None where it has none.
+        max_texts: how many it may have.
+    """
+
+    message_class: type[Request]
+    translate: Callable[[Request], AnyJob]
+    inputs_number: int | None
+    max_texts: int
+
+    def parse(self, data: bytes) -> AnyJob:
+        """Parse.
+
+        Raises:
+            MalformedRequestError: they are not a message of that type.
+            InvalidFieldsError: there are too many texts to begin with.
+        """
+        try:
+            if self.inputs_number is not None and len(data) > SMALL_BYTES:
+                self._check_counts(data, self.inputs_number)
+            request = self.message_class.FromString(data)
+        except (DecodeError, ValueError, IndexError) as error:
+            full_name: str = self.message_class.DESCRIPTOR.full_name
+            raise errors.MalformedRequestError(len(data), full_name) from error
+        return self.translate(request)
+
+    def _check_counts(self, data: bytes, inputs_number: int) -> None:
+        """Look at no more fields than a request needs.
+
+        Raises:
+            InvalidFieldsError: there are too many texts, or too many fields beside them.
+            ValueError, IndexError: there is something that no message of ours has.
+        """
+        num_texts = num_others = 0
+        for field in read_fields(memoryview(data), 0, len(data)):
+            is_text = (field.number, field.wire_type) == (inputs_number, LENGTH_DELIMITED)
+            num_texts, num_others = num_texts + is_text, num_others + (not is_text)
+            if num_texts > self.max_texts:
+                self._refuse(f"has more than {self.max_texts} texts, a request may have {self.max_texts}")
+            if num_others > MAX_OTHER_FIELDS:
+                self._refuse(f"is among more than {MAX_OTHER_FIELDS} other fields")
+
+    def _refuse(self, what: str) -> None:
+        violation = errors.FieldViolation("inputs", f"{what}: send several requests")
+        raise errors.InvalidFieldsError([violation])
+
+
+def _status(error: BaseException, method: str) -> CallStatus:
+    """Return how a call ends that has failed. A fault of ours is logged: the client gets only its number."""
+    if isinstance(error, errors.RequestError):
+        return call_status(error)
+    error_id = secrets.token_hex(6)
+    logger.error("%s failed, error id %s", method, error_id, exc_info=error)
+    message = f"the server failed; its log has more under error id {error_id}"
+    return call_status(errors.InternalError(message, metadata={"error_id": error_id}))

@@ -1,0 +1,102 @@
+"""`attnlens.v1.EncoderService`: each method takes a job, asks the model's service, and makes the reply."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, ParamSpec
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens_server.grpc_api import requests
+from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser
+from attnlens_server.grpc_api.model_info import ModelDescriber
+from attnlens_server.grpc_api.responses import Responses
+from attnlens_server.serving.jobs import EmbedJob, EncodeJob, TokenizeJob
+from attnlens_server.serving.service import ModelService
+
+P = ParamSpec("P")
+
+DESCRIPTOR = pb.DESCRIPTOR.services_by_name["EncoderService"]
+SERVICE_NAME: str = DESCRIPTOR.full_name
+
+# What makes a job of a request; the others are taken as they are.
+_TRANSLATIONS: dict[str, Callable[[Any], Any]] = {
+    "Embed": requests.embed_job,
+    "Encode": requests.encode_job,
+    "EncodeStream": requests.encode_job,
+    "Tokenize": requests.tokenize_job,
+}
+
+
+class EncoderService:
+    """The methods for one model. The .proto file says what each does.
+
+    A method returns its reply as bytes, or writes a stream of them.
+    """
+
+    def __init__(self, service: ModelService, responses: Responses, describer: ModelDescriber) -> None:
+        self._service = service
+        self._responses = responses
+        self._describer = describer
+
+    async def Embed(self, job: EmbedJob, call: Call) -> bytes:
+        result = await self._service.embed(job, call.budget())
+        return await self._make(result.embeddings.nbytes, self._responses.embed, result, job.data_type)
+
+    async def Encode(self, job: EncodeJob, call: Call) -> bytes:
+        result = await self._service.encode(job, call.budget())
+        return await self._service.workers.run(self._responses.encode, result, job.data_type)
+
+    async def EncodeStream(self, job: EncodeJob, call: Call) -> None:
+        async with aclosing(self._service.stream(job, call.budget())) as parts:
+            async for part in parts:
+                await call.write(
+                    await self._service.workers.run(self._responses.stream_part, part, job.data_type)
+                )
+
+    async def Tokenize(self, job: TokenizeJob, call: Call) -> bytes:
+        serialized = [self._responses.tokenize_head()]
+        async with aclosing(self._service.tokenize(job, call.budget())) as portions:
+            async for texts in portions:
+                num_tokens = sum(len(text.tokens.ids) for text in texts)
+                serialized.append(await self._make(64 * num_tokens, self._responses.tokenize, texts))
+        return await self._make(sum(map(len, serialized)), b"".join, serialized)
+
+    async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
+        del request, call
+        return pb.ListModelsResponse(models=[self._describer.model()]).SerializeToString()
+
+    async def GetModel(self, request: pb.GetModelRequest, call: Call) -> bytes:
+        del call
+        self._service.check_model(request.model)
+        return pb.GetModelResponse(model=self._describer.model()).SerializeToString()
+
+    async def _make(
+        self, size_bytes: int, make: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs
+    ) -> bytes:
+        """Make a reply: a large one in a worker thread."""
+        if size_bytes <= SMALL_BYTES:
+            return make(*args, **kwargs)
+        return await self._service.workers.run(make, *args, **kwargs)
+
+
+def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, max_texts: int) -> None:
+    """Serve the methods of `service`, each within the life of a call."""
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for method in DESCRIPTOR.methods:
+        inputs = method.input_type.fields_by_name.get("inputs")
+        parser = Parser(
+            GetMessageClass(method.input_type),
+            _TRANSLATIONS.get(method.name, lambda request: request),
+            inputs.number if inputs else None,
+            max_texts,
+        )
+        handle = calls.handler(parser, getattr(service, method.name), method.name)
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        handlers[method.name] = make(handle)  # without serializers: bytes in, bytes out
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))

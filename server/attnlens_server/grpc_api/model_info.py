@@ -1,0 +1,69 @@
+"""What GetModel tells about the model and the server."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+import onnxruntime
+
+from attnlens.bundle import embedding_size, find_graph
+from attnlens.v1.manifest_pb2 import GraphPurpose
+from attnlens.v1.model_pb2 import Limits, Model, ModelState
+from attnlens_server.bundle import Bundle
+from attnlens_server.bundle.manifest import PRECISIONS, is_known
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.serving.checks import MAX_QUERIES
+from attnlens_server.serving.service import ModelService
+
+
+class ModelDescriber:
+    """Puts together everything that a client needs to know."""
+
+    def __init__(self, bundle: Bundle, config: ServerConfig, engine: Engine, service: ModelService) -> None:
+        self._engine = engine
+        manifest = bundle.manifest
+        versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
+        versions |= {"attnlens": _own_version(), "onnxruntime": onnxruntime.__version__}
+        outputs = find_graph(manifest, GraphPurpose.GRAPH_PURPOSE_ATTENTION).outputs
+        self._model = Model(
+            name=manifest.model_name,
+            version=bundle.model.version,
+            source=manifest.source,
+            source_revision=manifest.source_revision,
+            weights_license=manifest.weights_license,
+            architecture=manifest.architecture,
+            pooling=manifest.pooling,
+            max_tokens=service.max_tokens,
+            embedding_size=embedding_size(manifest),
+            prompts=manifest.prompts,
+            default_prompt_name=manifest.default_prompt_name,
+            text_pairs=service.takes_pairs,
+            precision=PRECISIONS[config.precision],
+            outputs=[output for output in outputs if is_known(output)],
+            parity=manifest.parity,
+            limits=Limits(
+                max_inputs_per_request=config.inputs_limit,
+                max_text_bytes=config.max_text_bytes,
+                max_queue=config.max_queue,
+                max_message_bytes=config.max_message_bytes,
+                max_request_text_bytes=config.request_text_limit,
+                max_request_bytes=config.request_limit,
+                max_attention_queries=MAX_QUERIES,
+            ),
+            versions=versions,
+        )
+
+    def model(self) -> Model:
+        """Return it as things are now."""
+        is_degraded = not self._engine.can_run_attention
+        self._model.state = ModelState.MODEL_STATE_DEGRADED if is_degraded else ModelState.MODEL_STATE_READY
+        self._model.execution_providers[:] = self._engine.execution_providers
+        self._model.limits.max_batch_tokens = self._engine.max_batch_tokens
+        return self._model
+
+
+def _own_version() -> str:
+    """Return the version of the installed package; a source tree on the path of Python has none."""
+    try:
+        return version("attnlens")
+    except PackageNotFoundError:
+        return "unknown"

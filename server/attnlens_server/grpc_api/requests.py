@@ -1,0 +1,137 @@
+"""From messages to jobs. Of checks only those that need the messages: numbers that no enum here has."""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from attnlens.pooling import Pooling
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
+from attnlens_server.bundle import OutputRole
+from attnlens_server.errors import FieldViolation
+from attnlens_server.serving.checks import MAX_QUERIES
+from attnlens_server.serving.jobs import (
+    FLOAT16,
+    FLOAT32,
+    AttentionQuery,
+    AttentionView,
+    DataType,
+    EmbedJob,
+    EncodeJob,
+    Prompt,
+    TokenizeJob,
+)
+from attnlens_server.text import Input, TextPair, TokenIds
+
+Member = TypeVar("Member", bound=IntEnum)
+
+_DATA_TYPES: dict[int, DataType] = {
+    DataTypeNumber.DATA_TYPE_UNSPECIFIED: FLOAT32,
+    DataTypeNumber.DATA_TYPE_FLOAT32: FLOAT32,
+    DataTypeNumber.DATA_TYPE_FLOAT16: FLOAT16,
+}
+
+
+def embed_job(request: pb.EmbedRequest) -> EmbedJob:
+    """Translate a request."""
+    found: list[FieldViolation] = []
+    return EmbedJob(
+        model=request.model,
+        inputs=_inputs(request.inputs),
+        prompt=_prompt(request),
+        truncate=request.truncate,
+        pooling=_member(Pooling, request.pooling, "pooling", manifest_pb2.Pooling, found),
+        normalize=request.normalize if request.HasField("normalize") else None,
+        dimensions=request.dimensions,
+        data_type=_data_type(request.data_type, found),
+        violations=found,
+    )
+
+
+def encode_job(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> EncodeJob:
+    """Translate a request; both kinds have the same fields."""
+    found: list[FieldViolation] = []
+    return EncodeJob(
+        model=request.model,
+        inputs=_inputs(request.inputs),
+        prompt=_prompt(request),
+        truncate=request.truncate,
+        last_hidden_state=request.last_hidden_state,
+        attention=_queries(request.attention, found),
+        data_type=_data_type(request.data_type, found),
+        violations=found,
+    )
+
+
+def tokenize_job(request: pb.TokenizeRequest) -> TokenizeJob:
+    """Translate a request."""
+    return TokenizeJob(model=request.model, inputs=_inputs(request.inputs), prompt=_prompt(request))
+
+
+def _inputs(messages: Iterable[pb.Input]) -> list[Input]:
+    return [_input(message) for message in messages]
+
+
+def _input(message: pb.Input) -> Input:
+    match message.WhichOneof("content"):
+        case "text":
+            return Input(text=message.text)
+        case "text_pair":
+            return Input(text_pair=TextPair(message.text_pair.first, message.text_pair.second))
+        case "token_ids":
+            return Input(token_ids=TokenIds(message.token_ids.ids, message.token_ids.type_ids))
+    return Input()
+
+
+def _prompt(
+    request: pb.EmbedRequest | pb.EncodeRequest | pb.EncodeStreamRequest | pb.TokenizeRequest,
+) -> Prompt | None:
+    if not request.HasField("prompt"):
+        return None
+    match request.prompt.WhichOneof("choice"):
+        case "name":
+            return Prompt(name=request.prompt.name)
+        case "text":
+            return Prompt(text=request.prompt.text)
+    return Prompt()
+
+
+def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation]) -> list[AttentionQuery]:
+    queries = []
+    for index, message in enumerate(messages[: MAX_QUERIES + 1]):  # more are refused
+        field = f"attention[{index}]"
+        role = _member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, found)
+        view = _member(AttentionView, message.view, f"{field}.view", pb.AttentionView, found)
+        queries.append(
+            AttentionQuery(
+                role or OutputRole.ATTENTION_WEIGHTS,
+                message.layers,
+                message.heads,
+                view or AttentionView.FULL,
+            )
+        )
+    return queries
+
+
+def _member(
+    enum: type[Member],
+    number: int,
+    field: str,
+    names: Any,  # noqa: ANN401 - a generated enum
+    found: list[FieldViolation],
+) -> Member | None:
+    """Return a member by its number; None where it is unspecified, or unknown, which is added to `found`."""
+    if number in list(enum):
+        return enum(number)
+    if number:
+        known = ", ".join(names.Name(member) for member in enum)
+        found.append(FieldViolation(field, f"is {number}: use one of {known}"))
+    return None
+
+
+def _data_type(number: int, found: list[FieldViolation]) -> DataType:
+    if number not in _DATA_TYPES:
+        text = f"is {number}: use DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16"
+        found.append(FieldViolation("data_type", text))
+    return _DATA_TYPES.get(number, FLOAT32)

@@ -1,0 +1,178 @@
+"""From results to messages."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from google.protobuf.duration_pb2 import Duration
+
+from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import OutputRole
+from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
+from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
+from attnlens_server.bundle import Layout, RowSum
+from attnlens_server.serving import results
+from attnlens_server.serving.jobs import FLOAT16, DataType
+from attnlens_server.serving.sizes import ReplyCosts
+from attnlens_server.text import Tokens
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+TEXT_OVERHEAD_BYTES = 128  # of a message: field tags, lengths, usage, numbers of layers and heads
+MAKING_COPIES = 3  # of a reply that is being made: the message, what it is written to, and its bytes
+SENDING_COPIES = 2  # of one that is not read yet: its bytes, and gRPC's copy of them
+
+
+def reply_costs(max_message_bytes: int) -> ReplyCosts:
+    """Return what replies take over gRPC."""
+    return ReplyCosts(max_message_bytes, TEXT_OVERHEAD_BYTES, tokens_bytes, MAKING_COPIES, SENDING_COPIES)
+
+
+class Responses:
+    """Makes messages that name one model."""
+
+    def __init__(self, model: str, version: str) -> None:
+        self._model = model
+        self._version = version
+
+    def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
+        """Pack embeddings."""
+        response = pb.EmbedResponse(
+            model=self._model,
+            model_version=self._version,
+            embeddings=to_tensor(result.embeddings, _number(data_type)),
+            usages=[_usage(usage) for usage in result.usages],
+            timings=_timings(result.timings),
+        )
+        return response.SerializeToString()
+
+    def encode(self, result: results.EncodeResult, data_type: DataType) -> bytes:
+        """Pack texts.
+
+        Messages are joined by joining their bytes. So each text is serialized by itself: all of them at once
+        would keep every other thread waiting. The list of texts is emptied on the way, so that nothing is in
+        memory twice.
+
+        Raises:
+            InvalidFieldsError: a value is beyond the range of the chosen element type.
+        """
+        head = pb.EncodeResponse(
+            model=self._model, model_version=self._version, timings=_timings(result.timings)
+        )
+        serialized = [head.SerializeToString()]
+        result.texts.reverse()
+        while result.texts:
+            part = pb.EncodeResponse()
+            _fill_text(part.results.add(), result.texts.pop(), data_type)
+            serialized.append(part.SerializeToString())
+        return b"".join(serialized)
+
+    def stream_part(self, part: results.StreamHead | results.StreamAttention, data_type: DataType) -> bytes:
+        """Pack a part of a stream.
+
+        Raises:
+            InvalidFieldsError: as `encode`.
+        """
+        message = pb.EncodeStreamResponse(model=self._model, input_index=part.input_index)
+        if isinstance(part, results.StreamHead):
+            message.model_version = self._version
+            message.num_attention_parts = part.num_attention_parts
+            message.timings.CopyFrom(_timings(part.timings))
+            _fill_text(message.head, part.text, data_type)
+        else:
+            _fill_attention(message.attention, part.attention, data_type)
+        return message.SerializeToString()
+
+    def tokenize(self, texts: Iterable[results.TokenizedText]) -> bytes:
+        """Pack the tokens of some texts; what `tokenize_head` returns comes before the first ones."""
+        response = pb.TokenizeResponse()
+        for text in texts:
+            _fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
+        return response.SerializeToString()
+
+    def tokenize_head(self) -> bytes:
+        """Pack what a response has beside the texts."""
+        return pb.TokenizeResponse(model=self._model, model_version=self._version).SerializeToString()
+
+
+def tokens_bytes(tokens: Tokens) -> int:
+    """Return the bytes of tokens in a message, or a little more."""
+    largest = [int(column.max(initial=0)) for column in (tokens.ids, tokens.words, tokens.bytes)]
+    widths = sum(times * (1 + _varint_bytes(most)) for times, most in zip((1, 1, 4), largest, strict=True))
+    overhead = 3 + 3 + 2  # of the token, its spelling and its source
+    return len(tokens.ids) * (overhead + widths) + len("".join(tokens.texts).encode()) + TEXT_OVERHEAD_BYTES
+
+
+def _varint_bytes(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
+
+
+def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: DataType) -> None:
+    _fill_tokens(message.tokens, text.tokens)
+    message.usage.CopyFrom(_usage(text.usage))
+    if text.last_hidden_state is not None:
+        results.check_range(text.last_hidden_state, data_type)
+        fill_tensor(message.last_hidden_state, text.last_hidden_state, _number(data_type))
+    for attention in text.attention:
+        _fill_attention(message.attention.add(), attention, data_type)
+
+
+def _fill_attention(
+    message: pb.AttentionResult, attention: results.AttentionResult, data_type: DataType
+) -> None:
+    query = attention.query
+    message.query_index = query.index
+    message.role = OutputRole.ValueType(query.role)
+    message.view = pb.AttentionView.ValueType(query.view)
+    message.layers.extend(attention.layers)
+    message.heads.extend(query.heads)
+    message.row_sum = RowSumNumber.ValueType(query.row_sum)
+    tensor = message.dense if query.layout is Layout.DENSE else message.per_token
+    if query.row_sum is not RowSum.ONE:  # weights are at most 1
+        for array in attention.arrays:
+            results.check_range(array, data_type)
+    fill_stacked(tensor, attention.arrays, _number(data_type))
+
+
+def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
+    columns: list[npt.NDArray[np.integer]] = [tokens.sources, *tokens.chars.T, *tokens.bytes.T, tokens.words]
+    for token_id, text, source, char_start, char_end, byte_start, byte_end, word in zip(
+        tokens.ids.tolist(), tokens.texts, *(column.tolist() for column in columns), strict=True
+    ):
+        messages.add(
+            id=token_id,
+            text=text,
+            source=source,
+            char_start=char_start,
+            char_end=char_end,
+            byte_start=byte_start,
+            byte_end=byte_end,
+            word_index=None if word < 0 else word,
+        )
+
+
+def _number(data_type: DataType) -> DataTypeNumber.ValueType:
+    return DataTypeNumber.DATA_TYPE_FLOAT16 if data_type == FLOAT16 else DataTypeNumber.DATA_TYPE_FLOAT32
+
+
+def _usage(usage: results.Usage) -> pb.Usage:
+    return pb.Usage(
+        num_tokens=usage.num_tokens, num_tokens_total=usage.num_tokens_total, truncated=usage.truncated
+    )
+
+
+def _timings(timings: results.Timings) -> pb.Timings:
+    return pb.Timings(
+        tokenize=_duration(timings.tokenize_s),
+        queue=_duration(timings.queue_s),
+        compute=_duration(timings.compute_s),
+    )
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(int(seconds * 1e9))
+    return duration

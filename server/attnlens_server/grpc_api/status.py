@@ -1,0 +1,90 @@
+"""How a request that is refused or failed is told: the status and the trailers of a gRPC call."""
+
+from typing import NamedTuple
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from attnlens.v1 import error_pb2 as pb
+from attnlens_server.errors import RequestError
+
+ERROR_DOMAIN = "attnlens"
+# All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
+# twice: as `grpc-message`, where each byte that is not ASCII takes three, and in base64. The violations stand
+# twice in base64.
+MAX_VIOLATION_BYTES = 1280
+
+
+class CallStatus(NamedTuple):
+    """How a call ends, as gRPC wants it."""
+
+    code: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str | bytes], ...]
+
+
+def call_status(error: RequestError) -> CallStatus:
+    """Turn an error into the status and the trailers of a call.
+
+    `attnlens-error-bin` holds `attnlens.v1.ErrorDetails`, `attnlens-error-reason` the reason as plain text,
+    `grpc-status-details-bin` google.rpc.Status (gRPC's convention for rich errors), and
+    `grpc-retry-pushback-ms` is what gRPC's own retries obey (gRFC A6).
+    """
+    code, details = grpc.StatusCode[error.status], error_details(error)
+    packed = []
+    for detail in _google_details(error.reason, details):
+        any_detail = any_pb2.Any()
+        any_detail.Pack(detail)
+        packed.append(any_detail)
+    status = status_pb2.Status(code=code.value[0], message=error.message, details=packed)
+    trailers: list[tuple[str, str | bytes]] = [
+        ("attnlens-error-bin", details.SerializeToString()),
+        ("attnlens-error-reason", error.reason),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    ]
+    if error.retry_after_s is not None:
+        trailers.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
+    return CallStatus(code, error.message, tuple(trailers))
+
+
+def error_details(error: RequestError) -> pb.ErrorDetails:
+    """Return what an error tells a program, with as many of the violations, the first ones, as fit."""
+    violations: list[pb.FieldViolation] = []
+    size = 0
+    for violation in error.violations:
+        message = pb.FieldViolation(
+            field=violation.field,
+            description=violation.description,
+            input_index=violation.input_index,
+        )
+        size += message.ByteSize()
+        if size > MAX_VIOLATION_BYTES:
+            break
+        violations.append(message)
+    delay = None
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+    return pb.ErrorDetails(
+        reason=pb.ErrorReason.Value(f"ERROR_REASON_{error.reason}"),
+        violations=violations,
+        metadata=error.metadata,
+        retry_delay=delay,
+    )
+
+
+def _google_details(reason: str, details: pb.ErrorDetails) -> list[Message]:
+    """Return the same as google.rpc messages."""
+    result: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN, metadata=dict(details.metadata))
+    ]
+    if details.violations:
+        request = error_details_pb2.BadRequest()
+        for violation in details.violations:
+            request.field_violations.add(field=violation.field, description=violation.description)
+        result.append(request)
+    if details.HasField("retry_delay"):
+        result.append(error_details_pb2.RetryInfo(retry_delay=details.retry_delay))
+    return result

@@ -1,0 +1,266 @@
+"""From jobs to plans: checked, the model's defaults filled in. All that is wrong is told at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attnlens.pooling import Pooling
+from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import HeadSelection, Wanted
+from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
+from attnlens_server.serving.input_checks import InputChecks
+from attnlens_server.serving.jobs import (
+    AttentionQuery,
+    AttentionView,
+    DataType,
+    EmbedJob,
+    EncodeJob,
+    TokenizeJob,
+)
+
+MAX_QUERIES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPlan:
+    """A checked EmbedJob.
+
+    Attributes:
+        prompt: goes before each text.
+        pooling: of the token vectors.
+        normalize_first: scale to length 1 before components are cut off, as the publisher does.
+        dimensions: how many components are kept.
+        normalize: scale to length 1 at the end.
+        data_type: of the result.
+    """
+
+    prompt: str
+    pooling: Pooling
+    normalize_first: bool
+    dimensions: int
+    normalize: bool
+    data_type: DataType
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A checked AttentionQuery.
+
+    Attributes:
+        index: its number in the job.
+        role: what the outputs mean.
+        outputs: one for each layer, in the order asked for; all have the same layout, heads and row sum.
+        heads: the heads to return or to average, from 0.
+        view: what to make of them.
+    """
+
+    index: int
+    role: OutputRole
+    outputs: tuple[Output, ...]
+    heads: tuple[int, ...]
+    view: AttentionView
+
+    @property
+    def layout(self) -> Layout:
+        """Where the axes of the outputs are."""
+        return self.outputs[0].layout
+
+    @property
+    def row_sum(self) -> RowSum:
+        """What the rows of the outputs sum to."""
+        return self.outputs[0].row_sum
+
+    def num_values(self, num_tokens: int) -> int:
+        """Return how many numbers a layer of a text has."""
+        num_heads = 1 if self.view is AttentionView.HEAD_MEAN else len(self.heads)
+        return self.outputs[0].num_values(num_tokens, num_heads)
+
+    def wanted(self, output: Output) -> Wanted:
+        """Return what the engine is asked for, of one of the outputs."""
+        selection = HeadSelection(self.heads, is_mean=self.view is AttentionView.HEAD_MEAN)
+        return Wanted(output.name, output.layout, selection)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePlan:
+    """A checked EncodeJob.
+
+    Attributes:
+        prompt: goes before each text.
+        hidden_state: the token vectors; None: not asked for.
+        queries: what to return of the attention.
+        data_type: of the result.
+    """
+
+    prompt: str
+    hidden_state: Output | None
+    queries: tuple[QueryPlan, ...]
+    data_type: DataType
+
+    @property
+    def kind(self) -> Kind:
+        """Which graph has it all."""
+        return "attention" if self.queries else "embeddings"
+
+    @property
+    def parts(self) -> tuple[tuple[QueryPlan, Output], ...]:
+        """What a stream has of each text beside its head, in order."""
+        return tuple((query, output) for query in self.queries for output in query.outputs)
+
+    def wanted(
+        self, parts: Sequence[tuple[QueryPlan, Output]], *, with_hidden_state: bool = True
+    ) -> tuple[Wanted, ...]:
+        """Return what the engine is asked for: the token vectors first."""
+        hidden = self.hidden_state if with_hidden_state else None
+        return ((Wanted(hidden.name, hidden.layout),) if hidden else ()) + tuple(
+            query.wanted(output) for query, output in parts
+        )
+
+
+class Checks:
+    """Checks jobs against one model and one configuration."""
+
+    def __init__(
+        self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
+    ) -> None:
+        self._model = model
+        self._inputs = InputChecks(
+            model, config, max_tokens=max_tokens, has_tokenizer=has_tokenizer, takes_pairs=takes_pairs
+        )
+
+    def model_name(self, name: str) -> None:
+        """Make sure that the model is the one that is here.
+
+        Raises:
+            ModelNotFoundError: it is another.
+        """
+        if name not in ("", self._model.name):
+            raise ModelNotFoundError(name, self._model.name)
+
+    def embed(self, job: EmbedJob) -> EmbedPlan:
+        """Check a job and fill in the model's defaults.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.model_name(job.model)
+        model = self._model
+        prompt, violations = self._inputs.check(job)
+        if not 0 <= job.dimensions <= model.max_dimensions:
+            text = f"is {job.dimensions}: it must be from 1 to {model.max_dimensions}, or 0 for all"
+            violations.append(FieldViolation("dimensions", text))
+        if violations:
+            raise InvalidFieldsError(violations)
+        is_published = not job.dimensions and job.normalize is None
+        normalize = model.normalize if job.normalize is None else job.normalize
+        return EmbedPlan(
+            prompt=prompt,
+            pooling=job.pooling or model.pooling,
+            normalize_first=normalize and is_published,
+            dimensions=job.dimensions or model.embedding_size,
+            normalize=normalize and not is_published,
+            data_type=job.data_type,
+        )
+
+    def encode(self, job: EncodeJob) -> EncodePlan:
+        """Check a job.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.model_name(job.model)
+        prompt, violations = self._inputs.check(job)
+        if len(job.attention) > MAX_QUERIES:
+            text = f"has more than {MAX_QUERIES} queries: send several requests"
+            violations.append(FieldViolation("attention", text))
+        queries = [
+            self._query(index, query, violations) for index, query in enumerate(job.attention[:MAX_QUERIES])
+        ]
+        if violations:
+            raise InvalidFieldsError(violations)
+        wants_hidden = job.last_hidden_state or not queries
+        kind: Kind = "attention" if queries else "embeddings"
+        return EncodePlan(
+            prompt=prompt,
+            hidden_state=self._model.outputs.hidden_state(kind) if wants_hidden else None,
+            queries=tuple(query for query in queries if query is not None),
+            data_type=job.data_type,
+        )
+
+    def tokenize(self, job: TokenizeJob) -> str:
+        """Check a job and return the prompt.
+
+        Raises:
+            ModelNotFoundError, InvalidFieldsError.
+        """
+        self.model_name(job.model)
+        prompt, violations = self._inputs.check(job)
+        if violations:
+            raise InvalidFieldsError(violations)
+        return prompt
+
+    def _query(self, index: int, query: AttentionQuery, violations: list[FieldViolation]) -> QueryPlan | None:
+        """Return a checked query; what is wrong is added to `violations`."""
+        field = f"attention[{index}]"
+        by_layer = self._model.outputs.layers(query.role)
+        if not by_layer:
+            roles = ", ".join(_role_name(role) for role in self._model.outputs.roles)
+            text = f"is {_role_name(query.role)}: the model has {roles}"
+            violations.append(FieldViolation(f"{field}.role", text))
+            return None
+        found: list[FieldViolation] = []
+        outputs = _select_layers(f"{field}.layers", query.layers, by_layer, self._model.num_layers, found)
+        if len({(output.num_heads, output.layout, output.row_sum) for output in outputs}) > 1:
+            counts = ", ".join(str(count) for count in sorted({output.num_heads for output in outputs}))
+            text = f"have different numbers of heads ({counts}): ask for them in queries of their own"
+            found.append(FieldViolation(f"{field}.layers", text))
+        num_heads = outputs[0].num_heads if outputs else max(output.num_heads for output in by_layer.values())
+        heads = _select(f"{field}.heads", query.heads, num_heads, found)
+        violations += found
+        return None if found else QueryPlan(index, query.role, outputs, heads, query.view)
+
+
+def _role_name(role: OutputRole) -> str:
+    return f"OUTPUT_ROLE_{role.name}"
+
+
+def _select_layers(
+    field: str,
+    numbers: Sequence[int],
+    by_layer: Mapping[int, Output],
+    num_layers: int,
+    violations: list[FieldViolation],
+) -> tuple[Output, ...]:
+    """Return the outputs of the layers; empty means all. What is wrong is added to `violations`."""
+    if not numbers:
+        return tuple(by_layer[layer] for layer in sorted(by_layer))
+    layers = _select(field, numbers, num_layers, violations)
+    for index, layer in enumerate(layers):
+        if layer not in by_layer:
+            known = ", ".join(str(known) for known in sorted(by_layer))
+            text = f"is {numbers[index]}: that layer has no such output, these have: {known}"
+            violations.append(FieldViolation(f"{field}[{index}]", text))
+    return tuple(by_layer[layer] for layer in layers if layer in by_layer)
+
+
+def _select(
+    field: str, numbers: Sequence[int], count: int, violations: list[FieldViolation]
+) -> tuple[int, ...]:
+    """Resolve negative numbers; empty means all. What is wrong is added to `violations`."""
+    if not numbers:
+        return tuple(range(count))
+    if len(numbers) > count:
+        text = f"has {len(numbers)} numbers: the model has {count}, each may be asked for once"
+        violations.append(FieldViolation(field, text))
+        return ()
+    chosen: list[int] = []
+    for index, number in enumerate(numbers):
+        resolved = number + count if number < 0 else number
+        if not 0 <= resolved < count:
+            text = f"is {number}: the model has {count}, so use 0 to {count - 1}, or -{count} to -1"
+            violations.append(FieldViolation(f"{field}[{index}]", text))
+        elif resolved in chosen:
+            violations.append(FieldViolation(f"{field}[{index}]", f"is {number}: it was asked for before"))
+        else:
+            chosen.append(resolved)
+    return tuple(chosen)

@@ -1,0 +1,167 @@
+"""What comes of a job: arrays and how they came about.
+
+Letters: N texts, T tokens of a text, D hidden size, K heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens_server.bundle import Output
+from attnlens_server.engine import ItemResult
+from attnlens_server.errors import FieldViolation, InvalidFieldsError
+from attnlens_server.serving.checks import QueryPlan
+from attnlens_server.serving.jobs import FLOAT16, DataType
+from attnlens_server.text import EncodedInput, Tokens
+
+FloatArray = npt.NDArray[np.float32]
+MAX_FLOAT16 = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of an input was used.
+
+    Attributes:
+        num_tokens: that the model saw.
+        num_tokens_total: before truncation.
+    """
+
+    num_tokens: int
+    num_tokens_total: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off."""
+        return self.num_tokens < self.num_tokens_total
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in seconds; over several batches, the longest of each."""
+
+    tokenize_s: float
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Embeddings (N, dimensions) in the type asked for."""
+
+    embeddings: npt.NDArray[np.floating]
+    usages: list[Usage]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResult:
+    """What one query brought of one text, in fp32.
+
+    Attributes:
+        query: which.
+        layers: the layer of each array.
+        arrays: (K, T, T) or (T, K) each; with the mean over heads, K is 1.
+    """
+
+    query: QueryPlan
+    layers: tuple[int, ...]
+    arrays: tuple[FloatArray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """What Encode has of one text.
+
+    Attributes:
+        tokens: those that the model saw.
+        usage: how much of the text was used.
+        last_hidden_state: (T, D) in fp32; None: not asked for.
+        attention: one entry for each query; in a stream: empty.
+    """
+
+    tokens: Tokens
+    usage: Usage
+    last_hidden_state: FloatArray | None
+    attention: tuple[AttentionResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeResult:
+    """What Encode has of all texts. Take each out of the list, so that nothing is in memory twice."""
+
+    texts: list[EncodedText]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """What comes first of each text of a stream.
+
+    Attributes:
+        input_index: the number of the text.
+        text: everything but attention.
+        num_attention_parts: how many parts with attention follow.
+        timings: of the text.
+    """
+
+    input_index: int
+    text: EncodedText
+    num_attention_parts: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAttention:
+    """What follows of each text of a stream, query by query: one layer."""
+
+    input_index: int
+    attention: AttentionResult
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """The tokens of one text, whatever the model's limit."""
+
+    tokens: Tokens
+    exceeds_max_tokens: bool
+
+
+def usage(encoded: EncodedInput) -> Usage:
+    """Say how much of an input was used."""
+    return Usage(encoded.num_tokens, encoded.num_tokens_total)
+
+
+def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
+    """Say where the time went."""
+    return Timings(
+        tokenize_s,
+        queue_s=max(result.queue_s for result in results),
+        compute_s=max(result.compute_s for result in results),
+    )
+
+
+def attention_result(
+    query: QueryPlan, outputs: Sequence[Output], arrays: Sequence[FloatArray]
+) -> AttentionResult:
+    """Join a query with what came out for some of its layers."""
+    return AttentionResult(query, tuple(output.layer or 0 for output in outputs), tuple(arrays))
+
+
+def check_range(array: FloatArray, data_type: DataType) -> None:
+    """Make sure that fp16 has the values of vectors, which unlike weights may be beyond it.
+
+    Raises:
+        InvalidFieldsError: a number would become infinite.
+    """
+    if data_type == FLOAT16:
+        beyond = array[np.isfinite(array) & (np.abs(array) > MAX_FLOAT16)]
+        if beyond.size:
+            largest = beyond[np.abs(beyond).argmax()]
+            text = (
+                f"is DATA_TYPE_FLOAT16, which ends at {MAX_FLOAT16:.0f}, but the result has the value "
+                f"{largest:.6g}: ask for DATA_TYPE_FLOAT32"
+            )
+            raise InvalidFieldsError([FieldViolation("data_type", text)])

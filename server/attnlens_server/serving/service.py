@@ -1,0 +1,336 @@
+"""One model at the service of any protocol. Each method is the way of a job: check, tokenize, measure, run.
+
+Everything here runs on the event loop except what is handed to `workers`: checks of large jobs, tokenizing,
+and the last steps of embeddings.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from enum import Enum
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.pooling import finish
+from attnlens_server import errors
+from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
+from attnlens_server.serving.admission import Admission, Budget
+from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan
+from attnlens_server.serving.jobs import EmbedJob, EncodeJob, Job, TokenizeJob
+from attnlens_server.serving.results import (
+    EmbedResult,
+    EncodedText,
+    EncodeResult,
+    StreamAttention,
+    StreamHead,
+    TokenizedText,
+    attention_result,
+    check_range,
+    timings,
+    usage,
+)
+from attnlens_server.serving.sizes import TEXT_MEMORY_BYTES, TOKEN_MEMORY_BYTES, ReplyCosts, ReplySizes
+from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.serving.workers import Workers
+from attnlens_server.text import EncodedInput, InputEncoder, TextEncoder, Tokens, portions
+
+SomeJob = TypeVar("SomeJob", bound=Job)
+Plan = TypeVar("Plan")
+
+TOKEN_ID_BYTES = 16  # of a token that waits: its id and its type
+SMALL_JOB = 1 << 16  # characters and ids that are checked on the event loop
+
+
+class State(Enum):
+    """Where the server is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ModelService:
+    """Serves one bundle. A protocol makes jobs, gives each call a budget, and makes messages of results.
+
+    Attributes:
+        state: where the server is in its life.
+        admission: who may come in.
+        workers: threads for what is slow.
+        max_tokens: the longest input, special tokens included.
+        takes_pairs: whether an input may be a pair of texts.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: ServerConfig,
+        engine: Engine,
+        text_encoder: TextEncoder | None,
+        *,
+        max_tokens: int,
+        costs: ReplyCosts,
+    ) -> None:
+        self.state = State.STARTING
+        self.workers = Workers(config.worker_threads)
+        self.admission = Admission(
+            config.max_queue, max(config.max_reply_bytes, costs.least_memory_bytes), engine.retry_after_s
+        )
+        self._model = bundle.model
+        self._dense = bundle.dense
+        self._window_bytes = config.max_message_bytes
+        self._engine = engine
+        self.max_tokens = max_tokens
+        self.takes_pairs = bool(bundle.model.takes_pairs and text_encoder and text_encoder.takes_pairs)
+        self._checks = Checks(
+            bundle.model,
+            config,
+            max_tokens=max_tokens,
+            has_tokenizer=text_encoder is not None,
+            takes_pairs=self.takes_pairs,
+        )
+        self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=bundle.model.exclude_prompt)
+        self._sizes = ReplySizes(bundle.model.hidden_size, costs)
+
+    def check_serving(self) -> None:
+        """Raise NotReadyError or ShuttingDownError unless jobs are welcome."""
+        if self.state is State.STARTING:
+            raise errors.NotReadyError("the server is starting: try again soon", retry_after_s=0.5)
+        if self.state is State.DRAINING:
+            raise errors.ShuttingDownError("the server is shutting down: ask another one")
+        if self.state is State.FAILED:
+            raise errors.ShuttingDownError("the engine of the server has stopped: ask another one")
+
+    def check_model(self, name: str) -> None:
+        """Make sure that the model is the one that is here.
+
+        Raises:
+            ModelNotFoundError: it is another.
+        """
+        self._checks.model_name(name)
+
+    async def embed(self, job: EmbedJob, budget: Budget) -> EmbedResult:
+        """Return one vector for each text.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        plan = await self._checked(job, self._checks.embed)
+        num_texts = len(job.inputs)
+        with self.admission.texts("embeddings", num_texts):
+            reply_bytes = self._sizes.check_embed(num_texts, plan)
+            making_bytes = self._sizes.costs.making_copies * reply_bytes
+            budget.memory.grow(making_bytes + num_texts * TEXT_MEMORY_BYTES)
+            inputs, tokenize_s = await self._ids(job, plan.prompt, budget)
+            items = list(self._embed_items(inputs, plan, budget))
+            results = await self._run(items, "embeddings")
+            embeddings = await self.workers.run(self._finish, results, plan)
+        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], timings(tokenize_s, results))
+
+    async def encode(self, job: EncodeJob, budget: Budget) -> EncodeResult:
+        """Return token vectors, attention or both for each text.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        plan = await self._checked(job, self._checks.encode)
+        with self.admission.texts(plan.kind, len(job.inputs)):
+            started = time.monotonic()
+            inputs, tokens = await self._described(job, plan, budget)
+            tokenize_s = time.monotonic() - started
+            wanted = plan.wanted(plan.parts)
+            items = [
+                Item(encoded.input_ids, wanted, encoded.token_type_ids, budget.deadline) for encoded in inputs
+            ]
+            results = await self._run(items, plan.kind)
+        texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
+        return EncodeResult(texts, timings(tokenize_s, results))
+
+    async def stream(self, job: EncodeJob, budget: Budget) -> AsyncGenerator[StreamHead | StreamAttention]:
+        """Yield what `encode` returns in parts: for each text a head, then one for each layer of each query.
+
+        The next part is asked for when the last one is sent: close the generator where that never happens.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        plan = await self._checked(job, self._checks.encode)
+        with self.admission.texts(plan.kind, 1):
+            budget.memory.grow(len(job.inputs) * TEXT_MEMORY_BYTES)
+            inputs, tokenize_s = await self._ids(job, plan.prompt, budget)
+            room_bytes = budget.memory.room_bytes // 2
+            pieces = cut_into_pieces(
+                inputs, plan, self._sizes, room_bytes=room_bytes, deadline=budget.deadline
+            )
+            window = Window(
+                lambda items, kind: self._engine.submit(items, kind=kind),
+                plan.kind,
+                self.admission,
+                budget.memory,
+                self._window_bytes,
+            )
+            async with aclosing(run_pieces(window, pieces)) as results:
+                async for piece, result in results:
+                    if piece.has_head:
+                        tokens = await self.workers.run(self._tokens_of, job, plan, piece.index)
+                        head = _head(inputs[piece.index], tokens, result, plan)
+                        yield StreamHead(piece.index, head, len(plan.parts), timings(tokenize_s, [result]))
+                    for part in _attention_parts(piece, result):
+                        yield part
+
+    async def tokenize(self, job: TokenizeJob, budget: Budget) -> AsyncGenerator[list[TokenizedText]]:
+        """Yield the tokens of all texts, some texts at a time.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        prompt = await self._checked(job, self._checks.tokenize)
+        costs, size = self._sizes.costs, 0
+        with self.admission.texts("embeddings", len(job.inputs)):
+            for portion in portions([given.size for given in job.inputs]):
+                texts, part_bytes = await self.workers.run(self._tokenize, job, portion, prompt)
+                size += part_bytes
+                self._sizes.check("the response", size, "send fewer or shorter texts")
+                budget.memory.grow(costs.sending_copies * part_bytes)  # as a part, then in the whole
+                yield texts
+
+    # --- from jobs to token ids -------------------------------------------------------------------
+
+    async def _checked(self, job: SomeJob, check: Callable[[SomeJob], Plan]) -> Plan:
+        """Check a job: a large one in a worker thread."""
+        return check(job) if job.size <= SMALL_JOB else await self.workers.run(check, job)
+
+    async def _ids(
+        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget
+    ) -> tuple[list[EncodedInput], float]:
+        """Return the token ids of all texts, and the seconds that it took."""
+        started = time.monotonic()
+        inputs: list[EncodedInput] = []
+        for portion in portions([given.size for given in job.inputs]):
+            encoded = await self.workers.run(self._encode, job, portion, prompt)
+            budget.memory.grow(TOKEN_ID_BYTES * sum(text.num_tokens for text in encoded))
+            inputs += encoded
+        return inputs, time.monotonic() - started
+
+    async def _described(
+        self, job: EncodeJob, plan: EncodePlan, budget: Budget
+    ) -> tuple[list[EncodedInput], list[Tokens]]:
+        """Return the token ids of all texts and what is told of their tokens.
+
+        Raises:
+            ResponseTooLargeError: as soon as it is known that the response would be.
+        """
+        inputs: list[EncodedInput] = []
+        tokens: list[Tokens] = []
+        sizes, size = self._sizes, 0
+        for portion in portions([given.size for given in job.inputs]):
+            described = await self.workers.run(self._describe, job, portion, plan.prompt)
+            memory_bytes = 0
+            for encoded, of_text, tokens_bytes in described:
+                num_tokens = encoded.num_tokens
+                tensor_bytes = sizes.tensor_bytes(num_tokens, plan)
+                size += tokens_bytes + tensor_bytes
+                # The last text's arrays are there while its tensors are copied into the message.
+                memory_bytes += sizes.array_bytes(num_tokens, plan) + TEXT_MEMORY_BYTES
+                memory_bytes += (sizes.costs.making_copies - 1) * tensor_bytes
+                memory_bytes += num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
+                inputs.append(encoded)
+                tokens.append(of_text)
+            sizes.check_encode(size)
+            budget.memory.grow(memory_bytes)
+        return inputs, tokens
+
+    # --- the engine -------------------------------------------------------------------------------
+
+    async def _run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
+        """Run all items. Where one fails or the call is cancelled, those that still wait are dropped."""
+        futures = self._engine.submit(items, kind=kind)
+        try:
+            return await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for future in futures:
+                future.cancel()  # no effect on what runs or is done
+            del items, futures, future  # a failure holds on to this frame
+
+    def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
+        hidden = self._model.outputs.hidden_state("embeddings")
+        for encoded in inputs:
+            pooling = TokenPooling(plan.pooling, encoded.num_excluded)
+            wanted = (Wanted(hidden.name, hidden.layout, pooling),)
+            yield Item(encoded.input_ids, wanted, encoded.token_type_ids, budget.deadline)
+
+    # --- in worker threads ------------------------------------------------------------------------
+
+    def _encode(self, job: EmbedJob | EncodeJob, portion: range, prompt: str) -> list[EncodedInput]:
+        return self._encoder.encode(job.inputs, portion, prompt=prompt, truncate=job.truncate)
+
+    def _describe(
+        self, job: EncodeJob, portion: range, prompt: str
+    ) -> list[tuple[EncodedInput, Tokens, int]]:
+        """Return texts as token ids, without records, their tokens, and the bytes of these."""
+        encoded = self._encoder.encode(
+            job.inputs, portion, prompt=prompt, truncate=job.truncate, with_records=True
+        )
+        described = []
+        for text in encoded:
+            tokens = self._encoder.describe(text)
+            described.append((text.without_record(), tokens, self._sizes.costs.tokens_bytes(tokens)))
+        return described
+
+    def _tokens_of(self, job: EncodeJob, plan: EncodePlan, index: int) -> Tokens:
+        """Return the tokens of a text of a stream. They are described only now: those of all are many."""
+        [(_, tokens, _)] = self._describe(job, range(index, index + 1), plan.prompt)
+        self._sizes.check_head(f"inputs[{index}]", tokens, plan)
+        return tokens
+
+    def _tokenize(self, job: TokenizeJob, portion: range, prompt: str) -> tuple[list[TokenizedText], int]:
+        """Return the tokens of some texts, and their bytes in messages."""
+        texts, size = [], 0
+        for encoded in self._encoder.encode_whole(job.inputs, portion, prompt):
+            tokens = self._encoder.describe(encoded)
+            texts.append(TokenizedText(tokens, encoded.num_tokens > self.max_tokens))
+            size += self._sizes.costs.tokens_bytes(tokens)
+        return texts, size
+
+    def _finish(self, results: Sequence[ItemResult], plan: EmbedPlan) -> npt.NDArray[np.floating]:
+        """Turn each text's pooled vector into its embedding, and return them as one array (N, dimensions).
+
+        Raises:
+            InvalidFieldsError: a value is beyond the range of the chosen element type.
+        """
+        vectors = finish(
+            np.stack([result.arrays[0] for result in results]),  # (N, D)
+            self._dense,
+            dimensions=plan.dimensions,
+            normalize_first=plan.normalize_first,
+            normalize_last=plan.normalize,
+        )
+        check_range(vectors, plan.data_type)
+        return vectors.astype(plan.data_type, copy=False)
+
+
+def _head(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
+    """Return everything of a text but attention."""
+    hidden = result.arrays[0] if plan.hidden_state else None
+    return EncodedText(tokens, usage(encoded), hidden)
+
+
+def _encoded_text(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
+    arrays = iter(result.arrays[1 if plan.hidden_state else 0 :])
+    attention = tuple(
+        attention_result(query, query.outputs, [next(arrays) for _ in query.outputs])
+        for query in plan.queries
+    )
+    return replace(_head(encoded, tokens, result, plan), attention=attention)
+
+
+def _attention_parts(piece: Piece, result: ItemResult) -> Iterator[StreamAttention]:
+    arrays = result.arrays[len(result.arrays) - len(piece.parts) :]
+    for (query, output), array in zip(piece.parts, arrays, strict=True):
+        yield StreamAttention(piece.index, attention_result(query, [output], [array]))

@@ -1,0 +1,158 @@
+"""Which files a graph has its weights in, and whether somebody has written to them."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from attnlens.bundle import state_of
+from attnlens_server.errors import StartupError, UnusableGraphError
+from attnlens_server.bundle.files import MappedFiles, external_locations, graph_files
+
+
+def weights_in(location: str) -> onnx.TensorProto:
+    tensor = onnx.TensorProto(name=location, dims=[1], data_type=TensorProto.FLOAT)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"offset": "0", "location": location, "length": "4"}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def graph_of(*nodes: onnx.NodeProto, **fields: Any) -> onnx.GraphProto:
+    return onnx.GraphProto(name="graph", node=nodes, **fields)
+
+
+def sparse(location: str) -> onnx.SparseTensorProto:
+    return onnx.SparseTensorProto(values=weights_in(f"{location}.values"), indices=weights_in(location))
+
+
+def node(**attributes: Any) -> onnx.NodeProto:
+    return helper.make_node("Anything", [], ["y"], **attributes)
+
+
+PLACES: dict[str, onnx.ModelProto] = {
+    "initializer": onnx.ModelProto(graph=graph_of(initializer=[weights_in("here")])),
+    "sparse": onnx.ModelProto(graph=graph_of(sparse_initializer=[sparse("here")])),
+    "constant": onnx.ModelProto(graph=graph_of(node(value=weights_in("here")))),
+    "list": onnx.ModelProto(graph=graph_of(node(values=[weights_in("here"), weights_in("there")]))),
+    "sparse attribute": onnx.ModelProto(graph=graph_of(node(value=sparse("here")))),
+    "sparse list": onnx.ModelProto(graph=graph_of(node(values=[sparse("here"), sparse("there")]))),
+    "body": onnx.ModelProto(graph=graph_of(node(body=graph_of(node(value=weights_in("here")))))),
+    "bodies": onnx.ModelProto(graph=graph_of(node(bodies=[graph_of(initializer=[weights_in("here")])]))),
+    "function": onnx.ModelProto(functions=[onnx.FunctionProto(node=[node(value=weights_in("here"))])]),
+    "default": onnx.ModelProto(
+        functions=[onnx.FunctionProto(attribute_proto=[helper.make_attribute("value", weights_in("here"))])]
+    ),
+    "training": onnx.ModelProto(
+        training_info=[onnx.TrainingInfoProto(algorithm=graph_of(initializer=[weights_in("here")]))]
+    ),
+}
+
+
+def all_locations(message: Any) -> set[str]:
+    """The oracle: every value with the key `location`, wherever it is."""
+    if isinstance(message, onnx.StringStringEntryProto):
+        return {message.value} if message.key == "location" else set()
+    found: set[str] = set()
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in value if field.is_repeated else [value]:
+                found |= all_locations(each)
+    return found
+
+
+@pytest.mark.parametrize("model", PLACES.values(), ids=PLACES)
+def test_every_place_for_weights_is_looked_at(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert "here" in all_locations(model)
+    assert external_locations(path) == all_locations(model)
+
+
+def test_no_field_of_onnx_that_leads_to_a_tensor_is_missing() -> None:
+    """Every way from a model to a tensor in onnx.proto of today is in one of the places above."""
+    leading: set[tuple[str, str]] = set()
+
+    def leads(kind: Any, seen: tuple[str, ...]) -> bool:
+        if kind.name == "TensorProto":
+            return True
+        if kind.name in seen:
+            return False
+        ways = [field for field in kind.fields if field.message_type is not None]
+        found = [field for field in ways if leads(field.message_type, (*seen, kind.name))]
+        leading.update((kind.name, field.name) for field in found)
+        return bool(found)
+
+    leads(onnx.ModelProto.DESCRIPTOR, ())
+    visited: set[tuple[str, str]] = set()
+
+    def visit(message: Any) -> None:
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                visited.add((message.DESCRIPTOR.name, field.name))
+                for each in value if field.is_repeated else [value]:
+                    visit(each)
+
+    for model in PLACES.values():
+        visit(model)
+    missing = leading - visited - {("TrainingInfoProto", "initialization")}  # as `algorithm`
+    assert missing == set()
+
+
+def test_a_graph_of_the_exporter_has_the_files_that_it_has(small_bundle: Callable[[str], Path]) -> None:
+    onnx_directory = small_bundle("wordpiece") / "onnx"
+    assert external_locations(onnx_directory / "model.onnx") == frozenset()
+    assert external_locations(onnx_directory / "model_attentions.onnx") == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a graph", b"\x3a\xff\xff\xff\xff\x7f", b"\x08" + b"\xff" * 11], ids=repr
+)
+def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(StartupError, match=r"model\.onnx is not valid ONNX"):
+        external_locations(path)
+
+
+@pytest.mark.parametrize(
+    ("location", "is_listed"),
+    [("data", True), ("./data", True), ("../data", False), ("/onnx/data", False), ("other", False)],
+)
+def test_only_listed_files_are_taken(location: str, is_listed: bool, tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    model = onnx.ModelProto(graph=graph_of(initializer=[weights_in(location)]))
+    (tmp_path / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
+    listed = ["onnx/model.onnx", "onnx/data", "data"]
+    if is_listed:
+        assert graph_files(tmp_path, "onnx/model.onnx", listed) == {"onnx/model.onnx", "onnx/data"}
+    else:
+        with pytest.raises(StartupError, match="of which the manifest has no hash"):
+            graph_files(tmp_path, "onnx/model.onnx", listed)
+
+
+def test_a_mapped_file_that_is_written_to_is_noticed_and_one_that_is_replaced_does_not_matter(
+    tmp_path: Path,
+) -> None:
+    path, new = tmp_path / "weights", tmp_path / "new"
+    path.write_bytes(b"before")
+    os.utime(path, ns=(1, 1))  # a clock may be too coarse for a test
+    mapped = MappedFiles({path: state_of(path)})
+    mapped.check()
+    path.chmod(0o400)
+    mapped.check()
+    path.rename(tmp_path / "elsewhere")
+    mapped.check()
+    new.write_bytes(b"after")
+    new.rename(path)
+    mapped.check()
+    (tmp_path / "elsewhere").replace(path)
+    mapped.check()
+    path.chmod(0o600)
+    path.write_bytes(b"again!")
+    with pytest.raises(UnusableGraphError, match=r"weights was altered while it was in use: .*rename it"):
+        mapped.check()

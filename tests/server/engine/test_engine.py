@@ -1,0 +1,136 @@
+"""The engine on real graphs: one text's result is its own, and one text's trouble stays its own."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attnlens_server.bundle import Layout, open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Wanted
+from attnlens_server.errors import GraphUnavailableError
+
+HIDDEN = (Wanted("last_hidden_state"),)
+
+
+def weights(*layers: int) -> tuple[Wanted, ...]:
+    return tuple(Wanted(f"attentions.{layer}", Layout.DENSE, HeadSelection()) for layer in layers)
+
+
+@pytest.fixture(scope="module")
+def engine(minilm_bundle: Path) -> Iterator[Engine]:
+    engine = Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle))
+    engine.start(max_tokens=256)
+    yield engine
+    engine.close()
+
+
+def submit(engine: Engine, items: list[Item], *, attention: bool = False) -> list[Future[ItemResult]]:
+    return engine.submit(items, kind="attention" if attention else "embeddings")
+
+
+def ids(length: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(1000, 30000, length, dtype=np.int64)
+
+
+@given(st.lists(st.integers(1, 64), min_size=2, max_size=24))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_gets_the_same_vectors_alone_and_in_a_crowd(engine: Engine, lengths: list[int]) -> None:
+    texts = [ids(length, seed) for seed, length in enumerate(lengths)]
+    crowd = submit(engine, [Item(text, HIDDEN) for text in texts])
+    for text, future in zip(texts, crowd, strict=True):
+        [alone] = submit(engine, [Item(text, HIDDEN)])
+        together = future.result(60).arrays[0]
+        assert together.shape == (len(text), 384)
+        np.testing.assert_allclose(together, alone.result(60).arrays[0], atol=1e-5)
+
+
+def test_attention_holds_only_what_was_asked_for(engine: Engine) -> None:
+    futures = submit(engine, [Item(ids(20), weights(2, 5)), Item(ids(20), HIDDEN)], attention=True)
+    first, second = (future.result(60).arrays for future in futures)
+    assert [array.shape for array in first] == [(12, 20, 20)] * 2
+    assert [array.shape for array in second] == [(20, 384)]
+
+
+def test_a_text_in_a_shared_batch_does_not_hold_on_to_the_others_attention(engine: Engine) -> None:
+    items = [Item(ids(20, seed), weights(0)) for seed in range(8)]
+    for future in submit(engine, items, attention=True):
+        [array] = future.result(60).arrays
+        assert array.base is None or array.base.nbytes == array.nbytes
+
+
+def test_attention_does_not_hold_up_embeddings(engine: Engine) -> None:
+    heavy = submit(engine, [Item(ids(256, seed), weights(*range(6))) for seed in range(24)], attention=True)
+    [light] = submit(engine, [Item(ids(8), HIDDEN)])
+    light.result(60)
+    assert not heavy[-1].done()
+    for future in heavy:
+        future.result(120)
+
+
+def test_one_bad_text_does_not_spoil_its_batch(engine: Engine) -> None:
+    bad = ids(16)
+    bad[3] = 10**6  # the checker refuses such an id; here it reaches the graph
+    items = [Item(ids(16, 1), HIDDEN), Item(bad, HIDDEN), Item(ids(16, 2), HIDDEN)]
+    first, spoiled, last = submit(engine, items)
+    assert first.result(60).arrays[0].shape == (16, 384)
+    assert last.result(60).arrays[0].shape == (16, 384)
+    with pytest.raises(Exception, match="Gather"):
+        spoiled.result(60)
+
+
+def test_cancelled_texts_never_reach_the_session(engine: Engine) -> None:
+    blocker = submit(engine, [Item(ids(256, seed), HIDDEN) for seed in range(8)])
+    before = engine.lanes["embeddings"].num_live_tokens
+    items = [Item(ids(100), HIDDEN) for _ in range(10)]
+    futures = submit(engine, items)
+    cancelled = sum(future.cancel() for future in futures)
+    for future in blocker:
+        future.result(60)
+    [last] = submit(engine, [Item(ids(4), HIDDEN)])
+    last.result(60)
+    assert cancelled == 10
+    assert engine.lanes["embeddings"].num_live_tokens - before <= 8 * 256 + 4
+
+
+def test_what_waits_is_finished_before_the_engine_closes(minilm_bundle: Path) -> None:
+    engine = Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle))
+    engine.start(max_tokens=16)
+    futures = submit(engine, [Item(ids(64, seed), HIDDEN) for seed in range(20)])
+    engine.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+
+
+def test_the_attention_session_opens_at_the_first_request_for_attention(minilm_bundle: Path) -> None:
+    bundle = open_bundle(minilm_bundle)
+    engine = Engine(bundle, ServerConfig(bundle=minilm_bundle))
+    engine.start(max_tokens=16)
+    assert engine.execution_providers == ("CPUExecutionProvider",)
+    assert not engine.lanes["attention"].sessions.providers
+    [future] = submit(engine, [Item(ids(4), weights(0))], attention=True)
+    future.result(60)
+    assert engine.lanes["attention"].sessions.providers == ("CPUExecutionProvider",)
+    engine.close()
+
+
+def test_an_attention_graph_that_changed_since_the_start_is_never_used(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(minilm_bundle, tmp_path / "bundle"))
+    engine = Engine(open_bundle(copy), ServerConfig(bundle=copy))
+    engine.start(max_tokens=16)
+    shutil.copy(copy / "onnx" / "model.onnx", copy / "onnx" / "model_attentions.onnx")
+    for _ in range(2):
+        [future] = submit(engine, [Item(ids(4), weights(0))], attention=True)
+        with pytest.raises(GraphUnavailableError, match=r"model_attentions\.onnx was altered"):
+            future.result(60)
+        assert not engine.can_run_attention
+    [future] = submit(engine, [Item(ids(4), HIDDEN)])
+    assert future.result(60).arrays[0].shape == (4, 384)
+    engine.close()

@@ -1,0 +1,201 @@
+"""Lanes whose sessions do as a test says: what happens to items when something goes wrong."""
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from attnlens.pooling import Pooling, pool
+from attnlens_server.bundle import Layout
+from attnlens_server.engine.batch import GraphInputs, pad
+from attnlens_server.engine.item import HeadSelection, Item, TokenPooling, Wanted
+from attnlens_server.engine.lanes import MAX_RETRY_S, MIN_RETRY_S, Lanes
+from attnlens_server.engine.lanes import logger as lanes_logger
+from attnlens_server.engine.outputs import HostOutputs
+from attnlens_server.engine.scheduler import BatchLimits, Scheduler
+from attnlens_server.engine.sessions import Sessions
+from attnlens_server.errors import InternalError
+
+if TYPE_CHECKING:
+    from attnlens_server.engine.session import Session
+
+HIDDEN = Wanted("last_hidden_state")
+Run = Callable[[npt.NDArray[np.int64]], HostOutputs]
+
+
+class ScriptedSession:
+    """Runs a function in place of a graph."""
+
+    providers = ("CPUExecutionProvider",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> HostOutputs:
+        del output_names
+        return self._run(inputs.input_ids)
+
+
+def make_lanes(run: Run) -> Lanes:
+    session = cast("Session", ScriptedSession(run))
+    sessions = Sessions(lambda _: session, threads=1, num_lanes=1)
+    return Lanes("scripted", sessions, Scheduler(BatchLimits(64)), num_lanes=1, pad_token_id=0)
+
+
+def hidden(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+    """Token vectors (B, T, 2) that hold the ids."""
+    return HostOutputs({"last_hidden_state": np.stack([input_ids] * 2, axis=-1).astype(np.float32)})
+
+
+def make_item(*ids: int) -> Item:
+    return Item(np.array(ids, dtype=np.int64), (HIDDEN,))
+
+
+def test_a_lane_that_dies_fails_what_waits_and_says_so() -> None:
+    class PanicError(BaseException):
+        """What no handler of exceptions catches."""
+
+    go_on, died = threading.Event(), threading.Event()
+
+    def die(_: npt.NDArray[np.int64]) -> HostOutputs:
+        assert go_on.wait(timeout=30)
+        raise PanicError
+
+    lanes = make_lanes(die)
+    lanes.on_death = died.set
+    running, waiting = make_item(1), make_item(*range(64))
+    lanes.submit([running])
+    lanes.start()
+    lanes.submit([waiting])
+    go_on.set()
+    assert died.wait(timeout=30)
+    assert isinstance(running.future.exception(timeout=30), PanicError)
+    assert isinstance(waiting.future.exception(timeout=30), InternalError)
+    lanes.close()
+
+
+def test_a_lane_that_dies_in_a_batch_leaves_none_of_its_texts_without_an_end() -> None:
+    class PanicError(BaseException):
+        """What no handler of exceptions catches."""
+
+    def die(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        raise RuntimeError if len(input_ids) > 1 else PanicError
+
+    lanes = make_lanes(die)
+    items = [make_item(1) for _ in range(4)]
+    lanes.submit(items)
+    lanes.start()
+    assert [type(item.future.exception(timeout=30)) for item in items] == [PanicError] * 4
+    lanes.close()
+
+
+def test_a_failure_holds_no_items(caplog: pytest.LogCaptureFixture) -> None:
+    """Or what a failed call has brought would stay until a full garbage collection."""
+    caplog.set_level(logging.CRITICAL, lanes_logger.name)  # a record of the warning would hold the error
+
+    def fail(input_ids: npt.NDArray[np.int64]) -> HostOutputs:
+        raise RuntimeError(str(input_ids.shape))
+
+    lanes = make_lanes(fail)
+    lanes.start()
+    items = [make_item(1), make_item(1)]
+    brought = [weakref.ref(item.input_ids) for item in items]
+    lanes.submit(items)
+    for item in items:
+        item.future.exception(timeout=30)
+    while not lanes.num_idle:  # until the lane waits again
+        time.sleep(0.001)
+    gc.disable()
+    try:
+        del item, items
+        assert [found() for found in brought] == [None, None]
+    finally:
+        gc.enable()
+    lanes.close()
+
+
+def test_an_idle_lane_keeps_no_results() -> None:
+    lanes = make_lanes(hidden)
+    lanes.start()
+    item = make_item(1, 2, 3)
+    lanes.submit([item])
+    result = item.future.result(timeout=30).arrays[0]
+    np.testing.assert_array_equal(result[:, 0], [1, 2, 3])
+    while not lanes.num_idle:  # until the lane waits again
+        time.sleep(0.001)
+    forgotten = weakref.ref(result)
+    del item, result
+    gc.collect()
+    assert forgotten() is None
+    lanes.close()
+
+
+def test_the_hint_for_those_who_come_later_counts_lanes_once() -> None:
+    lanes = make_lanes(hidden)
+    assert lanes.retry_after_s() == MIN_RETRY_S
+    lanes.submit([make_item(*range(60))] * 40)
+    lanes._tokens_per_s = 600
+    assert lanes.retry_after_s() == pytest.approx(4)
+    lanes._tokens_per_s = 1
+    assert lanes.retry_after_s() == MAX_RETRY_S
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_vectors_are_pooled_in_the_lane_and_hold_no_batch(pooling: Pooling) -> None:
+    batch = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    wanted = Wanted("last_hidden_state", keep=TokenPooling(pooling, num_excluded=1))
+    vector = HostOutputs({"last_hidden_state": batch}).part(1, 4, wanted)
+    np.testing.assert_array_equal(vector, pool(batch[1, :4], pooling, 1))
+    assert vector.base is None or vector.base.size == vector.size
+
+
+def test_the_token_vectors_of_one_text_hold_no_batch() -> None:
+    batch = np.zeros((3, 5, 4), np.float32)
+    vectors = HostOutputs({"last_hidden_state": batch}).part(1, 2, HIDDEN)
+    assert vectors.shape == (2, 4)
+    assert vectors.base is None
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (HeadSelection(), [0, 1, 2]),
+        (HeadSelection((2, 0)), [2, 0]),
+        (HeadSelection((1, 2), is_mean=True), None),
+    ],
+    ids=str,
+)
+def test_heads_are_chosen_where_an_output_has_a_row_for_each_token(
+    selection: HeadSelection, expected: list[int] | None
+) -> None:
+    batch = np.random.default_rng(0).random((2, 5, 3), dtype=np.float32)  # (B, T, H)
+    part = HostOutputs({"gates": batch}).part(1, 4, Wanted("gates", Layout.PER_TOKEN, selection))
+    chosen = batch[1, :4][:, expected] if expected else batch[1, :4, 1:].mean(axis=1, keepdims=True)
+    np.testing.assert_array_equal(part, chosen)
+
+
+def test_an_output_may_be_wanted_twice_and_comes_in_the_order_asked_for() -> None:
+    lanes = make_lanes(hidden)
+    lanes.start()
+    mean = Wanted("last_hidden_state", keep=TokenPooling(Pooling.MEAN))
+    item = Item(np.array([1, 2, 3]), (mean, HIDDEN, mean))
+    lanes.submit([item])
+    first, second, third = item.future.result(timeout=30).arrays
+    np.testing.assert_array_equal(second[:, 0], [1, 2, 3])
+    assert first.tolist() == third.tolist() == [2, 2]
+    lanes.close()
+
+
+def test_token_types_reach_the_graph_padded_and_are_zeros_where_none_are_given() -> None:
+    items = [make_item(1, 2, 3), Item(np.array([4, 5]), (HIDDEN,), np.array([0, 1]))]
+    inputs = pad(items, 4, pad_token_id=9)
+    assert inputs.input_ids.tolist() == [[1, 2, 3, 9], [4, 5, 9, 9]]
+    assert inputs.attention_mask.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert inputs.token_type_ids.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]

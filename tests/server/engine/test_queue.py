@@ -1,0 +1,218 @@
+"""The queue: nobody waits for what nobody wants, nothing is lost."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from attnlens_server.engine.batch import Batch
+from attnlens_server.engine.item import Item
+from attnlens_server.engine.scheduler import BatchLimits, Scheduler
+from attnlens_server.engine.queue import ItemQueue
+from attnlens_server.errors import DeadlineError, ShuttingDownError
+
+
+class Queue(ItemQueue):
+    """A queue and how its lanes choose."""
+
+    def __init__(self, max_tokens: int = 64, num_lanes: int = 1) -> None:
+        super().__init__(num_lanes)
+        self._scheduler = Scheduler(BatchLimits(max_tokens))
+
+    def taken(self) -> list[Item]:
+        batch = self.take(self._scheduler.choose)
+        return batch.items if batch else []
+
+
+def make_queue(max_tokens: int = 64, num_lanes: int = 1) -> Queue:
+    return Queue(max_tokens, num_lanes)
+
+
+def make_item(length: int, deadline: float | None = None) -> Item:
+    return Item(np.ones(length, dtype=np.int64), (), deadline=deadline)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_items_come_out_in_batches_oldest_first() -> None:
+    queue = make_queue()
+    items = [make_item(32) for _ in range(5)]
+    queue.put(items)
+    assert queue.num_tokens == 160
+    assert queue.taken() == items[:2]
+    assert queue.taken() == items[2:4]
+    assert queue.num_tokens == 32
+    assert queue.taken() == items[4:]
+    assert queue.num_tokens == 0
+
+
+def test_a_cancelled_item_never_comes_out() -> None:
+    queue = make_queue()
+    cancelled, live = make_item(8), make_item(8)
+    queue.put([cancelled, live])
+    assert cancelled.future.cancel()
+    assert queue.taken() == [live]
+
+
+def test_an_expired_item_fails_with_its_reason_and_never_comes_out() -> None:
+    queue = make_queue()
+    expired, live = make_item(8, deadline=time.monotonic() - 1), make_item(8, time.monotonic() + 60)
+    queue.put([expired, live])
+    assert queue.taken() == [live]
+    with pytest.raises(DeadlineError):
+        expired.future.result(timeout=0)
+
+
+def test_a_taker_waits_for_an_item() -> None:
+    queue, item = make_queue(), make_item(4)
+    taken: list[list[Item]] = []
+    taker = threading.Thread(target=lambda: taken.append(queue.taken()))
+    taker.start()
+    wait_until(lambda: queue.num_idle == 1)
+    queue.put([item])
+    taker.join(timeout=10)
+    assert taken == [[item]]
+
+
+def test_a_taker_is_not_woken_for_good_by_dead_items_alone() -> None:
+    queue, live, expired = make_queue(), make_item(4), make_item(4, deadline=time.monotonic() - 1)
+    taken: list[list[Item]] = []
+    taker = threading.Thread(target=lambda: taken.append(queue.taken()))
+    queue.put([expired])
+    taker.start()
+    assert isinstance(expired.future.exception(timeout=10), DeadlineError)
+    queue.put([live])
+    taker.join(timeout=10)
+    assert taken == [[live]]
+
+
+def test_a_closed_queue_gives_what_it_has_then_nothing_and_takes_no_more() -> None:
+    queue, item = make_queue(), make_item(4)
+    queue.put([item])
+    queue.close()
+    with pytest.raises(ShuttingDownError):
+        queue.put([make_item(4)])
+    assert queue.taken() == [item]
+    assert queue.taken() == []
+
+
+def test_idle_lanes_share_what_waits() -> None:
+    """Two lanes that wait get half of it each, though one batch could hold it all."""
+    queue = make_queue(max_tokens=1024, num_lanes=2)
+    taken: SimpleQueue[list[Item]] = SimpleQueue()
+    lanes = [threading.Thread(target=lambda: taken.put(queue.taken())) for _ in range(2)]
+    for lane in lanes:
+        lane.start()
+    wait_until(lambda: queue.num_idle == 2)
+    items = [make_item(16) for _ in range(8)]
+    queue.put(items)
+    batches = [taken.get(timeout=10) for _ in range(2)]
+    assert sorted(len(batch) for batch in batches) == [4, 4]
+
+
+def test_a_lane_beside_busy_ones_takes_a_whole_batch() -> None:
+    queue = make_queue(max_tokens=1024, num_lanes=2)
+    queue.put([make_item(16) for _ in range(8)])
+    assert len(queue.taken()) == 8
+
+
+def test_a_batch_has_the_whole_machine_where_nothing_else_waits_or_runs() -> None:
+    one_lane, two_lanes = make_queue(), make_queue(num_lanes=2)
+    for queue in (one_lane, two_lanes):
+        queue.put([make_item(64), make_item(64)])
+    batches = [queue.take(queue._scheduler.choose) for queue in (one_lane, one_lane, two_lanes, two_lanes)]
+    # With two lanes, the other one runs something.
+    assert [batch and batch.has_whole_machine for batch in batches] == [False, True, False, False]
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    queue = make_queue()
+    batches = [[make_item(length) for length in range(1, 20)] for _ in range(8)]
+    putters = [threading.Thread(target=queue.put, args=(batch,)) for batch in batches]
+    for putter in putters:
+        putter.start()
+    for putter in putters:
+        putter.join()
+    queue.close()
+    taken: list[Item] = []
+    while batch := queue.taken():
+        taken += batch
+    assert len(taken) == 8 * 19
+    assert {id(item) for item in taken} == {id(item) for batch in batches for item in batch}
+
+
+def test_a_fault_in_choosing_costs_the_batch_and_not_the_lane(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(lengths: Sequence[int], num_idle: int) -> list[int]:
+        raise RuntimeError(f"{lengths} {num_idle}")
+
+    queue, items = ItemQueue(), [make_item(4), make_item(4)]
+    queue.put(items)
+    batches = [queue.take(fail) for _ in items]
+    assert [batch and batch.items for batch in batches] == [[items[0]], [items[1]]]
+    assert "no batch could be chosen" in caplog.text
+    assert queue.num_idle == 0
+
+
+def test_putting_does_not_wait_for_a_lane_that_chooses() -> None:
+    choosing, go_on = threading.Event(), threading.Event()
+
+    def choose(lengths: Sequence[int], num_idle: int) -> list[int]:
+        del num_idle
+        choosing.set()
+        assert go_on.wait(timeout=30)
+        return list(range(len(lengths)))
+
+    queue, first, second = ItemQueue(), make_item(4), make_item(4)
+    queue.put([first])
+    taken: list[Batch | None] = []
+    lane = threading.Thread(target=lambda: taken.append(queue.take(choose)))
+    lane.start()
+    assert choosing.wait(timeout=30)
+    queue.put([second])  # would hang here
+    assert queue.num_tokens == 8
+    go_on.set()
+    lane.join(timeout=30)
+    taken.append(queue.take(choose))
+    assert [batch and batch.items for batch in taken] == [[first], [second]]
+
+
+def test_the_time_in_the_queue_begins_with_the_queue() -> None:
+    queue, item = make_queue(), make_item(4)
+    made_at = item.queued_at = time.monotonic() - 100  # as if it had waited for a slow reader
+    queue.put([item])
+    assert item.queued_at >= made_at + 100
+
+
+def test_a_queue_that_fails_gives_each_item_an_error_of_its_own() -> None:
+    queue, items = make_queue(), [make_item(4), make_item(4)]
+    queue.put(items)
+    queue.fail_all(lambda: DeadlineError("none"))
+    errors = [item.future.exception(timeout=0) for item in items]
+    assert [type(error) for error in errors] == [DeadlineError, DeadlineError]
+    assert errors[0] is not errors[1]
+    assert queue.num_tokens == 0
+    with pytest.raises(ShuttingDownError):
+        queue.put([make_item(4)])
+
+
+def test_an_item_that_is_cancelled_while_it_is_looked_at_is_counted_once() -> None:
+    class CancelledLater(Item):
+        """Alive at the first look, and dead from then on."""
+
+        def is_dead(self, now: float) -> bool:
+            del now
+            looked, self.deadline = self.deadline is not None, 0.0
+            return looked
+
+    queue, item = make_queue(), CancelledLater(np.ones(5, dtype=np.int64), ())
+    queue.put([item])
+    assert queue.taken() == [item]
+    assert queue.num_tokens == 0

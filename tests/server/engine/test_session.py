@@ -1,0 +1,105 @@
+"""Execution providers: what was asked for, or a refusal that says why."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from attnlens.bundle import find_graph, read_manifest
+from attnlens.v1.manifest_pb2 import GraphPurpose
+from attnlens_server.engine.saturation import _GRAPH
+from attnlens_server.engine.session import (
+    CPU,
+    CUDA,
+    Session,
+    check_placement,
+    count_placements,
+    resolve_provider,
+)
+from attnlens_server.errors import StartupError
+
+GRAPH = Path("onnx/model.onnx")
+without_cuda = pytest.mark.skipif(
+    CUDA in onnxruntime.get_available_providers(), reason="this build of ONNX Runtime has CUDA"
+)
+
+
+@without_cuda
+def test_cuda_is_refused_where_the_build_has_none() -> None:
+    with pytest.raises(StartupError, match=r"only .*CPUExecutionProvider.*attnlens\[gpu\]"):
+        resolve_provider("cuda")
+    assert resolve_provider("auto") == "cpu"
+    assert resolve_provider("cpu") == "cpu"
+
+
+def test_a_graph_that_fell_back_to_the_cpu_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"runs no node of model.onnx.*CPUExecutionProvider"):
+        check_placement({CPU: Counter(MatMul=48)}, GRAPH)
+
+
+def test_a_graph_with_arithmetic_left_on_the_cpu_is_refused() -> None:
+    placements = {CUDA: Counter(MatMul=42), CPU: Counter(MatMul=6, Shape=1)}
+    with pytest.raises(StartupError, match=r"CPUExecutionProvider runs 6 MatMul of model\.onnx"):
+        check_placement(placements, GRAPH)
+
+
+def test_shape_bookkeeping_may_stay_on_the_cpu() -> None:
+    check_placement({CUDA: Counter(MatMul=48, Softmax=6), CPU: Counter(Shape=1, Slice=1)}, GRAPH)
+
+
+def test_which_operators_may_not_stray_is_up_to_the_graph() -> None:
+    placements = {CUDA: Counter(Gather=1), CPU: Counter(Slice=1)}
+    check_placement(placements, GRAPH)
+    with pytest.raises(StartupError, match=r"CPUExecutionProvider runs 1 Slice of model\.onnx"):
+        check_placement(placements, GRAPH, {"Slice", "Gather"})
+
+
+def test_placements_are_counted_from_a_real_session(minilm_bundle: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(minilm_bundle / GRAPH, options, providers=[CPU])
+    placements = count_placements(session)
+    assert set(placements) == {CPU}
+    assert placements[CPU]["Softmax"] == 6
+    with pytest.raises(StartupError, match="runs no node"):
+        check_placement(placements, GRAPH)
+
+
+def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"not a graph")
+    with pytest.raises(StartupError, match=r"model\.onnx"):
+        Session(path, "cpu", threads=1, device_id=0)
+
+
+@pytest.mark.parametrize("module", ["attnlens_server.engine.session", "attnlens_cli.main"])
+def test_onnx_runtime_reports_nothing_to_its_publisher(module: str, tmp_path: Path) -> None:
+    script = f"""
+import sys, {module}
+if {module!r} == "attnlens_cli.main":
+    sys.argv = ["attnlens", "--version"]
+    try:
+        {module}.main()
+    except SystemExit:
+        pass
+import onnxruntime
+onnxruntime.InferenceSession({str(_GRAPH)!r}, providers=["CPUExecutionProvider"])
+"""
+    switches = ("ORT_DISABLE_TELEMETRY", "CI", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in switches}
+    subprocess.run(
+        [sys.executable, "-c", script], env=environment | {"HOME": str(tmp_path)}, check=True, timeout=60
+    )
+    assert list(tmp_path.rglob("*.db")) == []
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu")
+def test_cuda_runs_the_arithmetic(minilm_bundle: Path) -> None:
+    graph = find_graph(read_manifest(minilm_bundle), GraphPurpose.GRAPH_PURPOSE_ATTENTION)
+    session = Session(minilm_bundle / graph.path, "cuda", threads=1, device_id=0)
+    assert session.providers[0] == CUDA

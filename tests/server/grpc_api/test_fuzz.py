@@ -1,0 +1,90 @@
+"""Whatever a client sends, it gets a result or is told what is wrong with it."""
+
+import grpc
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attnlens.tensors import from_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from failures import read_failure
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+numbers = st.integers(-(2**31), 2**31 - 1)
+ids = st.builds(
+    pb.TokenIds,
+    ids=st.lists(st.integers(-1, 40_000), max_size=20),
+    type_ids=st.lists(st.integers(-1, 2), max_size=3),
+)
+inputs = st.one_of(
+    st.builds(pb.Input, text=texts),
+    st.builds(pb.Input, text_pair=st.builds(pb.TextPair, first=texts, second=texts)),
+    st.builds(pb.Input, token_ids=ids),
+    st.just(pb.Input()),
+)
+prompts = st.one_of(
+    st.none(),
+    st.builds(pb.Prompt),
+    st.builds(pb.Prompt, text=texts),
+    st.builds(pb.Prompt, name=texts),
+)
+embed_requests = st.builds(
+    pb.EmbedRequest,
+    model=st.one_of(st.sampled_from(["", "all-MiniLM-L6-v2"]), texts),
+    inputs=st.lists(inputs, max_size=4),
+    prompt=prompts,
+    truncate=st.booleans(),
+    pooling=st.integers(-1, 7),
+    normalize=st.booleans(),
+    dimensions=st.one_of(st.integers(0, 400), numbers),
+    data_type=st.integers(-1, 4),
+)
+queries = st.builds(
+    pb.AttentionQuery,
+    role=st.sampled_from([0, 0, 2, 2, 2, 5, 9]),
+    layers=st.lists(st.one_of(st.integers(-7, 7), numbers), max_size=4),
+    heads=st.lists(st.integers(-13, 13), max_size=4),
+    view=st.integers(0, 3),
+)
+encode_requests = st.builds(
+    pb.EncodeRequest,
+    inputs=st.lists(inputs, max_size=3),
+    prompt=prompts,
+    last_hidden_state=st.booleans(),
+    attention=st.lists(queries, max_size=3),
+    data_type=st.integers(0, 3),
+)
+quietly = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+
+
+@given(embed_requests)
+@quietly
+def test_embed_answers_or_refuses(stub: EncoderServiceStub, request: pb.EmbedRequest) -> None:
+    try:
+        response = stub.Embed(request, timeout=60)
+    except grpc.RpcError as error:
+        assert read_failure(error).code in REFUSALS
+        return
+    vectors = from_tensor(response.embeddings)
+    assert vectors.shape == (len(request.inputs), request.dimensions or 384)
+    assert np.isfinite(vectors).all()
+
+
+@given(encode_requests)
+@quietly
+def test_encode_answers_or_refuses(stub: EncoderServiceStub, request: pb.EncodeRequest) -> None:
+    try:
+        response = stub.Encode(request, timeout=60)
+    except grpc.RpcError as error:
+        assert read_failure(error).code in REFUSALS
+        return
+    assert len(response.results) == len(request.inputs)
+    for result in response.results:
+        assert len(result.attention) == len(request.attention)
+        for attention in result.attention:
+            weights = from_tensor(attention.dense).astype(np.float32)
+            np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=2e-2 if request.data_type == 2 else 1e-5)

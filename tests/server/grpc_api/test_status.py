@@ -1,0 +1,90 @@
+"""Errors as trailers: whatever is wrong with a request, they fit."""
+
+import urllib.parse
+
+import grpc
+import pytest
+
+from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason
+from attnlens_server import errors
+from attnlens_server.errors import FieldViolation
+from attnlens_server.grpc_api.status import call_status, error_details
+from attnlens_server.serving.admission import Admission, Reservation
+
+MAX_TRAILER_BYTES = 8 << 10  # what peers accept, all trailers together
+
+ODD = "\N{GRINNING FACE}" * 1000
+
+
+def size_on_the_wire(error: errors.RequestError) -> int:
+    """Count as HTTP/2 does, 32 bytes of overhead each: `-bin` is base64, the message is percent-encoded."""
+    code, message, trailers = call_status(error)
+    size = len(urllib.parse.quote(message)) + len("grpc-message") + len(f"grpc-status{code.value[0]}") + 64
+    for name, value in trailers:
+        size += len(name) + 32 + (4 * ((len(value) + 2) // 3) if name.endswith("-bin") else len(value))
+    return size
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidFieldsError([FieldViolation(f"inputs[{i}].text", ODD, i) for i in range(500)]),
+        errors.InvalidFieldsError([FieldViolation(f"inputs[{i}]", "is empty " * 20) for i in range(500)]),
+        errors.ModelNotFoundError(ODD, "all-MiniLM-L6-v2"),
+        errors.OverloadedError(ODD, retry_after_s=1),
+        errors.InternalError(ODD, metadata={"error_id": "0" * 12}),
+        errors.InputTooLongError("inputs[0]", 10**9, 256, has_prompt=True),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_trailers_fit_whatever_is_wrong(error: errors.RequestError) -> None:
+    assert size_on_the_wire(error) < MAX_TRAILER_BYTES
+
+
+def test_of_many_violations_as_many_are_told_as_fit() -> None:
+    violations = [FieldViolation(f"inputs[{i}]", "is empty: set text or token_ids", i) for i in range(500)]
+    error = errors.InvalidFieldsError(violations)
+    assert len(error_details(error).violations) == 20
+    assert "and 497 more" in error.message
+
+
+def test_details_name_fields_inputs_figures_and_when_to_come_back() -> None:
+    error = errors.InputTooLongError("inputs[3]", 300, 256, input_index=3)
+    trailers = dict(call_status(error).trailers)
+    details = ErrorDetails.FromString(trailers["attnlens-error-bin"])  # type: ignore[arg-type]
+    assert details.reason == ErrorReason.ERROR_REASON_INPUT_TOO_LONG
+    assert trailers["attnlens-error-reason"] == "INPUT_TOO_LONG"
+    [violation] = details.violations
+    assert (violation.field, violation.input_index) == ("inputs[3]", 3)
+    assert violation.description == "has 300 tokens, the model takes 256: shorten it, or set truncate"
+    assert details.metadata == {"num_tokens": "300", "max_tokens": "256"}
+    assert not details.HasField("retry_delay")
+    later = error_details(errors.OverloadedError("full", retry_after_s=0.25))
+    assert later.retry_delay.ToMilliseconds() == 250
+
+
+def every_error(kind: type[errors.RequestError] = errors.RequestError) -> list[type[errors.RequestError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in every_error(child))]
+
+
+@pytest.mark.parametrize("kind", every_error()[1:])
+def test_every_reason_and_status_has_a_number(kind: type[errors.RequestError]) -> None:
+    assert ErrorReason.Value(f"ERROR_REASON_{kind.reason}") > 0
+    assert grpc.StatusCode[kind.status] is not grpc.StatusCode.OK
+
+
+def test_a_long_text_is_cut_between_characters() -> None:
+    assert errors.shortened("aé" * 10, 30) == "aé" * 10
+    assert errors.shortened("aé" * 10, 29) == "aé" * 8 + "a" + "..."
+
+
+def test_what_never_fits_is_told_apart_from_what_may_fit_later() -> None:
+    admission = Admission(max_texts=1, max_bytes=256, retry_after_s=lambda _: 1.0)
+    with pytest.raises(errors.RequestTooLargeError) as caught:
+        Reservation(admission).grow(403)
+    status = call_status(caught.value)
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "403" in status.message
+    assert "--max-reply-bytes" in status.message
+    assert ("attnlens-error-reason", "REQUEST_TOO_LARGE") in status.trailers
+    assert error_details(caught.value).metadata == {"size_bytes": "403", "max_reply_bytes": "256"}

@@ -1,0 +1,133 @@
+"""What checking a request costs: it runs on the event loop, where every other call waits for it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import InvalidFieldsError
+from attnlens_server.serving.checks import MAX_QUERIES, Checks
+from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EmbedJob, EncodeJob, Prompt
+from attnlens_server.text import Input, TextPair, TokenIds
+from toy_models import make_model
+
+
+def make_checks(*outputs: Output, takes_pairs: bool = True) -> Checks:
+    config = ServerConfig(bundle=Path())
+    return Checks(make_model(*outputs), config, max_tokens=8, has_tokenizer=True, takes_pairs=takes_pairs)
+
+
+def violations(checks: Checks, job: EncodeJob) -> dict[str, str]:
+    with pytest.raises(InvalidFieldsError) as caught:
+        checks.encode(job)
+    return {violation.field: violation.description for violation in caught.value.violations}
+
+
+def seconds_to_refuse(job: EmbedJob) -> float:
+    checks = make_checks()
+    started = time.thread_time()
+    with pytest.raises(InvalidFieldsError, match="with the prompt"):
+        checks.embed(job)
+    return time.thread_time() - started
+
+
+def test_a_large_prompt_is_measured_once_and_not_for_each_text() -> None:
+    prompt = Prompt(text="€" * 2_000_000)
+    one, many = (EmbedJob(inputs=[Input(text="a")] * count, prompt=prompt) for count in (1, 500))
+    assert seconds_to_refuse(many) < 50 * seconds_to_refuse(one)
+
+
+WEIGHTS = [
+    Output(f"weights.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, heads, row_sum=RowSum.ONE)
+    for layer, heads in enumerate((4, 4, 2))
+]
+GATES = Output("gates", OutputRole.HEAD_GATES, Layout.PER_TOKEN, 1, 4)
+ONE = [Input(text="a")]
+
+
+def test_each_query_becomes_outputs_of_the_graph() -> None:
+    queries = [
+        AttentionQuery(layers=[-2, 0], heads=[3, -4]),
+        AttentionQuery(OutputRole.HEAD_GATES, view=AttentionView.HEAD_MEAN),
+    ]
+    plan = make_checks(*WEIGHTS, GATES).encode(EncodeJob(inputs=ONE, attention=queries))
+    assert plan.hidden_state is None
+    assert plan.kind == "attention"
+    assert [output.name for _, output in plan.parts] == ["weights.1", "weights.0", "gates"]
+    assert [query.heads for query in plan.queries] == [(3, 0), (0, 1, 2, 3)]
+    assert [query.num_values(10) for query in plan.queries] == [2 * 100, 10]
+    [first, _, last] = plan.wanted(plan.parts)
+    assert (first.name, first.layout) == ("weights.1", Layout.DENSE)
+    assert (last.name, last.layout) == ("gates", Layout.PER_TOKEN)
+
+
+def test_layers_with_different_numbers_of_heads_are_asked_for_apart() -> None:
+    checks = make_checks(*WEIGHTS)
+    assert violations(checks, EncodeJob(inputs=ONE, attention=[AttentionQuery()])) == {
+        "attention[0].layers": "have different numbers of heads (2, 4): ask for them in queries of their own"
+    }
+    plan = checks.encode(EncodeJob(inputs=ONE, attention=[AttentionQuery(layers=[2], heads=[-1])]))
+    assert plan.queries[0].heads == (1,)
+
+
+def test_a_role_that_the_model_lacks_is_told_with_those_that_it_has() -> None:
+    job = EncodeJob(
+        inputs=ONE, attention=[AttentionQuery(layers=[0, 1]), AttentionQuery(OutputRole.HEAD_GATES)]
+    )
+    assert violations(make_checks(*WEIGHTS), job) == {
+        "attention[1].role": "is OUTPUT_ROLE_HEAD_GATES: the model has OUTPUT_ROLE_ATTENTION_WEIGHTS"
+    }
+
+
+def test_a_layer_without_such_an_output_is_named() -> None:
+    job = EncodeJob(inputs=ONE, attention=[AttentionQuery(OutputRole.HEAD_GATES, layers=[1, 0])])
+    assert violations(make_checks(*WEIGHTS, GATES), job) == {
+        "attention[0].layers[1]": "is 0: that layer has no such output, these have: 1"
+    }
+
+
+def test_queries_are_counted_and_repeated_numbers_named() -> None:
+    checks = make_checks(*WEIGHTS)
+    many = [AttentionQuery(layers=[2])] * (MAX_QUERIES + 1)
+    assert violations(checks, EncodeJob(inputs=ONE, attention=many)) == {
+        "attention": "has more than 16 queries: send several requests"
+    }
+    repeated = AttentionQuery(layers=[1, 0, -2], heads=[3, 4])
+    assert violations(checks, EncodeJob(inputs=ONE, attention=[many[0], repeated])) == {
+        "attention[1].layers[2]": "is -2: it was asked for before",
+        "attention[1].heads[1]": "is 4: the model has 4, so use 0 to 3, or -4 to -1",
+    }
+
+
+def test_a_pair_is_measured_as_a_whole_and_refused_where_the_model_takes_none() -> None:
+    pair = Input(text_pair=TextPair("a" * 70_000, "b" * 70_000))
+    assert violations(make_checks(), EncodeJob(inputs=[pair])) == {
+        "inputs[0].text_pair": "has 140000 bytes, a text may have 131072: send it in pieces"
+    }
+    small = Input(text_pair=TextPair("a", "b"))
+    assert violations(make_checks(takes_pairs=False), EncodeJob(inputs=[Input(text="a"), small])) == {
+        "inputs[1].text_pair": "can't be used: the model takes no pairs of texts, send text"
+    }
+
+
+def test_token_types_are_one_for_each_id_and_in_range() -> None:
+    inputs = [
+        Input(token_ids=TokenIds([1, 2], [0, 1])),
+        Input(token_ids=TokenIds([1, 2], [0])),
+        Input(token_ids=TokenIds([1, 2], [0, 2])),
+    ]
+    assert violations(make_checks(), EncodeJob(inputs=inputs)) == {
+        "inputs[1].token_ids.type_ids": "has 1 numbers for 2 ids: send one for each id, or none",
+        "inputs[2].token_ids.type_ids[1]": "is 2: a type must be from 0 to 1",
+    }
+
+
+def test_a_violation_says_which_input_it_is_in() -> None:
+    with pytest.raises(InvalidFieldsError) as caught:
+        make_checks().encode(EncodeJob(inputs=[*ONE, Input()], prompt=Prompt()))
+    assert [(each.field, each.input_index) for each in caught.value.violations] == [
+        ("prompt", None),
+        ("inputs[1]", 1),
+    ]

@@ -1,0 +1,206 @@
+"""EncodeStream: how texts are cut into pieces, and what pieces hold while they are under way."""
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from attnlens_server.bundle import Kind, Layout, Output, OutputRole
+from attnlens_server.engine import Item, ItemResult
+from attnlens_server.errors import OverloadedError, RequestTooLargeError
+from attnlens_server.serving.admission import Admission, Reservation
+from attnlens_server.serving.checks import EncodePlan, QueryPlan
+from attnlens_server.serving.jobs import FLOAT32, AttentionView
+from attnlens_server.serving.sizes import ReplyCosts, ReplySizes
+from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
+from attnlens_server.text import EncodedInput
+
+
+LAYERS = tuple(
+    Output(f"attentions.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 16)
+    for layer in range(24)
+)
+HIDDEN = Output("last_hidden_state", OutputRole.LAST_HIDDEN_STATE, Layout.PER_TOKEN, width=1024)
+QUERY = QueryPlan(0, OutputRole.ATTENTION_WEIGHTS, LAYERS, tuple(range(16)), AttentionView.FULL)
+PLAN = EncodePlan("", HIDDEN, (QUERY,), FLOAT32)
+SIZES = ReplySizes(1024, ReplyCosts(32 << 20, 128, lambda _: 0, making_copies=3, sending_copies=2))
+LAYER_BYTES = 4 * 16 * 512 * 512
+
+
+def text(num_tokens: int) -> EncodedInput:
+    return EncodedInput(np.zeros(num_tokens, np.int64), num_tokens)
+
+
+def test_a_text_is_one_piece_where_all_of_it_fits() -> None:
+    [piece] = cut_into_pieces([text(512)], PLAN, SIZES, room_bytes=1 << 30, deadline=None)
+    assert (piece.index, piece.has_head, piece.parts) == (0, True, PLAN.parts)
+    assert piece.item.wanted == PLAN.wanted(PLAN.parts)
+    assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
+
+
+def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
+    """BERT-large's 24 x 16 x 512 x 512 weights are 403 MB, more than calls may take in memory here."""
+    room = 256 << 20
+    pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, room_bytes=room, deadline=None)
+    assert [piece.index for piece in pieces] == [0, 0, 1]
+    assert [piece.has_head for piece in pieces] == [True, False, True]
+    assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
+    assert "last_hidden_state" not in [wanted.name for wanted in pieces[1].item.wanted]
+    assert max(piece.memory_bytes for piece in pieces) <= room
+
+
+def test_without_attention_a_text_is_its_head() -> None:
+    plan = replace(PLAN, queries=())
+    [piece] = cut_into_pieces([text(9)], plan, SIZES, room_bytes=1 << 20, deadline=None)
+    assert (piece.has_head, piece.parts) == (True, ())
+    assert [wanted.name for wanted in piece.item.wanted] == ["last_hidden_state"]
+
+
+def test_several_queries_of_a_layer_are_parts_of_one_run() -> None:
+    mean = replace(QUERY, index=1, outputs=LAYERS[3:4], view=AttentionView.HEAD_MEAN)
+    plan = replace(PLAN, queries=(replace(QUERY, outputs=LAYERS[3:5]), mean))
+    [piece] = cut_into_pieces([text(512)], plan, SIZES, room_bytes=1 << 30, deadline=None)
+    names = [wanted.name for wanted in piece.item.wanted]
+    assert names == ["last_hidden_state", "attentions.3", "attentions.4", "attentions.3"]
+    assert [query.index for query, _ in piece.parts] == [0, 0, 1]
+
+
+class InstantEngine:
+    """Puts nothing off: each item is done at once, unless it is to wait."""
+
+    def __init__(self) -> None:
+        self.holds = False
+        self.items: list[Item] = []
+
+    def submit(self, items: Sequence[Item], kind: Kind) -> None:
+        assert kind == "attention"
+        for item in items:
+            self.items.append(item)
+            if not self.holds:
+                item.future.set_result(ItemResult((), 0, 0))
+
+
+def make_admission(max_texts: int, max_bytes: int) -> Admission:
+    return Admission(max_texts, max_bytes, lambda _: 1.0)
+
+
+def pieces_of(count: int, memory_bytes: int = 10) -> list[Piece]:
+    return [
+        Piece(index, has_head=True, parts=(), item=Item(np.zeros(1, np.int64), ()), memory_bytes=memory_bytes)
+        for index in range(count)
+    ]
+
+
+async def until_noted() -> None:
+    """Let the callbacks of what is done run."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+Results = AsyncGenerator[tuple[Piece, ItemResult]]
+
+
+def run(
+    engine: InstantEngine, pieces: list[Piece], admission: Admission, window_bytes: int = 1000
+) -> Results:
+    window = Window(engine.submit, "attention", admission, Reservation(admission), window_bytes)
+    return run_pieces(window, pieces)
+
+
+async def test_pieces_come_in_order_and_give_back_what_they_took() -> None:
+    engine, admission = InstantEngine(), make_admission(100, 1000)
+    async with aclosing(run(engine, pieces_of(50), admission)) as results:
+        assert [piece.index async for piece, _ in results] == list(range(50))
+    await until_noted()
+    assert admission._num_bytes == 10  # one piece's, until the call is over
+    assert admission._num_texts.total() == 0
+
+
+@pytest.mark.parametrize(
+    ("max_texts", "max_bytes", "window_bytes", "expected"),
+    [(100, 1000, 1000, 32), (4, 1000, 1000, 5), (100, 35, 1000, 3), (100, 1000, 25, 2), (0, 10, 0, 1)],
+)
+async def test_one_piece_is_always_under_way_and_more_where_there_is_room(
+    max_texts: int, max_bytes: int, window_bytes: int, expected: int
+) -> None:
+    """Of places the caller holds the first one itself."""
+    engine, admission = InstantEngine(), make_admission(max_texts, max_bytes)
+    async with aclosing(run(engine, pieces_of(50), admission, window_bytes)) as results:
+        await anext(results)
+        assert len(engine.items) == expected
+
+
+async def test_a_slow_reader_holds_no_places() -> None:
+    engine, admission = InstantEngine(), make_admission(100, 1000)
+    async with aclosing(run(engine, pieces_of(50), admission)) as results:
+        await anext(results)
+        await until_noted()
+        assert len(engine.items) == 32
+        assert admission._num_texts.total() == 0
+
+
+async def test_what_nobody_waits_for_is_dropped() -> None:
+    engine, admission = InstantEngine(), make_admission(100, 1000)
+    async with aclosing(run(engine, pieces_of(3), admission)) as results:
+        engine.holds = True
+        first = asyncio.ensure_future(anext(results))
+        while len(engine.items) < 3:
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    assert [item.future.cancelled() for item in engine.items] == [True, True, True]
+
+
+def test_what_can_never_fit_is_no_matter_of_time() -> None:
+    admission = make_admission(1, 100)
+    with pytest.raises(
+        RequestTooLargeError, match="needs 101 bytes of memory, all calls together may take 100"
+    ):
+        Reservation(admission).grow(101)
+    other = Reservation(admission)
+    other.grow(60)
+    with pytest.raises(
+        OverloadedError, match="take 60 bytes, at most 100 may be taken, and this call needs 50"
+    ):
+        Reservation(admission).grow(50)
+    other.release()
+    Reservation(admission).grow(50)
+
+
+async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    engine, admission = InstantEngine(), make_admission(100, 1000)
+    engine.holds = True
+    async with aclosing(run(engine, pieces_of(4), admission)) as results:
+        first = asyncio.ensure_future(anext(results))
+        while len(engine.items) < 4:
+            await asyncio.sleep(0)
+        for item in engine.items:
+            item.future.set_exception(OverloadedError("none"))
+        with pytest.raises(OverloadedError):
+            await first
+    del first, item, results
+    engine.items.clear()
+    gc.collect()
+    await until_noted()
+    assert not caplog.records
+    assert admission._num_texts.total() == 0
+
+
+def test_more_texts_than_may_ever_wait_are_refused_for_good() -> None:
+    admission = make_admission(max_texts=4, max_bytes=100)
+    with (
+        pytest.raises(RequestTooLargeError, match="has 5 texts, at most 4 may wait"),
+        admission.texts("attention", 5),
+    ):
+        pass
+    with (
+        admission.texts("attention", 3),
+        pytest.raises(OverloadedError, match="3 texts wait or run"),
+        admission.texts("attention", 2),
+    ):
+        pass
