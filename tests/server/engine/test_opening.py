@@ -300,9 +300,17 @@ def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
     monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
     monkeypatch.setitem(SESSIONS["embeddings"], "cuda", NoDriver)
     engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2))
-    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == ("cuda", 8192, 1)
+    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "cuda",
+        8192,
+        1,
+    )
     engine.start(MAX_TOKENS)
-    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == ("cpu", 256, 2)
+    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "cpu",
+        256,
+        2,
+    )
     assert engine.execution_providers[0] == CPU
     ask_for_attention(engine)
     engine.close()
