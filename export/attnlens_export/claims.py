@@ -88,7 +88,10 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
     Raises:
         _ContradictionError: a field that is stated differs.
     """
-    if isinstance(fact, dict) and name not in _MAPS:
+    if name in _MAPS:
+        for key in claim | fact:
+            yield from _compare(None, claim.get(key), fact.get(key), f"{name}.{key}")
+    elif isinstance(fact, dict):
         for key, value in fact.items():
             field = f"{name}.{key}" if name else key
             if key in stated:
