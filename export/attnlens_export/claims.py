@@ -93,8 +93,8 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
             yield from _compare(None, claim.get(key), fact.get(key), f"{name}.{key}")
     elif isinstance(fact, dict):
         for key, value in fact.items():
-            field = f"{name}.{key}" if name else key
-            if key in stated:
+            field = f"{name}.{key}".lstrip(".")
+            if stated.get(key) is not None:  # null means absent
                 yield from _compare(stated[key], claim[key], value, field)
             elif value:
                 yield field
