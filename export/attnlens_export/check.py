@@ -85,7 +85,8 @@ def check_bundle(
         SourceError: `source` is an encoder of other sizes.
         NotInstalledError, UnknownRuntimeError: a runtime was named that is not there.
     """
-    installed, missing = find_runtimes(runtimes or RuntimeOptions())
+    others = runtimes or RuntimeOptions()
+    installed, missing = find_runtimes(others)
     progress("Comparing the hashes", "", 0, 1)
     manifest = read_manifest(directory)
     verify_files(directory, manifest)
@@ -105,11 +106,10 @@ def check_bundle(
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
     stated = {graph.path: _stated(manifest, graph) for graph in manifest.graphs}
     verdict = measure_graphs(subject, stated, progress)
-    options = runtimes or RuntimeOptions()
     results = [
         result
         for runtime in installed
-        for result in measure_runtime(subject, runtime, options.timeout_s, partial(progress, runtime.name))
+        for result in measure_runtime(subject, runtime, others.timeout_s, partial(progress, runtime.name))
     ]
     return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
 

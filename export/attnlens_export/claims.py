@@ -88,10 +88,13 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
     Raises:
         _ContradictionError: a field that is stated differs.
     """
-    if isinstance(fact, dict) and name not in _MAPS:
+    if name in _MAPS:
+        for key in claim | fact:
+            yield from _compare(None, claim.get(key), fact.get(key), f"{name}.{key}")
+    elif isinstance(fact, dict):
         for key, value in fact.items():
-            field = f"{name}.{key}" if name else key
-            if key in stated:
+            field = f"{name}.{key}".lstrip(".")
+            if stated.get(key) is not None:  # null means absent
                 yield from _compare(stated[key], claim[key], value, field)
             elif value:
                 yield field

@@ -81,6 +81,6 @@ def test_the_graph_of_embeddings_has_the_hidden_states_alone(
     assert [output.name for output in session.get_outputs()] == NAMES[:1]
     inputs = make_inputs(CASES[1], config)
     live = inputs.attention_mask == 1
-    exact = run_float64(encoder, inputs, lambda _layer, _weights: None)
+    exact = run_float64(encoder, inputs, lambda _name, _weights: None)
     [hidden] = session.run(None, inputs.feed())
     np.testing.assert_allclose(hidden[live], exact[live], rtol=0, atol=1e-5)
