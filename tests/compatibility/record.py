@@ -42,9 +42,19 @@ def make_bundle(directory: Path) -> None:
         for name, content in {
             "tokenizer_config.json": {"model_max_length": 40, "tokenizer_class": "BertTokenizer"},
             "modules.json": [
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                {
+                    "idx": index,
+                    "name": str(index),
+                    "path": path,
+                    "type": f"sentence_transformers.models.{kind}",
+                }
                 for index, (path, kind) in enumerate(
-                    [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")]
+                    [
+                        ("", "Transformer"),
+                        ("1_Pooling", "Pooling"),
+                        ("2_Dense", "Dense"),
+                        ("3_Normalize", "Normalize"),
+                    ]
                 )
             ],
             "1_Pooling/config.json": {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True},

@@ -10,8 +10,8 @@ import pytest
 
 from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.item import Item
-from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.queue import ItemQueue
+from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 
