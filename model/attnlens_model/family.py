@@ -38,8 +38,8 @@ class Layout:
         """
         if not self.weights:
             yield from (((name,), name) for name in parameters)
-        for parameters, theirs in self.weights.items():
-            ours = (parameters,) if isinstance(parameters, str) else parameters
+        for stored, theirs in self.weights.items():
+            ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
                 yield tuple(name.format(layer=layer) for name in ours), theirs.format(layer=layer)
 

@@ -1,7 +1,7 @@
 """Encoders of our own making: any combination of parts, weights named as the encoder names them.
 
-No published family is built so. `config.json` has `"model_type": "attnlens"` and the keys of docs/configuration.md
-under `encoder`; `model.safetensors` is the encoder's `state_dict()`.
+No published family is built so. `config.json` has `"model_type": "attnlens"`, and under `encoder` the keys of
+docs/configuration.md; `model.safetensors` is the encoder's `state_dict()`.
 """
 
 from collections.abc import Mapping
