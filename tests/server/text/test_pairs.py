@@ -1,6 +1,6 @@
 """Pairs of texts against transformers: their tokens, also where cut, and what the model makes of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ HEADS = pb.AttentionQuery()
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
-def inputs(pairs: list[tuple[str, ...]]) -> list[pb.Input]:
+def inputs(pairs: Sequence[tuple[str, ...]]) -> list[pb.Input]:
     return [pb.Input(text_pair=pb.TextPair(first=first, second=second)) for first, second in pairs]
 
 
@@ -141,8 +141,8 @@ def test_a_prompt_stands_before_the_first_text(stub: EncoderServiceStub) -> None
     ]
     # A token that begins in the prompt and ends in the text is the text's.
     request = pb.TokenizeRequest(inputs=[pb.Input(text="ing a é")], prompt=pb.Prompt(text="é embedd"))
-    tokens = stub.Tokenize(request).results[0].tokens[1:-1]
-    assert [(token.text, token.source, token.byte_start, token.byte_end) for token in tokens] == [
+    [_, *inner, _] = stub.Tokenize(request).results[0].tokens
+    assert [(token.text, token.source, token.byte_start, token.byte_end) for token in inner] == [
         ("e", pb.TOKEN_SOURCE_PROMPT, 0, 2),
         ("em", pb.TOKEN_SOURCE_PROMPT, 3, 5),
         ("##bed", pb.TOKEN_SOURCE_PROMPT, 5, 8),
@@ -214,13 +214,14 @@ def test_a_model_without_pairs_refuses_them_by_field(
         stub = EncoderServiceStub(channel)
         assert not stub.GetModel(pb.GetModelRequest()).model.text_pairs
         mixed = [pb.Input(text="the"), *inputs([("the", "man")])]
-        for call, request in (
-            (stub.Embed, pb.EmbedRequest(inputs=mixed)),
-            (stub.Encode, pb.EncodeRequest(inputs=mixed)),
-            (stub.Tokenize, pb.TokenizeRequest(inputs=mixed)),
-        ):
+        calls: list[Callable[[], object]] = [
+            lambda: stub.Embed(pb.EmbedRequest(inputs=mixed)),
+            lambda: stub.Encode(pb.EncodeRequest(inputs=mixed)),
+            lambda: stub.Tokenize(pb.TokenizeRequest(inputs=mixed)),
+        ]
+        for call in calls:
             with pytest.raises(grpc.RpcError) as caught:
-                call(request)
+                call()
             assert read_failure(caught.value).violations == {
                 "inputs[1].text_pair": "can't be used: the model takes no pairs of texts, send text"
             }
