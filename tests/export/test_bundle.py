@@ -158,7 +158,7 @@ def test_the_ten_lines_of_the_documentation_give_what_the_server_takes(minilm_bu
     names: dict[str, Any] = {}
     exec(code, names)
     taken = TextEncoder(minilm_bundle / "tokenizer.json", read_manifest(minilm_bundle).max_tokens)
-    for row, encoded in enumerate(taken.encode(texts, with_offsets=False)):
+    for row, encoded in enumerate(taken.encode([(text,) for text in texts])):
         live = names["feed"]["attention_mask"][row] == 1
         assert names["feed"]["input_ids"][row][live].tolist() == encoded.input_ids.tolist()
     assert names["hidden"].shape == (2, 256, 384)

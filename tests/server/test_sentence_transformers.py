@@ -193,7 +193,7 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
     [alone] = client.embed_with_usage(["A cat."], prompt="").usages
     [default] = client.embed_with_usage(["A cat."]).usages
     assert default.num_tokens == alone.num_tokens + 2  # `passage` and `:`
-    ids = [token.id for token in client.tokenize(["A cat."])[0].tokens]
+    ids = [token.id for token in client.tokenize(["A cat."], prompt="")[0].tokens]
     np.testing.assert_allclose(client.embed([ids]), client.embed(["A cat."], prompt=""), atol=1e-6)
     with pytest.raises(InvalidRequestError, match=r"token_ids can't have a prompt"):
         client.embed([ids], prompt_name="query")
@@ -246,18 +246,23 @@ def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Clie
 
 def test_a_name_that_is_no_prompt_is_told_with_those_that_are(client: Client) -> None:
     for texts in (["A cat."], []):
-        with pytest.raises(InvalidRequestError, match=r"prompt_name is 'question': .*passage.*query"):
+        with pytest.raises(InvalidRequestError, match=r"prompt\.name is 'question': .*passage.*query"):
             client.embed(texts, prompt_name="question")
-    with pytest.raises(InvalidRequestError, match="prompt_name is ''"):
+    with pytest.raises(InvalidRequestError, match=r"prompt\.name is ''"):
         client.embed(["A cat."], prompt_name="")
 
 
-def test_encode_and_tokenize_take_texts_as_they_are(client: Client) -> None:
-    """Whatever the default prompt: offsets are those in the text."""
+def test_encode_and_tokenize_put_the_same_prompt_before_a_text(client: Client) -> None:
+    """The places of the text are those in the text, whatever is before it."""
     [encoded], [tokenized] = client.encode(["A cat."]), client.tokenize(["A cat."])
-    assert [token.text for token in encoded.tokens] == ["[CLS]", "a", "cat", ".", "[SEP]"]
     assert encoded.tokens == tokenized.tokens
-    assert (encoded.tokens[2].char_start, encoded.tokens[2].char_end) == (2, 5)
+    of_text = [token for token in encoded.tokens if token.source == "text"]
+    assert [token.text for token in encoded.tokens] == ["[CLS]", "passage", ":", "a", "cat", ".", "[SEP]"]
+    assert [(token.char_start, token.char_end) for token in of_text] == [(0, 1), (2, 5), (5, 6)]
+    assert [token.source for token in encoded.tokens[1:3]] == ["prompt", "prompt"]
+    assert (encoded.tokens[1].char_start, encoded.tokens[1].char_end) == (0, 7)
+    [without] = client.encode(["A cat."], prompt="")
+    assert [token.text for token in without.tokens] == ["[CLS]", "a", "cat", ".", "[SEP]"]
 
 
 def test_a_prompt_that_is_no_unicode_is_a_mistake_of_usage(client: Client, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from attnlens.bundle import read_manifest
-from attnlens_server.text import TextEncoder
+from attnlens_server.text import TextEncoder, TokenSource
 from token_places import described
 
 # Accents, an emoji and a flag, a combining mark, CJK, runs of spaces.
@@ -57,7 +57,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
 def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
     (encoded,) = text_encoder.encode([("a 😀b",)], with_record=True)
-    tokens = [token for token in described(encoded, text_encoder) if not token.is_special]
+    tokens = [token for token in described(encoded, text_encoder) if token.source != TokenSource.SPECIAL]
     assert [(token.char_start, token.char_end) for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
     assert [(token.byte_start, token.byte_end) for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
 
@@ -67,7 +67,7 @@ def test_a_text_is_cut_at_the_usable_positions_and_the_graph_takes_that_and_no_m
     assert (manifest.max_tokens, manifest.architecture.max_position_embeddings) == (32, 32)
     assert json.loads((bundle / "tokenizer_config.json").read_text())["model_max_length"] == 32
     text_encoder = TextEncoder(bundle / "tokenizer.json", manifest.max_tokens)
-    (encoded,) = text_encoder.encode(["café 😀 " * 20], with_offsets=False)
+    (encoded,) = text_encoder.encode([("café 😀 " * 20,)])
     assert encoded.num_tokens == 32 < encoded.num_tokens_total
     session = onnxruntime.InferenceSession(bundle / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == ["input_ids", "attention_mask"]

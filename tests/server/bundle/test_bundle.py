@@ -1,5 +1,6 @@
 """What `open_bundle` refuses before anything is loaded."""
 
+import hashlib
 import json
 import os
 import re
@@ -62,13 +63,13 @@ def test_a_manifest_that_points_outside_is_refused(bundle: Path, path: str) -> N
 
 def test_a_graph_without_a_hash_is_refused(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
-        manifest["files"] = [each for each in manifest["files"] if each["path"] != ATTENTIONS]
+        manifest["files"] = [file for file in manifest["files"] if file["path"] != ATTENTIONS]
     assert f"has no hash for its graph {ATTENTIONS}" in refusal(bundle)
 
 
 def test_a_tokenizer_without_a_hash_is_refused(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
-        manifest["files"] = [each for each in manifest["files"] if each["path"] != "tokenizer.json"]
+        manifest["files"] = [file for file in manifest["files"] if file["path"] != "tokenizer.json"]
     assert f"{bundle / 'tokenizer.json'} is not in the manifest" in refusal(bundle)
     (bundle / "tokenizer.json").unlink()
     assert open_bundle(bundle).tokenizer_path is None
@@ -113,7 +114,7 @@ def test_a_manifest_that_is_no_file_is_refused_instead_of_waited_for(tmp_path: P
     [("{", "is not a manifest"), ('{"a":' * 100_000, "is not a manifest"), ("\xff", "is not UTF-8")],
     ids=["cut", "deep", "latin"],
 )
-def test_a_manifest_that_is_none_is_refused(bundle: Path, text: str, message: str) -> None:
+def test_a_file_that_is_no_manifest_is_refused(bundle: Path, text: str, message: str) -> None:
     (bundle / "manifest.json").write_bytes(text.encode("latin-1"))
     assert message in refusal(bundle)
 
@@ -144,6 +145,10 @@ def change_architecture(**sizes: int) -> Callable[[Json], object]:
     return lambda manifest: manifest["architecture"].update(sizes)
 
 
+def change_output(graph: int, output: int, **fields: Any) -> Callable[[Json], object]:
+    return lambda manifest: manifest["graphs"][graph]["outputs"][output].update(fields)
+
+
 def add_graph_again(manifest: Json) -> None:
     manifest["graphs"].append(manifest["graphs"][0])
 
@@ -156,14 +161,13 @@ def drop_attentions(manifest: Json) -> None:
     ("change", "message"),
     [
         (change_architecture(num_layers=10**9), r"num_layers is 1000000000: it must be from 1 to 4096"),
-        (
-            change_architecture(num_layers=7),
-            r"has 2 outputs, the last \['attentions.0'\]; an encoder of 7 lay",
-        ),
         (change_architecture(num_heads=0), r"num_heads is 0: it must be from 1"),
-        (change_architecture(num_heads=4), r"attentions.0 of .* is not that of 4 heads"),
+        (change_architecture(num_heads=2), r"attentions.0 of .* of layer 0 with 3 heads, .* at most 2 heads"),
         (change_architecture(hidden_size=0), r"hidden_size is 0"),
-        (change_architecture(hidden_size=64), r"last_hidden_state of .*'96'.* is not that of .* width of 64"),
+        (
+            change_architecture(hidden_size=64),
+            r"last_hidden_state of .*'96'.* no layer .* a width of 64 in fp32 is not",
+        ),
         (change_architecture(vocab_size=0), r"vocab_size is 0"),
         (change_architecture(pad_token_id=300), r"pad_token_id is 300: it must be from 0 to 299"),
         (change_architecture(max_position_embeddings=-1), r"max_position_embeddings is -1"),
@@ -173,19 +177,26 @@ def drop_attentions(manifest: Json) -> None:
         (lambda manifest: manifest["pooling"].update(pooling=99), "no pooling that this version knows"),
         (lambda manifest: manifest["pooling"].update(pooling="OF_TOMORROW"), "no pooling that this version"),
         (lambda manifest: manifest.update(default_prompt_name="query"), "no prompt 'query', its default"),
-        (add_graph_again, r"more than one \(onnx/model.onnx, onnx/model.onnx\) GRAPH_KIND_EMBEDDINGS graph"),
-        (drop_attentions, "has no GRAPH_KIND_ATTENTIONS graph"),
         (
-            lambda manifest: manifest["graphs"][0].update(kind=9),
-            "a graph of a kind that this version does not",
+            add_graph_again,
+            r"more than one \(onnx/model.onnx, onnx/model.onnx\) GRAPH_PURPOSE_EMBEDDINGS graph",
         ),
+        (drop_attentions, "has no GRAPH_PURPOSE_ATTENTION graph"),
         (
-            lambda manifest: manifest["graphs"][0].update(data_type=99),
-            "a kind that this version does not know",
+            lambda manifest: manifest["graphs"][0].update(purpose="OF_TOMORROW"),
+            "has no GRAPH_PURPOSE_EMBEDDINGS graph in PRECISION_FP32",
+        ),
+        (change_output(0, 0, role="OF_TOMORROW"), "onnx/model.onnx has no output with the token vectors"),
+        (change_output(1, 1, role="OF_TOMORROW"), "has no output of a layer that is known here"),
+        (change_output(1, 1, layer=1), "of layer 1 with 3 heads, which an output of 1 layers"),
+        (change_output(1, 1, num_heads=0), "of layer 0 with 0 heads"),
+        (
+            lambda manifest: manifest["graphs"][1]["outputs"].append(manifest["graphs"][1]["outputs"][1]),
+            "two outputs of the same name or meaning",
         ),
         (lambda manifest: manifest["graphs"][0]["inputs"].pop(0), "has the inputs attention_mask"),
         (
-            lambda manifest: manifest["graphs"][0]["outputs"][0].update(data_type="DATA_TYPE_INT64"),
+            lambda manifest: manifest["graphs"][0]["outputs"][0]["value"].update(data_type="DATA_TYPE_INT64"),
             "last_hidden_state of onnx/model.onnx is DATA_TYPE_INT64",
         ),
     ],
@@ -202,4 +213,22 @@ def test_a_manifest_that_contradicts_itself_is_refused_at_once(
 def test_what_a_later_version_adds_is_no_reason_to_refuse(bundle: Path) -> None:
     with manifest_of(bundle) as manifest:
         manifest["of_tomorrow"] = json.loads('{"a": [1]}')
-    open_bundle(bundle)
+        [*_, weights] = manifest["graphs"][1]["outputs"]
+        manifest["graphs"][1]["outputs"].append(
+            {"value": {"name": "of_tomorrow"}, "role": "OF_TOMORROW", "layer": 0, "layout": weights["layout"]}
+        )
+        manifest["graphs"].append({"path": manifest["graphs"][0]["path"], "purpose": "OF_TOMORROW"})
+    opened = open_bundle(bundle)
+    assert [output.name for output in opened.model.graphs["attention"].outputs] == [
+        "last_hidden_state",
+        "attentions.0",
+    ]
+    assert opened.model.graphs["attention"].unknown_outputs == {"of_tomorrow"}
+
+
+def test_the_version_is_the_hash_of_the_manifest(bundle: Path) -> None:
+    before = open_bundle(bundle).model.version
+    assert before == hashlib.sha256((bundle / "manifest.json").read_bytes()).hexdigest()
+    with manifest_of(bundle) as manifest:
+        manifest["source_revision"] = "1" * 40
+    assert open_bundle(bundle).model.version != before

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from attnlens.bundle import state_of
-from attnlens_server.errors import StartupError, UnusableGraphError
 from attnlens_server.bundle.files import MappedFiles, external_locations, graph_files
+from attnlens_server.errors import StartupError, UnusableGraphError
 
 
 def weights_in(location: str) -> onnx.TensorProto:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens_cli.commands.info import info
-from attnlens_client import Client
+from attnlens_client import AttentionQuery, Client
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
@@ -64,11 +64,9 @@ def test_vectors_are_those_of_fp32_but_for_rounding(clients: tuple[Client, Clien
 
 def test_attention_and_what_comes_with_it_is_fp32(clients: tuple[Client, Client]) -> None:
     half, _ = clients
-    [alone] = half.encode(TEXTS[1:2], attentions=False)
-    [ours], [expected] = (client.encode(TEXTS[1:2]) for client in clients)
-    assert ours.attentions is not None
-    assert expected.attentions is not None
-    assert np.array_equal(ours.attentions, expected.attentions)
+    [alone] = half.encode(TEXTS[1:2])
+    [ours], [expected] = (client.encode(TEXTS[1:2], attention=AttentionQuery()) for client in clients)
+    assert np.array_equal(ours.weights, expected.weights)
     assert alone.hidden_states is not None
     assert ours.hidden_states is not None
     assert expected.hidden_states is not None
@@ -117,10 +115,10 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
         alone = np.concatenate([client.embed([text]) for text in texts])
         assert np.abs(alone - ours).max() <= 1e-5
         assert client.get_model().precision == "int8"
-        [with_maps], [expected_maps] = client.encode(texts[1:2]), exact.encode(texts[1:2])
-        assert with_maps.attentions is not None
-        assert expected_maps.attentions is not None
-        assert np.array_equal(with_maps.attentions, expected_maps.attentions)
+        found, stated = (
+            each.encode(texts[1:2], attention=AttentionQuery())[0].weights for each in (client, exact)
+        )
+        assert np.array_equal(found, stated)
 
 
 def test_int8_is_for_a_cpu_whatever_else_there_is(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ INPUTS = [pb.Input(text="a bundle is replaced")]
 def answers(stub: EncoderServiceStub) -> list[bytes]:
     """The vector, the attention and the tokens of a text, without the times."""
     embedded = stub.Embed(pb.EmbedRequest(inputs=INPUTS), timeout=60)
-    request = pb.EncodeRequest(inputs=INPUTS, outputs=[pb.ENCODE_OUTPUT_ATTENTIONS])
+    request = pb.EncodeRequest(inputs=INPUTS, attention=[pb.AttentionQuery()])
     [encoded] = stub.Encode(request, timeout=60).results
     return [
         embedded.embeddings.data,
-        encoded.attention.weights.data,
-        *(each.text.encode() for each in encoded.tokens),
+        encoded.attention[0].dense.data,
+        *(token.text.encode() for token in encoded.tokens),
     ]
 
 

@@ -13,10 +13,10 @@ from onnx import TensorProto, helper
 
 from attnlens.bundle import describe_file
 from attnlens.v1.manifest_pb2 import BundleFile
-from attnlens_server.bundle import open_bundle
+from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, Item
-from attnlens_server.engine.engine import EMBEDDINGS_SESSIONS
+from attnlens_server.engine import Engine, Item, Wanted
+from attnlens_server.engine.engine import SESSIONS
 from attnlens_server.engine.session import CPU, CUDA, Session
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 from tampered import (
@@ -54,8 +54,8 @@ def start(bundle: Path, **options: Any) -> None:
 
 
 def ask_for_attention(engine: Engine) -> None:
-    item = Item(np.arange(2, 12), (WEIGHTS,))
-    engine.attentions.queue.put([item])
+    item = Item(np.arange(2, 12), (Wanted(WEIGHTS, Layout.DENSE),))
+    engine.submit([item], kind="attention")
     item.future.result(60)
 
 
@@ -212,7 +212,7 @@ def test_both_sessions_of_a_graph_are_tried_before_they_serve(
 ) -> None:
     tried: list[tuple[int, tuple[int, ...]]] = []
     engine = engine_of(bundle)
-    for opener in (engine._embeddings_opener, engine._attentions_opener):
+    for opener in engine._openers.values():
         run = opener._trial.run
 
         def note(session: Any, num_tokens: tuple[int, ...], limit: Any, run: Any = run) -> None:
@@ -239,8 +239,8 @@ def test_weights_that_are_written_to_while_they_are_used_serve_nobody_any_more(b
     for _ in range(2):
         with pytest.raises(GraphUnavailableError, match=r"model\.onnx was altered while it was in use"):
             ask_for_attention(engine)
-    item = Item(np.arange(2, 12), (HIDDEN,))
-    engine.embeddings.queue.put([item])  # whose weights are in the memory of the process
+    item = Item(np.arange(2, 12), (Wanted(HIDDEN),))
+    engine.submit([item], kind="embeddings")  # whose weights are in the memory of the process
     item.future.result(60)
     engine.close()
 
@@ -279,15 +279,15 @@ def test_only_what_a_graph_needs_is_read_again_and_only_if_it_was_touched(
         return describe_file(directory, path)
 
     monkeypatch.setattr("attnlens.bundle.describe_file", note)
-    opened.verify_graph(opened.attentions)
+    opened.verify_graph(opened.model.graphs["attention"])
     assert read == []
     os.utime(bundle / "tokenizer.json", ns=(1, 1))
     os.utime(bundle / EMBEDDINGS, ns=(1, 1))
-    opened.verify_graph(opened.attentions)
+    opened.verify_graph(opened.model.graphs["attention"])
     assert read == ["model.onnx"]
     (bundle / ATTENTIONS).unlink()
     with pytest.raises(UnusableGraphError, match=r"model_attentions\.onnx"):
-        opened.verify_graph(opened.attentions)
+        opened.verify_graph(opened.model.graphs["attention"])
 
 
 def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
@@ -298,12 +298,20 @@ def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
             raise StartupError("CUDA was asked for, but it runs no node")
 
     monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setitem(EMBEDDINGS_SESSIONS, "cuda", NoDriver)
+    monkeypatch.setitem(SESSIONS["embeddings"], "cuda", NoDriver)
     engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2))
-    assert (engine.provider, engine.max_batch_tokens, len(engine.embeddings._lanes)) == ("cuda", 8192, 1)
+    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "cuda",
+        8192,
+        1,
+    )
     engine.start(MAX_TOKENS)
-    assert (engine.provider, engine.max_batch_tokens, len(engine.embeddings._lanes)) == ("cpu", 256, 2)
-    assert engine.embeddings.sessions.providers[0] == CPU
+    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "cpu",
+        256,
+        2,
+    )
+    assert engine.execution_providers[0] == CPU
     ask_for_attention(engine)
     engine.close()
     assert "provider auto falls back to the CPU: CUDA was asked for" in caplog.text

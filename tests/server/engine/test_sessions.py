@@ -11,7 +11,7 @@ from attnlens_server.engine.session import Session
 from attnlens_server.engine.sessions import PAUSES_S, Sessions
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 
-GRAPH = Path(__file__).parents[2] / "server" / "attnlens_server" / "engine" / "select_heads.onnx"
+GRAPH = Path(__file__).parents[3] / "server" / "attnlens_server" / "engine" / "select_heads.onnx"
 
 
 class Opener:

@@ -6,8 +6,8 @@ import pytest
 from google.protobuf.message import Message
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_server.grpc_api.calls import SMALL_BYTES, Parser
 from attnlens_server.errors import InvalidFieldsError, MalformedRequestError
+from attnlens_server.grpc_api.calls import SMALL_BYTES, Parser
 
 INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 AnyRequest = TypeVar("AnyRequest", bound=Message)

@@ -1,5 +1,7 @@
 """The protocol: real calls to a real process with real weights, against plain ONNX Runtime."""
 
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
@@ -7,13 +9,13 @@ import pytest
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.manifest_pb2 import OUTPUT_ROLE_ATTENTION_WEIGHTS, PRECISION_FP32, ROW_SUM_ONE, Pooling
+from attnlens.v1.model_pb2 import MODEL_STATE_READY
 from attnlens.v1.tensor_pb2 import DataType
 from failures import Failure, read_failure
 from references import TEXTS, Reference
 
-HIDDEN = pb.ENCODE_OUTPUT_LAST_HIDDEN_STATE
-ATTENTIONS = pb.ENCODE_OUTPUT_ATTENTIONS
+ALL = pb.AttentionQuery()
 
 
 def inputs(*texts: str) -> list[pb.Input]:
@@ -42,6 +44,7 @@ def test_vectors_in_a_crowd_are_those_of_each_text_alone(
         assert (usage.num_tokens, usage.num_tokens_total) == (len(hidden), len(hidden))
         assert not usage.truncated
     assert response.model == "all-MiniLM-L6-v2"
+    assert response.model_version == stub.GetModel(pb.GetModelRequest()).model.version
     assert response.timings.compute.ToNanoseconds() > 0
     assert response.timings.tokenize.ToNanoseconds() > 0
 
@@ -75,7 +78,7 @@ def test_half_precision_is_the_rounded_result(stub: EncoderServiceStub) -> None:
 
 
 def test_token_ids_give_the_vector_of_their_text(stub: EncoderServiceStub) -> None:
-    tokens = stub.Tokenize(pb.TokenizeRequest(texts=[TEXTS[0]])).results[0].tokens
+    tokens = stub.Tokenize(pb.TokenizeRequest(inputs=inputs(TEXTS[0]))).results[0].tokens
     ids = pb.Input(token_ids=pb.TokenIds(ids=[token.id for token in tokens]))
     mixed = pb.EmbedRequest(inputs=[ids, pb.Input(text=TEXTS[0])])
     from_ids, from_text = from_tensor(stub.Embed(mixed).embeddings)
@@ -100,14 +103,17 @@ def test_a_long_text_is_refused_with_both_numbers_or_cut_and_told(stub: EncoderS
 def test_every_layer_and_head_is_that_of_the_text_alone(
     stub: EncoderServiceStub, reference: Reference
 ) -> None:
-    request = pb.EncodeRequest(inputs=inputs(*TEXTS[:3]), outputs=[HIDDEN, ATTENTIONS])
+    request = pb.EncodeRequest(inputs=inputs(*TEXTS[:3]), last_hidden_state=True, attention=[ALL])
     response = stub.Encode(request)
     for text, result in zip(TEXTS, response.results, strict=False):
         expected = reference(text)
-        weights = from_tensor(result.attention.weights)
+        [attention] = result.attention
+        weights = from_tensor(attention.dense)
         num_tokens = len(result.tokens)
         assert weights.shape == (6, 12, num_tokens, num_tokens)
-        assert (list(result.attention.layers), list(result.attention.heads)) == ([*range(6)], [*range(12)])
+        assert (list(attention.layers), list(attention.heads)) == ([*range(6)], [*range(12)])
+        assert (attention.role, attention.view) == (OUTPUT_ROLE_ATTENTION_WEIGHTS, pb.ATTENTION_VIEW_FULL)
+        assert attention.row_sum == ROW_SUM_ONE
         np.testing.assert_allclose(
             from_tensor(result.last_hidden_state), expected["last_hidden_state"], atol=1e-5
         )
@@ -117,73 +123,89 @@ def test_every_layer_and_head_is_that_of_the_text_alone(
 
 
 def test_layers_and_heads_come_in_the_order_asked_for(stub: EncoderServiceStub, reference: Reference) -> None:
-    request = pb.EncodeRequest(inputs=inputs(TEXTS[0]), outputs=[ATTENTIONS], layers=[-1, 0], heads=[3, -12])
-    [result] = stub.Encode(request).results
-    assert (list(result.attention.layers), list(result.attention.heads)) == ([5, 0], [3, 0])
+    query = pb.AttentionQuery(layers=[-1, 0], heads=[3, -12])
+    [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]), attention=[query])).results
+    [attention] = result.attention
+    assert (list(attention.layers), list(attention.heads)) == ([5, 0], [3, 0])
     assert not result.HasField("last_hidden_state")
     expected = reference(TEXTS[0])
     stacked = np.stack([expected[f"attentions.{layer}"][[3, 0]] for layer in (5, 0)])
-    np.testing.assert_allclose(from_tensor(result.attention.weights), stacked, atol=1e-5)
+    np.testing.assert_allclose(from_tensor(attention.dense), stacked, atol=1e-5)
 
 
-def test_the_mean_over_heads_is_over_the_chosen_heads(stub: EncoderServiceStub, reference: Reference) -> None:
-    request = pb.EncodeRequest(
-        inputs=inputs(TEXTS[0]),
-        outputs=[ATTENTIONS],
-        layers=[2],
-        heads=[1, 4],
-        head_reduction=pb.HEAD_REDUCTION_MEAN,
+def test_several_queries_of_one_run_come_one_by_one(stub: EncoderServiceStub, reference: Reference) -> None:
+    queries = [
+        pb.AttentionQuery(layers=[2], heads=[1, 4], view=pb.ATTENTION_VIEW_HEAD_MEAN),
+        pb.AttentionQuery(layers=[2, 3]),
+        pb.AttentionQuery(layers=[2], heads=[4]),
+    ]
+    [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]), attention=queries)).results
+    weights = reference(TEXTS[0])["attentions.2"]
+    mean, all_heads, one = (from_tensor(attention.dense) for attention in result.attention)
+    assert [attention.query_index for attention in result.attention] == [0, 1, 2]
+    assert [list(attention.layers) for attention in result.attention] == [[2], [2, 3], [2]]
+    assert (list(result.attention[0].heads), result.attention[0].view) == (
+        [1, 4],
+        pb.ATTENTION_VIEW_HEAD_MEAN,
     )
-    [result] = stub.Encode(request).results
-    expected = reference(TEXTS[0])["attentions.2"][[1, 4]].mean(axis=0)
-    weights = from_tensor(result.attention.weights)
-    assert weights.shape[:2] == (1, 1)
-    np.testing.assert_allclose(weights[0, 0], expected, atol=1e-5)
-    assert list(result.attention.heads) == [1, 4]
-    assert result.attention.head_reduction == pb.HEAD_REDUCTION_MEAN
+    np.testing.assert_allclose(mean[0, 0], weights[[1, 4]].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(all_heads[0], weights, atol=1e-5)
+    np.testing.assert_allclose(one[0], weights[[4]], atol=1e-5)
 
 
-def test_without_outputs_the_token_vectors_alone_come(stub: EncoderServiceStub) -> None:
+def test_without_a_query_the_token_vectors_alone_come(stub: EncoderServiceStub) -> None:
     [result] = stub.Encode(pb.EncodeRequest(inputs=inputs(TEXTS[0]))).results
     assert from_tensor(result.last_hidden_state).shape == (len(result.tokens), 384)
-    assert not result.HasField("attention")
+    assert not result.attention
 
 
 def test_tokens_say_where_they_stand(stub: EncoderServiceStub) -> None:
     [result] = stub.Encode(pb.EncodeRequest(inputs=inputs("Zoë's café"))).results
     cafe = next(token for token in result.tokens if token.text == "cafe")
     assert (cafe.char_start, cafe.char_end, cafe.byte_start, cafe.byte_end) == (6, 10, 7, 12)
-    assert result.tokens[0].is_special
+    assert result.tokens[0].source == pb.TOKEN_SOURCE_SPECIAL
+    assert {token.source for token in result.tokens[1:-1]} == {pb.TOKEN_SOURCE_TEXT}
 
 
 def test_a_stream_holds_what_encode_holds(stub: EncoderServiceStub) -> None:
-    request = pb.EncodeRequest(
-        inputs=inputs(*TEXTS), outputs=[HIDDEN, ATTENTIONS], layers=[4, 1], heads=[0, 5, 11]
-    )
-    whole = stub.Encode(request).results
-    parts = list(stub.EncodeStream(pb.EncodeStreamRequest(encode=request)))
-    assert [part.input_index for part in parts] == [index for index in range(len(TEXTS)) for _ in range(3)]
-    for index, expected in enumerate(whole):
-        head, *layers = parts[3 * index : 3 * index + 3]
+    fields: dict[str, Any] = {
+        "inputs": inputs(*TEXTS),
+        "last_hidden_state": True,
+        "attention": [
+            pb.AttentionQuery(layers=[4, 1], heads=[0, 5, 11]),
+            pb.AttentionQuery(layers=[1], view=pb.ATTENTION_VIEW_HEAD_MEAN),
+        ],
+    }
+    whole = stub.Encode(pb.EncodeRequest(**fields))
+    parts = list(stub.EncodeStream(pb.EncodeStreamRequest(**fields)))
+    assert [part.input_index for part in parts] == [index for index in range(len(TEXTS)) for _ in range(4)]
+    for index, expected in enumerate(whole.results):
+        head, *layers = parts[4 * index : 4 * index + 4]
+        assert (head.num_attention_parts, head.model_version) == (3, whole.model_version)
         assert head.head.tokens == expected.tokens
         assert head.head.usage == expected.usage
         np.testing.assert_allclose(
             from_tensor(head.head.last_hidden_state), from_tensor(expected.last_hidden_state), atol=1e-5
         )
-        assert [list(part.attention.layers) for part in layers] == [[4], [1]]
-        streamed = np.concatenate([from_tensor(part.attention.weights) for part in layers])
-        np.testing.assert_allclose(streamed, from_tensor(expected.attention.weights), atol=1e-5)
+        streamed = [part.attention for part in layers]
+        assert [(part.query_index, list(part.layers)) for part in streamed] == [(0, [4]), (0, [1]), (1, [1])]
+        assert [list(part.heads) for part in streamed] == [[0, 5, 11], [0, 5, 11], [*range(12)]]
+        first, mean = expected.attention
+        both = np.concatenate([from_tensor(part.dense) for part in streamed[:2]])
+        np.testing.assert_allclose(both, from_tensor(first.dense), atol=1e-5)
+        np.testing.assert_allclose(from_tensor(streamed[2].dense), from_tensor(mean.dense), atol=1e-5)
 
 
 def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
     stub: EncoderServiceStub,
 ) -> None:
-    request = pb.EncodeRequest(inputs=inputs("word " * 240, "word " * 240), outputs=[ATTENTIONS])
+    fields: dict[str, Any] = {"inputs": inputs("word " * 240, "word " * 240), "attention": [ALL]}
+    request = pb.EncodeRequest(**fields)
     failure = fail(stub.Encode, request)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "RESPONSE_TOO_LARGE")
     assert failure.metadata["max_message_bytes"] == str(32 << 20)
     size = int(failure.metadata["size_bytes"])
-    parts = stub.EncodeStream(pb.EncodeStreamRequest(encode=request))
+    parts = stub.EncodeStream(pb.EncodeStreamRequest(**fields))
     sent = sum(part.ByteSize() for part in parts)
     assert sent == pytest.approx(size, rel=0.01)
     assert "EncodeStream" in failure.message
@@ -194,7 +216,7 @@ def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
 
 
 def test_tokenize_returns_all_tokens_and_says_what_is_too_long(stub: EncoderServiceStub) -> None:
-    short, long = stub.Tokenize(pb.TokenizeRequest(texts=["a cat", "word " * 300])).results
+    short, long = stub.Tokenize(pb.TokenizeRequest(inputs=inputs("a cat", "word " * 300))).results
     assert [token.text for token in short.tokens] == ["[CLS]", "a", "cat", "[SEP]"]
     assert (short.exceeds_max_tokens, long.exceeds_max_tokens) == (False, True)
     assert len(long.tokens) == 302
@@ -205,10 +227,14 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
     assert stub.GetModel(pb.GetModelRequest(model="all-MiniLM-L6-v2")).model == model
     sizes = model.architecture
     assert (sizes.hidden_size, sizes.num_layers, sizes.num_heads, sizes.vocab_size) == (384, 6, 12, 30522)
+    assert (model.state, model.text_pairs, model.precision) == (MODEL_STATE_READY, True, PRECISION_FP32)
+    assert [output.role for output in model.outputs] == [1] + 6 * [OUTPUT_ROLE_ATTENTION_WEIGHTS]
+    assert len(model.version) == 64
+    assert model.limits.max_attention_queries == 16
     assert (model.max_tokens, model.pooling.pooling, model.pooling.normalize) == (256, 1, True)
     assert list(model.execution_providers) == ["CPUExecutionProvider"]
     assert model.parity.passed
-    assert 0 < max(figure.max_abs_error for figure in model.parity.figures) <= 1e-5
+    assert 0 < max(figure.max_abs_error for figure in model.parity.figures) <= 2e-5
     assert model.limits.max_batch_tokens == 256
     assert {"attnlens", "onnxruntime", "export/torch", "export/onnx"} <= set(model.versions)
 
@@ -220,7 +246,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
     ("request_", "violations"),
     [
         (pb.EmbedRequest(), {"inputs": "is empty: send at least one text"}),
-        (pb.EmbedRequest(inputs=[pb.Input()]), {"inputs[0]": "is empty: set text or token_ids"}),
+        (pb.EmbedRequest(inputs=[pb.Input()]), {"inputs[0]": "is empty: set text, text_pair or token_ids"}),
         (
             pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[101, 30522]))]),
             {"inputs[0].token_ids.ids[1]": "is 30522: an id must be from 0 to 30521"},
@@ -260,27 +286,27 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
             },
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(text="a")], prompt_name="query"),
+            pb.EmbedRequest(inputs=[pb.Input(text="a")], prompt=pb.Prompt(name="query")),
             {
-                "prompt_name": "is 'query': the model has no prompts, or send the text of a prompt as prompt",
+                "prompt.name": "is 'query': the model has no prompts, or send the text of a prompt as prompt",
             },
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(text="a " * 50_000)], prompt="b " * 20_000),
+            pb.EmbedRequest(inputs=[pb.Input(text="a " * 50_000)], prompt=pb.Prompt(text="b " * 20_000)),
             {
                 "inputs[0].text": "has 140000 bytes with the prompt, a text may have 131072: "
                 "send it in pieces",
             },
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 100, prompt="b " * 30_000),
+            pb.EmbedRequest(inputs=[pb.Input(text="a")] * 100, prompt=pb.Prompt(text="b " * 30_000)),
             {
                 "inputs": "has 6000100 bytes of text with the prompt, a request may have 4194304: "
                 "send several requests"
             },
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1]))], prompt="a"),
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1]))], prompt=pb.Prompt(text="a")),
             {
                 "inputs[0].token_ids": "can't have a prompt, ids are used as they are: "
                 "send text, or no prompt",
@@ -297,24 +323,27 @@ def test_a_bad_field_of_embed_is_named(
 
 
 def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
-    request = pb.EncodeRequest(
-        inputs=inputs("a"), outputs=[ATTENTIONS], layers=[6, 0, -6], heads=[-13], head_reduction=5  # type: ignore[arg-type]
-    )  # fmt: skip
-    assert fail(stub.Encode, request).violations == {
-        "layers[0]": "is 6: the model has 6, so use 0 to 5, or -6 to -1",
-        "layers[2]": "is -6: it was asked for before",
-        "heads[0]": "is -13: the model has 12, so use 0 to 11, or -12 to -1",
-        "head_reduction": "is 5: use one of HEAD_REDUCTION_NONE, HEAD_REDUCTION_MEAN",
+    fields: dict[str, Any] = {
+        "inputs": inputs("a"),
+        "attention": [pb.AttentionQuery(layers=[6, 0, -6], heads=[-13], view=5), pb.AttentionQuery(role=5)],  # type: ignore[arg-type]
+    }  # fmt: skip
+    expected = {
+        "attention[0].view": "is 5: use one of ATTENTION_VIEW_FULL, ATTENTION_VIEW_HEAD_MEAN",
+        "attention[0].layers[0]": "is 6: the model has 6, so use 0 to 5, or -6 to -1",
+        "attention[0].layers[2]": "is -6: it was asked for before",
+        "attention[0].heads[0]": "is -13: the model has 12, so use 0 to 11, or -12 to -1",
+        "attention[1].role": "is OUTPUT_ROLE_HEAD_GATES: the model has OUTPUT_ROLE_ATTENTION_WEIGHTS",
     }
+    assert fail(stub.Encode, pb.EncodeRequest(**fields)).violations == expected
     with pytest.raises(grpc.RpcError) as caught:
-        list(stub.EncodeStream(pb.EncodeStreamRequest(encode=request)))
-    assert "encode.layers[0]" in read_failure(caught.value).violations
+        list(stub.EncodeStream(pb.EncodeStreamRequest(**fields)))
+    assert read_failure(caught.value).violations == expected
 
 
 def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: EncoderServiceStub) -> None:
-    request = pb.EncodeRequest(inputs=inputs("a"), outputs=[ATTENTIONS], layers=[0] * 500_000)
-    assert fail(stub.Encode, request).violations == {
-        "layers": "has 500000 numbers: the model has 6, each may be asked for once"
+    query = pb.AttentionQuery(layers=[0] * 500_000)
+    assert fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), attention=[query])).violations == {
+        "attention[0].layers": "has 500000 numbers: the model has 6, each may be asked for once"
     }
 
 
@@ -326,16 +355,11 @@ def test_a_model_name_of_any_characters_is_refused_and_the_call_ends(
     assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
-def test_layers_without_attention_are_a_mistake_worth_telling(stub: EncoderServiceStub) -> None:
-    failure = fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), layers=[1]))
-    assert list(failure.violations) == ["layers"]
-
-
 def test_a_model_that_is_not_here_is_named_with_the_one_that_is(stub: EncoderServiceStub) -> None:
     for call, request in (
         (stub.Embed, pb.EmbedRequest(model="bert", inputs=inputs("a"))),
         (stub.Encode, pb.EncodeRequest(model="bert", inputs=inputs("a"))),
-        (stub.Tokenize, pb.TokenizeRequest(model="bert", texts=["a"])),
+        (stub.Tokenize, pb.TokenizeRequest(model="bert", inputs=inputs("a"))),
         (stub.GetModel, pb.GetModelRequest(model="bert")),
     ):
         failure = fail(call, request)

@@ -19,7 +19,6 @@ from attnlens_server.serving.sizes import ReplyCosts, ReplySizes
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.text import EncodedInput
 
-
 LAYERS = tuple(
     Output(f"attentions.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 16)
     for layer in range(24)

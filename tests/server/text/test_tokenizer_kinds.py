@@ -38,8 +38,7 @@ def test_a_client_gets_the_places_that_were_counted_by_hand(kind_and_address: tu
         assert result.tokens == whole.tokens
         assert [token.id for token in result.tokens[1:-1]] == [token.id for token in whole.tokens[1:-1]]
         first, *tokens, last = result.tokens
-        assert first.is_special
-        assert last.is_special
+        assert {first.source, last.source} == {"special"}
         assert [
             (token.text, (token.char_start, token.char_end), (token.byte_start, token.byte_end))
             for token in tokens
@@ -54,7 +53,7 @@ def test_attend_finds_a_word_that_the_tokenizer_took_apart(kind_and_address: tup
     assert result.stdout.count("attends to:") == {"wordpiece": 4, "byte-level": 5, "unigram": 3}[kind]
     printed = subprocess.run([*command, "--json"], capture_output=True, encoding="utf-8", check=True).stdout
     tokens = json.loads(printed)["tokens"]
-    held = [text[token["char_start"] : token["char_end"]] for token in tokens if not token["is_special"]]
+    held = [text[token["char_start"] : token["char_end"]] for token in tokens if token["source"] != "special"]
     assert (
         held
         == {
