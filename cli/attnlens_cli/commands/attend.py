@@ -2,7 +2,7 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     epilog="""\b
 Example:
   attnlens attend "The animal didn't cross the street because it was too tired." --token it
-  attnlens attend "It rained." --layer 3 --head 1 --png rain.png"""
+  attnlens attend "It rained." --layer 3 --head 1 --png rain.png
+  attnlens attend "How did it get wet?" --pair "It rained." --layer 3"""
 )
 @click.argument("text")
+@click.option(
+    "--pair", metavar="TEXT", help="A second text, which the model reads with the first as one input."
+)
+@click.option("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
+@click.option("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
 @click.option(
     "--layer", default=-1, show_default=True, help="The layer, from 0; negative numbers count from the end."
 )
@@ -40,6 +46,9 @@ Example:
 @server_options
 def attend(
     text: str,
+    pair: str | None,
+    prompt_name: str | None,
+    prompt: str | None,
     layer: int,
     head: int | None,
     token: str | None,
@@ -52,23 +61,32 @@ def attend(
     """Show the attention weights of TEXT: rows are tokens, columns are what they attend to.
 
     Each row sums to 1. Where the table does not fit the terminal, the largest weights of each token
-    are shown.
+    are shown. Tokens of a prompt and of the second text of a pair are marked.
     """
-    if not is_sendable(text):
-        raise click.BadParameter("it is not UTF-8", param_hint="'TEXT'")
+    for name, given in (
+        ("TEXT", text),
+        ("--pair", pair),
+        ("--prompt", prompt),
+        ("--prompt-name", prompt_name),
+    ):
+        if not is_sendable(given or ""):
+            raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
+    if prompt_name is not None and prompt is not None:
+        raise click.UsageError("give either --prompt-name or --prompt")
     if as_json and (token is not None or top is not None):
         raise click.UsageError("--json prints all weights: leave out --token and --top")
     if png and top is not None and token is None:
         raise click.UsageError("--top is for what is printed: with --png it needs --token")
     png_path = checked_path(png, "--png", (".png",)) if png else None
-    attention = _fetch(text, layer, head, server, truncate=truncate)
+    options = {"prompt_name": prompt_name, "prompt": prompt, "truncate": truncate}
+    attention = _fetch(text, pair, layer, head, server, options)
     if png_path:
         from attnlens_cli.show.attention_png import write_png
 
         note = write_png(attention, png_path)
         click.echo(f"{png_path}: {attention.caption}{note}", err=True)
     if as_json:
-        click.echo(printable_json(_as_json(attention, text)))
+        click.echo(printable_json(_as_json(attention)))
     elif token is not None:
         _print_rows(attention, token, top)
     elif not png_path:
@@ -78,34 +96,41 @@ def attend(
 
 
 def _fetch(
-    text: str, layer: int, head: int | None, server: ServerOptions, *, truncate: bool
+    text: str, pair: str | None, layer: int, head: int | None, server: ServerOptions, options: dict[str, Any]
 ) -> "AttentionMap":
     from attnlens_cli.show.attention_map import AttentionMap
-    from attnlens_client import Client, InputTooLongError
+    from attnlens_client import AttentionQuery, Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
         _check_number("layer", layer, model.num_layers, model.name)
         if head is not None:
             _check_number("head", head, model.num_heads, model.name)
+        if pair is not None and not model.text_pairs:
+            raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--pair'")
+        query = AttentionQuery(
+            layers=[layer % model.num_layers],
+            heads=None if head is None else [head % model.num_heads],
+            view="head_mean",  # of one head: that head
+        )
+        given = text if pair is None else (text, pair)
         try:
             [result] = client.encode(
-                [text],
-                layers=[layer % model.num_layers],
-                heads=None if head is None else [head % model.num_heads],
-                head_reduction="mean",  # of one head: that head
-                hidden_states=False,
-                truncate=truncate,
-                model=model.name,
+                [given], attention=query, hidden_states=False, model=model.name, **options
             )
         except InputTooLongError as error:
+            what = "TEXT has" if pair is None else "the two texts have"
             raise click.ClickException(
-                f"TEXT has {error.num_tokens} tokens, the model takes {error.max_tokens}: "
-                "shorten it, or give --truncate"
+                f"{what} {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten "
+                f"{'it' if pair is None else 'them'}, or give --truncate"
             ) from error
     if not result.tokens:
         raise click.ClickException("TEXT has no tokens, and so no attention")
-    return AttentionMap(text=text, model=model, result=result)
+    prompt = options["prompt"]
+    if prompt is None:
+        prompt = model.prompts.get(options["prompt_name"] or model.default_prompt_name, "")
+    texts = {"text": text, "prompt": prompt} | ({} if pair is None else {"second_text": pair})
+    return AttentionMap(texts=texts, model=model, result=result)
 
 
 def _check_number(kind: str, number: int, count: int, model_name: str) -> None:
@@ -121,19 +146,23 @@ def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None
 
     rows = attention.find(wanted)
     if not rows:
-        shown = " ".join(attention.labels)
+        shown = " ".join(attention.spellings)
         raise click.BadParameter(f"no token or word {wanted!r} among: {shown}", param_hint="'--token'")
     for row in rows:
         print_row(attention, row, top)
 
 
-def _as_json(attention: "AttentionMap", text: str) -> dict[str, object]:
-    result = attention.result
+def _as_json(attention: "AttentionMap") -> dict[str, object]:
+    result, texts = attention.result, attention.texts
+    pair = {"text_pair": texts["second_text"]} if "second_text" in texts else {}
     return {
-        "model": attention.model.name,
-        "text": text,
+        "model": result.model,
+        "model_version": result.model_version,
+        "prompt": texts["prompt"],
+        "text": texts["text"],
+        **pair,
         "layer": attention.layer,
-        "heads": list(result.heads),
+        "heads": list(result.attention[0].heads),
         "num_tokens": result.num_tokens,
         "num_tokens_total": result.num_tokens_total,
         "truncated": result.truncated,

@@ -160,7 +160,13 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
         return draw_workload(bundle.model)
     with texts.open("rb") as file:
         lines = read_lines(file, os.fspath(texts), is_jsonl=texts.name.lower().endswith(".jsonl"))
-        return read_workload(bundle, (line.text for line in lines), os.fspath(texts))
+        return read_workload(bundle, (_single(line.text) for line in lines), os.fspath(texts))
+
+
+def _single(text: str | tuple[str, str]) -> str:
+    if isinstance(text, tuple):
+        raise click.BadParameter("there are pairs of texts, give single ones", param_hint="'--texts'")
+    return text
 
 
 def _serve_command(bundle: Path, config: ServerConfig, report: "Report") -> str:

@@ -2,7 +2,6 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import asyncio
-import re
 import sys
 import time
 from collections import deque
@@ -114,8 +113,8 @@ def embed(
     """Turn each line of FILE (- or nothing: standard input) into a vector.
 
     FILE holds one text a line. An empty line is an empty text, so that row i belongs to line i. A file of
-    JSON lines holds objects with the text under "text". The output appears under its name only when it
-    is complete.
+    JSON lines holds objects with the text under "text", and for a pair of texts that the model reads as one
+    input the second one under "text_pair". The output appears under its name only when it is complete.
     """
     if options["prompt_name"] is not None and options["prompt"] is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
@@ -147,7 +146,7 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
         model = await client.get_model(server.model)
         settings.options["model"] = model.name  # another model at this address must not answer later calls
         try:
-            like = await client.embed([], **settings.options)  # (0, D)
+            like = await client.embed_with_usage([], **settings.options)  # (0, D)
         except ValueError as error:  # for instance a prompt that is not UTF-8
             raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
@@ -156,12 +155,12 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
             else:
                 target = stack.enter_context(replacing(Path(settings.output)))
             is_npy = settings.output.endswith(".npy")
-            writer: VectorWriter = NpyWriter(target, like) if is_npy else JsonlWriter(target, like)
+            writer: VectorWriter = (NpyWriter if is_npy else JsonlWriter)(target, like.vectors)
             batches = Batches(lambda: _lines(settings, model.limits.max_text_bytes), settings.batch_size)
             progress = stack.enter_context(shown_progress(_size(settings.input)))
             counts = Counts()
             try:
-                await _pump(settings, client, batches, writer, progress, counts, like.shape[1])
+                await _pump(settings, client, batches, writer, progress, counts, like)
             except Exception as error:
                 if counts.texts:
                     error.add_note(
@@ -192,17 +191,25 @@ async def _pump(
     writer: "VectorWriter",
     progress: TextProgress,
     counts: Counts,
-    width: int,
+    like: "Embeddings",
 ) -> None:
-    """Send batches, `in_flight` at a time, and write the results in the input's order, as they come."""
+    """Send batches, `in_flight` at a time, and write the results in the input's order, as they come.
+
+    All of them must be as wide as those of `like`, and made by the same version of the model.
+    """
     from attnlens_client import BadReplyError
 
     running: deque[tuple[list[Line], asyncio.Task[Embeddings]]] = deque()
 
     def write(batch: list[Line], result: "Embeddings") -> None:
-        found = result.vectors.shape[1]
+        found, width = result.vectors.shape[1], like.vectors.shape[1]
         if found != width:
             raise BadReplyError(f"the reply is wrong: the embeddings are {found} wide now instead of {width}")
+        if result.model_version != like.model_version:
+            raise BadReplyError(
+                f"the reply is wrong: the version of the model is {result.model_version!r} now instead of "
+                f"{like.model_version!r}"
+            )
         writer.write([line.text for line in batch], result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
@@ -245,15 +252,20 @@ async def _embed(settings: Settings, client: "AsyncClient", batch: list[Line]) -
 
 
 def _line_error(error: "AttnlensError", line_name: str) -> click.ClickException:
-    """Return the failure that names the line where `error` names a text of the call.
+    """Return the failure that names the line of the first text that is to blame."""
+    from attnlens_client import BadReplyError, InputTooLongError
 
-    Only this function knows how the client's messages name a text: `texts[7]` or `texts[7].text`.
-    """
-    from attnlens_client import BadReplyError
-
-    message = re.sub(rf"texts\[{error.text_index}\](\.text)?", lambda _: line_name, error.message)
-    kind = BadReplyFailure if isinstance(error, BadReplyError) else click.ClickException
-    return kind(message.replace("set truncate", "give --truncate"))
+    if isinstance(error, InputTooLongError):
+        return click.ClickException(
+            f"{line_name} has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or "
+            "give --truncate"
+        )
+    description = next(
+        violation.description for violation in error.violations if violation.text_index is not None
+    )
+    if isinstance(error, BadReplyError):
+        return BadReplyFailure(f"the reply is wrong: {line_name} {description}")
+    return click.ClickException(f"{line_name} {description}")
 
 
 def _size(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Reads texts from lines or JSON lines, one at a time, each with the number of its line."""
+"""Reads texts and pairs from lines or JSON lines, one at a time, each with the number of its line."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A text, the number of its line from 1, and the bytes read up to its end."""
+    """A text or pair, the number of its line from 1, and the bytes read up to its end."""
 
-    text: str
+    text: str | tuple[str, str]
     number: int
     end_byte: int
 
@@ -30,8 +30,9 @@ def read_lines(file: BinaryIO, name: str, *, is_jsonl: bool, max_text_bytes: int
     """Yield the texts of `file`.
 
     Plain lines: each is a text without its line end. An empty line is an empty text, so that row i of the
-    result belongs to line i. JSON lines: each is an object with the text under `text`; blank lines are
-    skipped. With a limit `max_text_bytes`, a longer line is never in memory as a whole.
+    result belongs to line i. JSON lines: each is an object with the text under `text`, for a pair with the
+    second text under `text_pair`; blank lines are skipped. With a limit `max_text_bytes`, a longer line is
+    never in memory as a whole.
 
     Raises:
         click.ClickException: a line is not UTF-8, too long, or not such an object. The message has `name`
@@ -61,19 +62,22 @@ def read_lines(file: BinaryIO, name: str, *, is_jsonl: bool, max_text_bytes: int
             yield Line(_text_of(text, where), number, end_byte)
 
 
-def _text_of(line: str, where: str) -> str:
+def _text_of(line: str, where: str) -> str | tuple[str, str]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
         raise click.ClickException(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists
         raise click.ClickException(f"{where}: can't be read as JSON: {error}") from error
-    text = value.get("text") if isinstance(value, dict) else None
+    given = value if isinstance(value, dict) else {}
+    text, second = given.get("text"), given.get("text_pair")
     if not isinstance(text, str):
         raise click.ClickException(f'{where}: want an object with a string "text", as in {{"text": "..."}}')
-    if not is_sendable(text):
+    if second is not None and not isinstance(second, str):
+        raise click.ClickException(f'{where}: want a string under "text_pair", or leave it out')
+    if not is_sendable(text + (second or "")):
         raise click.ClickException(f"{where}: the text has half of a surrogate pair, not a character")
-    return text
+    return text if second is None else (text, second)
 
 
 def is_sendable(text: str) -> bool:

@@ -21,7 +21,7 @@ class VectorWriter(Protocol):
 
     num_rows: int
 
-    def write(self, texts: Sequence[str], vectors: Array) -> None:
+    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
         """Append the rows of `vectors`, shape (n, D), which belong to `texts`."""
 
     def finish(self) -> None:
@@ -41,7 +41,7 @@ class NpyWriter:
         self._write_header()
         self._header_size = file.tell()
 
-    def write(self, texts: Sequence[str], vectors: Array) -> None:
+    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
         """Append the rows."""
         del texts
         self._file.write(np.ascontiguousarray(vectors, self._like.dtype).tobytes())
@@ -72,12 +72,14 @@ class JsonlWriter:
         self._file = file
         self._number = f"%.{_DIGITS[like.dtype.name]}g"
 
-    def write(self, texts: Sequence[str], vectors: Array) -> None:
+    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
         """Append a line for each row."""
         for text, vector in zip(texts, vectors.tolist(), strict=True):
+            first, *second = (text,) if isinstance(text, str) else text
+            strings = {"text": first, **({"text_pair": second[0]} if second else {})}
+            told = json.dumps({"index": self.num_rows, **strings}, ensure_ascii=False).removesuffix("}")
             numbers = ", ".join([self._number % component for component in vector])
-            line = f'{{"index": {self.num_rows}, "text": {json.dumps(text, ensure_ascii=False)}, '
-            self._file.write(f'{line}"embedding": [{numbers}]}}\n'.encode())
+            self._file.write(f'{told}, "embedding": [{numbers}]}}\n'.encode())
             self.num_rows += 1
         self._file.flush()  # whoever reads the other end of a pipe waits for it
 

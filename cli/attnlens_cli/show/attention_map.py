@@ -1,47 +1,61 @@
 """One attention map of one text, and how to find a token in it. T tokens."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from attnlens_cli.show.printable import counted, printable
-from attnlens_client import EncodedText, ModelInfo
+from attnlens_client import EncodedText, ModelInfo, Token
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
+_MARKS = {"prompt": " (prompt)", "second_text": " (second)"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
-    """The weights of one layer and one head, or the mean of all heads."""
+    """The weights of one layer and one head, or the mean of all heads.
 
-    text: str
+    Attributes:
+        texts: what the tokens stand in, by their `source`.
+        model: what the server says of it.
+        result: of one query.
+    """
+
+    texts: Mapping[str, str]
     model: ModelInfo
     result: EncodedText
 
     @property
     def weights(self) -> npt.NDArray[Any]:
         """Return the weights (T, T); row i says what token i attends to."""
-        if self.result.attentions is None:
-            raise AssertionError("the map was not asked for")
-        weights: npt.NDArray[Any] = self.result.attentions[0, 0]
+        weights: npt.NDArray[Any] = self.result.weights[0, 0]
         return weights
 
     @property
-    def labels(self) -> list[str]:
+    def spellings(self) -> list[str]:
         """Return the tokens as the tokenizer spells them, control characters escaped."""
         return [printable(token.text) for token in self.result.tokens]
 
     @property
+    def labels(self) -> list[str]:
+        """Return the same, those of a prompt and of the second text of a pair marked."""
+        return [
+            spelling + _MARKS.get(token.source, "")
+            for spelling, token in zip(self.spellings, self.result.tokens, strict=True)
+        ]
+
+    @property
     def layer(self) -> int:
         """Return the layer's number from 0."""
-        return self.result.layers[0]
+        return self.result.attention[0].layers[0]
 
     @property
     def caption(self) -> str:
         """Say which map this is, and what was left out of it."""
-        heads = self.result.heads
+        heads = self.result.attention[0].heads
         which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
         used = counted(self.result.num_tokens, "token")
         if self.result.truncated:
@@ -60,22 +74,25 @@ class AttentionMap:
         rows = [row for row, token in enumerate(tokens) if token.text.casefold() == folded]
         if not rows:
             words = self._words()
-            rows = [
-                row
-                for row, token in enumerate(tokens)
-                if token.word_index is not None and words[token.word_index].casefold() == folded
-            ]
+            rows = [row for row, token in enumerate(tokens) if words.get(_word_of(token), "") == folded]
         if not rows and _NUMBER.fullmatch(wanted):
             number, count = int(wanted), len(tokens)
             rows = [number % count] if -count <= number < count else []
         return rows
 
-    def _words(self) -> dict[int, str]:
-        """Return the words of the text by number."""
-        spans: dict[int, tuple[int, int]] = {}
+    def _words(self) -> dict[tuple[str, int | None], str]:
+        """Return the words, in lower case, by source and number."""
+        spans: dict[tuple[str, int | None], tuple[int, int]] = {}
         for token in self.result.tokens:
-            if token.word_index is not None:
-                start, end = spans.get(token.word_index, (token.char_start, token.char_end))
-                spans[token.word_index] = (min(start, token.char_start), max(end, token.char_end))
+            if token.word_index is not None and token.source in self.texts:
+                word = _word_of(token)
+                start, end = spans.get(word, (token.char_start, token.char_end))
+                spans[word] = (min(start, token.char_start), max(end, token.char_end))
         # Some tokenizers make a token of the space before a word, and count it as part of the word.
-        return {word: self.text[start:end].strip() for word, (start, end) in spans.items()}
+        return {
+            word: self.texts[word[0]][start:end].strip().casefold() for word, (start, end) in spans.items()
+        }
+
+
+def _word_of(token: Token) -> tuple[str, int | None]:
+    return token.source, token.word_index

@@ -76,7 +76,7 @@ def _print_table(console: Console, attention: AttentionMap, label_width: int, ce
     largest = float(weights.max()) or 1.0
     numbers = Text(" " * label_width)
     tokens = Text(" " * label_width)
-    for column, label in enumerate(attention.labels):
+    for column, label in enumerate(attention.spellings):
         numbers.append(f"{column:>{cell_width + _GAP}}", Style(dim=True))
         short = label if cell_len(label) <= cell_width else set_cell_size(label, cell_width - 1) + "…"
         tokens.append(" " * (_GAP + cell_width - cell_len(short)) + short, Style(bold=True))

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlens_client import Client
+from attnlens_client import AttentionQuery, Client
+from scripted import ScriptedServer
 from served import ServerProcess
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -30,9 +31,8 @@ def attend(run: Run, minilm_server: ServerProcess) -> Run:
 def weights(minilm_server: ServerProcess) -> np.ndarray:
     """All weights of the sentence, shape (L, H, T, T)."""
     with Client(minilm_server.address) as client:
-        [result] = client.encode([SENTENCE])
-    assert result.attentions is not None
-    return result.attentions
+        [result] = client.encode([SENTENCE], attention=AttentionQuery())
+    return result.weights
 
 
 def test_json_holds_tokens_and_all_weights(attend: Run, weights: np.ndarray) -> None:
@@ -128,6 +128,48 @@ def test_a_text_that_is_not_utf_8_is_a_mistake(run: Run) -> None:
         2,
         "attnlens attend: invalid value for 'TEXT': it is not UTF-8\n",
     )
+
+
+def test_tokens_of_a_prompt_and_of_a_second_text_are_marked(run: Run, minilm_server: ServerProcess) -> None:
+    pair = ("attend", "Who rained?", "--pair", "It rained.", "--prompt", "query: ")
+    shown = run(*pair, "--address", minilm_server.address).stdout.splitlines()
+    assert [line[4:19].strip() for line in shown[4:]] == [
+        "[CLS]", "query (prompt)", ": (prompt)", "who", "rained", "?", "[SEP]", "it (second)",
+        "rained (second)", ". (second)", "[SEP]",
+    ]  # fmt: skip
+    found = run(*pair, "--token", "rained", "--address", minilm_server.address).stdout
+    assert "Token 4, 'rained', attends to:" in found
+    assert "Token 8, 'rained', attends to:" in found
+    answer = json.loads(run(*pair, "--json", "--address", minilm_server.address).stdout)
+    assert (answer["prompt"], answer["text"], answer["text_pair"]) == ("query: ", "Who rained?", "It rained.")
+    assert len(answer["model_version"]) == 64
+    assert [token["source"] for token in answer["tokens"]] == [
+        "special", *["prompt"] * 2, *["text"] * 3, "special", *["second_text"] * 3, "special",
+    ]  # fmt: skip
+    assert np.array(answer["weights"]).shape == (11, 11)
+
+
+def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProcess) -> None:
+    args = ("attend", "Who?", "--pair", "Unfathomable!", "--token", "unfathomable")
+    result = run(*args, "--address", minilm_server.address)
+    found = [line for line in result.stdout.splitlines() if line.startswith("Token ")]
+    assert len(found) > 1
+    assert found[0].startswith("Token 4, ")
+
+
+def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProcess) -> None:
+    long = ("attend", "Who?", "--pair", "word " * 300, "--address", minilm_server.address)
+    assert "the two texts have 305 tokens, the model takes 256: shorten them, or give" in run(*long).stderr
+    assert "the first 256 tokens of 305" in run(*long, "--truncate").stdout
+
+
+def test_a_model_without_pairs_refuses_them(server: ScriptedServer, run: Run) -> None:
+    result = run("attend", "a", "--pair", "b", "--address", server.address)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "attnlens attend: invalid value for '--pair': scripted takes no pairs of texts\n",
+    )
+    assert run("attend", "a", "--prompt", "b", "--prompt-name", "c").returncode == 2
 
 
 def test_colour_is_for_terminals_that_want_it(attend: Run) -> None:

@@ -63,6 +63,20 @@ def test_json_lines_in_and_out_keep_text_and_order(
     assert np.abs(np.array([row["embedding"] for row in rows]) - vectors).max() <= 1e-5
 
 
+def test_json_lines_may_hold_pairs(run: Run, minilm_server: ServerProcess) -> None:
+    pairs = [("Who rained?", "It rained."), ("", "")]
+    lines = [json.dumps({"text": text, "text_pair": second}) for text, second in pairs]
+    lines.append(json.dumps({"text": "It rained.", "text_pair": None}))
+    args = ("embed", "-", "--input-format", "jsonl", "--address", minilm_server.address)
+    result = run(*args, input="\n".join(lines))
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(row["text"], row.get("text_pair")) for row in rows] == [*pairs, ("It rained.", None)]
+    with Client(minilm_server.address) as client:
+        expected = client.embed([*pairs, "It rained."])
+    assert np.abs(np.array([row["embedding"] for row in rows]) - expected).max() <= 1e-5
+
+
 def test_standard_input_goes_to_standard_output(
     run: Run, minilm_server: ServerProcess, vectors: np.ndarray
 ) -> None:
@@ -98,6 +112,8 @@ def test_an_empty_input_gives_an_empty_array(run: Run, minilm_server: ServerProc
     [
         ("a.jsonl", b'{"text": "a"}\n\n{"txt": "b"}\n', ', line 3: want an object with a string "text"'),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', ", line 2: not JSON: "),
+        ("a.jsonl", b'{"text": "a", "text_pair": 5}', ', line 1: want a string under "text_pair"'),
+        ("a.jsonl", b'{"text": "a", "text_pair": "\\ud800"}', ", line 1: the text has half of a surrogate"),
         ("a.jsonl", b"[]", ", line 1: want an object"),
         ("a.jsonl", b'{"text": "\\ud800"}', ", line 1: the text has half of a surrogate pair"),
         ("a.txt", b"fine\nna\xefve\n", ", line 2: not UTF-8 (byte 3 of the line)"),

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from scripted import ScriptedServer, refuse, vectors
+from scripted import ScriptedServer, fails, vectors, violation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -125,7 +125,7 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
         (lambda reply: reply.embeddings.shape.__setitem__(1, -1), "do not fill the shape (3, -1)"),
         (
             lambda reply: setattr(reply.embeddings, "data", reply.embeddings.data[:-4] + b"\0\0\xc0\x7f"),
-            "standard input, line 3 has a value that is no finite number",
+            "line 3 has an embedding with a value that is no finite number",
         ),
         (lambda reply: setattr(reply, "model", "b"), "is 'b' instead of 'scripted'"),
         (lambda reply: reply.usages.pop(), "2 instead of 3 usages"),
@@ -175,18 +175,39 @@ def test_every_batch_asks_for_the_model_of_the_first_one(server: ScriptedServer,
     }
 
 
-@pytest.mark.parametrize("number", ["7", "9" * 5000])
+@pytest.mark.parametrize("number", [7, 2**31 - 1])
 def test_a_refusal_of_a_text_that_was_not_sent_is_reported_as_it_is(
-    server: ScriptedServer, run: Run, number: str
+    server: ScriptedServer, run: Run, number: int
 ) -> None:
-    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
-        refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", f"inputs[{number}].text is bad")
-        return vectors(request)
+    told = violation(f"inputs[{number}].text", "is bad", number)
+    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told)
+    result = run("embed", "--address", server.address, input="a\n")
+    assert (result.returncode, result.stderr) == (1, f"attnlens embed: texts[{number}] is bad\n")
+
+
+def test_a_refused_text_is_named_by_its_line(server: ScriptedServer, run: Run) -> None:
+    told = violation("inputs[1].text_pair", "can't be used: texts[9] is no line", 1)
+    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told, times=2)
+    for options in ((), ("--batch-size", "2")):
+        result = run("embed", "--address", server.address, *options, input="a\nb\n")
+        line = "attnlens embed: standard input, line 2 can't be used: texts[9] is no line\n"
+        assert (result.returncode, result.stderr) == (1, line)
+
+
+def test_vectors_of_two_versions_are_not_mixed_in_a_file(
+    server: ScriptedServer, run: Run, tmp_path: Path
+) -> None:
+    def embed(request: pb.EmbedRequest, _: grpc.ServicerContext) -> pb.EmbedResponse:
+        answer = vectors(request)
+        if request.inputs[0].text == "b":
+            answer.model_version = "new"
+        return answer
 
     server.embed = embed
-    result = run("embed", "--address", server.address, input="a\n")
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert f"[{number}].text is bad" in result.stderr
+    args = ("--address", server.address, "--batch-size", "1", "-o", tmp_path / "vectors.npy")
+    result = run("embed", *args, input="a\nb\n")
+    assert (result.returncode, list(tmp_path.iterdir())) == (76, [])
+    assert "the version of the model is 'new' now instead of '1a2b'; 1 text was done" in result.stderr
 
 
 def test_the_summary_says_one_text_and_one_token(server: ScriptedServer, run: Run) -> None:

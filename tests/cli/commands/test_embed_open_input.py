@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from scripted import ScriptedServer, refuse, vectors
+from scripted import ScriptedServer, refuse, vectors, violation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -93,7 +93,8 @@ def test_results_come_while_the_input_is_open(server: ScriptedServer) -> None:
 def test_a_refusal_is_reported_while_the_input_is_open(server: ScriptedServer) -> None:
     def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
         if any(text_input.text == "bad" for text_input in request.inputs):
-            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "inputs[1].text is bad")
+            told = violation("inputs[1].text", "is bad", 1)
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not this", told)
         return vectors(request)
 
     server.embed = embed

@@ -5,7 +5,8 @@ import re
 import subprocess
 from collections.abc import Callable
 
-from attnlens.v1.manifest_pb2 import Parity, ParityFigure
+from attnlens.v1.manifest_pb2 import Gate, GateKind, LayerInfo, OutputRole, Parity, ParityFigure
+from attnlens.v1.model_pb2 import ModelState
 from scripted import ScriptedServer
 from served import ServerProcess
 
@@ -16,7 +17,7 @@ def test_info_shows_the_model(run: Run, minilm_server: ServerProcess) -> None:
     shown = run("info", "--address", minilm_server.address).stdout
     for words in (
         "all-MiniLM-L6-v2",
-        "6 x 12",
+        "6 x 12 heads of 32, softmax",
         "256 tokens",
         "CPUExecutionProvider",
         "passed",
@@ -42,17 +43,39 @@ def test_info_as_json_holds_everything(run: Run, minilm_server: ServerProcess) -
 
 
 def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedServer, run: Run) -> None:
-    graphs = ("onnx/model.onnx", "onnx/model_attentions.onnx", "onnx/model_fp16.onnx")
-    outputs = [(graph, "last_hidden_state") for graph in graphs] + [(graphs[1], "attentions")]
-    figures = [ParityFigure(graph=graph, output=output) for graph, output in sorted(outputs)]
-    server.model.parity.CopyFrom(Parity(figures=figures))
+    hidden, weights = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE, OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS
+    roles = {"attention": [weights, hidden], "embeddings": [hidden], "embeddings.fp16": [hidden]}
+    figures = [ParityFigure(graph=graph, role=role) for graph in roles for role in roles[graph]]
+    cosine = GateKind.GATE_KIND_MIN_COSINE
+    gate = Gate(graph="embeddings.int8", role=hidden, kind=cosine, limit=0.99, found=0.995)
+    gate.text_kind = "sentences"
+    server.model.parity.CopyFrom(Parity(figures=figures, gates=[gate]))
     result = run("info", "--address", server.address, env={"COLUMNS": "80"})
     assert result.returncode == 0, result.stderr
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     names = [line.split()[0] for line in result.stdout.rpartition("─")[2].splitlines() if line.strip()]
-    hidden = "last_hidden_state"
     assert names == [
-        *("model.onnx", hidden),
-        *("model_attentions.onnx", "attentions", hidden),
-        *("model_fp16.onnx", hidden),
+        *("attention", "attention_weights", "last_hidden_state"),
+        *("embeddings", "last_hidden_state"),
+        *("embeddings.fp16", "last_hidden_state"),
     ]
+    assert ["last_hidden_state", "min", "cosine,", "sentences", "0.990000", "0.995000"] in [
+        line.split() for line in result.stdout.splitlines()
+    ]
+
+
+def test_info_tells_what_a_server_can_do_now(server: ScriptedServer, run: Run) -> None:
+    server.model.state = ModelState.MODEL_STATE_DEGRADED
+    server.model.source, server.model.source_revision = "a/b", "0123abc"
+    layers = [LayerInfo(attention="softmax", num_heads=2, num_key_value_heads=1, head_size=8, window=64)]
+    server.model.architecture.layers.extend(layers)
+    shown = " ".join(run("info", "--address", server.address).stdout.split())
+    for words in (
+        "version 1a2b",
+        "state degraded",
+        "a/b at 0123abc",
+        "pairs of texts no",
+        "2 x 2 heads of 0, softmax",
+        "1 x 2 heads of 8, 1 for keys and values, softmax, 64 places away at most",
+    ):
+        assert words in shown

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from scripted import ScriptedServer, refuse, vectors
+from scripted import ScriptedServer, fails, violation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -99,13 +99,13 @@ def test_a_reply_that_cannot_be_parsed_is_one_line(run: Run, garbled_server: str
 def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_path: Path) -> None:
     def change(reply: Any) -> None:
         if isinstance(reply, pb.EncodeResponse):
-            reply.results[0].attention.layers[0] = 0
+            reply.results[0].attention[0].layers[0] = 0
 
     server.change = change
     picture = tmp_path / "map.png"
     attend = run("attend", "abc", "--address", server.address, "--png", picture)
     assert (attend.returncode, attend.stdout, attend.stderr.count("\n")) == (76, "", 1)
-    assert "0 instead of 1 among its layers" in attend.stderr
+    assert "0 instead of 1 among the layers" in attend.stderr
     assert not picture.exists()
     server.model.embedding_size = -1
     info = run("info", "--address", server.address)
@@ -115,23 +115,18 @@ def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_
 def test_a_message_can_not_control_the_terminal(server: ScriptedServer, run: Run) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u009b31m\u202e\x7f"
 
-    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
-        refuse(
-            context,
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "INVALID_FIELD",
-            f"inputs[0].text {evil}\nattnlens: fine",
-        )
-        return vectors(request)
-
     def change(reply: Any) -> None:
         if isinstance(reply, pb.GetModelResponse):
             reply.model.source = reply.model.prompts[evil] = reply.model.versions[evil] = evil
-            reply.model.parity.figures.add(graph=evil, output=evil)
+            reply.model.parity.figures.add(graph=evil)
+            reply.model.parity.gates.add(graph=evil, text_kind=evil)
+            reply.model.architecture.layers.add(attention=evil)
+            reply.model.version = reply.model.source_revision = evil
         if isinstance(reply, pb.EncodeResponse):
             reply.results[0].tokens[1].text = evil
 
-    server.embed = embed
+    told = violation("inputs[0].text", f"{evil}\nattnlens: fine", 0)
+    server.embed = fails(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", evil, told, times=2)
     server.change = change
     shown = [
         run("embed", "--address", server.address, input="a\n"),

@@ -4,15 +4,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.item import Item
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.errors import DeadlineError, ShuttingDownError
+
+if TYPE_CHECKING:
+    from attnlens_server.engine.batch import Batch
 
 
 class Queue(ItemQueue):

@@ -1,0 +1,127 @@
+"""What a server says of a model, as tables of 80 columns."""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from attnlens_cli.show.printable import printable
+from attnlens_client import Gate, ModelInfo, ParityFigure
+
+
+def model_table(model: ModelInfo, address: str) -> Table:
+    """Show what a server says of a model."""
+    limits = model.limits
+    verdict = "passed" if model.parity.passed else "FAILED"
+    versions = sorted(model.versions.items(), key=lambda entry: (entry[0].startswith("export/"), entry[0]))
+    rows = {
+        "model": model.name,
+        "version": model.version,
+        "state": model.state,
+        "source": model.source + (f" at {model.source_revision}" if model.source_revision else ""),
+        "licence of the weights": model.weights_license or "not stated",
+        "family": f"{model.family}, {'causal' if model.is_causal else 'bidirectional'}",
+        "layers": _layer_lines(model),
+        "hidden size": f"{model.hidden_size:,} (feed-forward {model.intermediate_size:,})",
+        "vocabulary": f"{model.vocab_size:,}",
+        "longest input": f"{model.max_tokens:,} tokens (of {model.max_position_embeddings:,} positions)",
+        "embedding size": f"{model.embedding_size:,}",
+        "embeddings": _embedding_line(model),
+        "prompts": _prompts_line(model),
+        "pairs of texts": "yes" if model.text_pairs else "no",
+        "execution providers": ", ".join(model.execution_providers),
+        "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
+        "texts in a request": f"{limits.max_inputs_per_request:,}",
+        "bytes in a text": f"{limits.max_text_bytes:,}",
+        "bytes of text in a request": f"{limits.max_request_text_bytes:,}",
+        "bytes in a request": f"{limits.max_request_bytes:,}",
+        "bytes in a response": f"{limits.max_message_bytes:,}",
+        "texts in the queue": f"{limits.max_queue:,}",
+        "tokens in a batch": f"{limits.max_batch_tokens:,}",
+        "attention queries in a request": f"{limits.max_attention_queries:,}",
+        "parity with PyTorch": f"{verdict}, {model.parity.num_cases} input shapes",
+        "versions": "\n".join(f"{name} {version}" for name, version in versions),
+    }
+    table = Table(title=address, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, "\n".join(map(printable, value.split("\n"))))
+    return table
+
+
+def _embedding_line(model: ModelInfo) -> str:
+    steps = [
+        f"{model.pooling} over the tokens" + (", those of a prompt left out" if model.exclude_prompt else "")
+    ]
+    for layer in model.dense:
+        steps += ["length 1"] if layer.normalize_input else []
+        bias = "" if layer.bias else ", no bias"
+        steps.append(f"dense {layer.in_features} -> {layer.out_features} ({layer.activation}{bias})")
+    steps += ["length 1"] if model.normalize else ["not normalized"]
+    return "; ".join(steps)
+
+
+def _prompts_line(model: ModelInfo) -> str:
+    return (
+        "\n".join(
+            f"{name}: {text!r}" + (" (default)" if name == model.default_prompt_name else "")
+            for name, text in sorted(model.prompts.items())
+        )
+        or "none"
+    )
+
+
+def _layer_lines(model: ModelInfo) -> str:
+    """Return a line for each kind of layer."""
+    if not model.layers:
+        return f"{model.num_layers} x {model.num_heads} heads"
+    lines = []
+    for layer, count in Counter(model.layers).items():
+        keys = layer.num_key_value_heads
+        groups = f", {keys} for keys and values" if keys not in (0, layer.num_heads) else ""
+        window = f", {layer.window} places away at most" if layer.window else ""
+        lines.append(
+            f"{count} x {layer.num_heads} heads of {layer.head_size}{groups}, {layer.attention}{window}"
+        )
+    return "\n".join(lines)
+
+
+def gates_table(gates: Sequence[Gate]) -> Table:
+    """Show what had to hold for the bundle, and what was found."""
+    table = Table(title="gates of parity", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("graph and output", overflow="fold")
+    table.add_column("gate", overflow="fold")
+    for name in ("limit", "found"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=8)
+    for graph, of_graph in itertools.groupby(gates, key=lambda gate: gate.graph):
+        table.add_row(printable(graph))
+        for gate in of_graph:
+            kind = gate.kind.replace("_", " ") + (f", {gate.text_kind}" if gate.text_kind else "")
+            numbers = (
+                f"{number:.6f}" if "cosine" in gate.kind else f"{number:.1e}"
+                for number in (gate.limit, gate.found)
+            )
+            table.add_row(f"  {printable(gate.role)}", printable(kind), *numbers)
+    return table
+
+
+def figures_table(figures: Sequence[ParityFigure]) -> Table:
+    """Show the largest errors of each role of each graph."""
+    table = Table(title="largest errors", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("graph and output", overflow="fold")
+    for name, width in (("ONNX\n-torch", 7), ("ONNX\n-f64", 7), ("torch\n-f64", 7), ("min.\ncosine", 11)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
+    for graph, of_graph in itertools.groupby(figures, key=lambda figure: figure.graph):
+        table.add_row(printable(graph))
+        for figure in of_graph:
+            table.add_row(
+                f"  {printable(figure.role)}",
+                f"{figure.max_abs_error:.1e}",
+                f"{figure.max_abs_error_float64:.1e}",
+                f"{figure.torch_abs_error_float64:.1e}",
+                f"{figure.min_cosine:.9f}",
+            )
+    return table

@@ -1,0 +1,150 @@
+"""The model's service without any protocol of ours: a few lines of another one in front of it."""
+
+import base64
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlens_server.bundle import OutputRole, open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.errors import InvalidFieldsError, ResponseTooLargeError
+from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.jobs import (
+    FLOAT16,
+    AttentionQuery,
+    AttentionView,
+    EmbedJob,
+    EncodeJob,
+    TokenizeJob,
+)
+from attnlens_server.serving.results import StreamAttention, StreamHead
+from attnlens_server.serving.service import ModelService, State
+from attnlens_server.serving.sizes import ReplyCosts
+from attnlens_server.text import Input, TextEncoder, TextPair
+from references import TEXTS, Reference
+
+COSTS = ReplyCosts(1 << 20, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1)
+
+
+@pytest.fixture(scope="module")
+def bundle_engine(minilm_bundle: Path) -> Any:
+    bundle, config = open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle)
+    engine = Engine(bundle, config)
+    engine.start(max_tokens=32)
+    yield bundle, config, engine
+    engine.close()
+
+
+@pytest.fixture
+async def service(bundle_engine: Any) -> AsyncIterator[ModelService]:
+    bundle, config, engine = bundle_engine
+    encoder = TextEncoder(bundle.tokenizer_path, 256)
+    service = ModelService(bundle, config, engine, encoder, max_tokens=256, costs=COSTS)
+    service.state = State.SERVING
+    yield service
+    service.workers.close()
+
+
+def budget(service: ModelService) -> Budget:
+    return Budget(Reservation(service.admission))
+
+
+async def v1_embeddings(service: ModelService, body: dict[str, Any]) -> dict[str, Any]:
+    """Answer as OpenAI's POST /v1/embeddings does."""
+    job = EmbedJob(
+        inputs=[Input(text=text) for text in body["input"]],
+        dimensions=body.get("dimensions", 0),
+        data_type=FLOAT16,
+    )
+    result = await service.embed(job, budget(service))
+    data = [
+        {"index": index, "embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode()}
+        for index, vector in enumerate(result.embeddings)
+    ]
+    num_tokens = sum(usage.num_tokens for usage in result.usages)
+    return {"object": "list", "data": data, "usage": {"prompt_tokens": num_tokens}}
+
+
+async def test_another_protocol_is_a_few_lines_of_translation(
+    service: ModelService, reference: Reference
+) -> None:
+    reply = await v1_embeddings(service, {"input": TEXTS[:3]})
+    for entry, text in zip(reply["data"], TEXTS, strict=False):
+        vector = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
+        mean = reference(text)["last_hidden_state"].mean(axis=0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=5e-4)  # rounded to fp16
+    assert reply["usage"]["prompt_tokens"] == sum(
+        len(reference(text)["last_hidden_state"]) for text in TEXTS[:3]
+    )
+    with pytest.raises(InvalidFieldsError, match="dimensions is 400"):
+        await v1_embeddings(service, {"input": ["a"], "dimensions": 400})
+
+
+async def test_encode_returns_arrays_and_columns_of_tokens(
+    service: ModelService, reference: Reference
+) -> None:
+    queries = [
+        AttentionQuery(layers=[-1], heads=[3]),
+        AttentionQuery(OutputRole.ATTENTION_WEIGHTS, view=AttentionView.HEAD_MEAN),
+    ]
+    job = EncodeJob(inputs=[Input(text=TEXTS[2])], last_hidden_state=True, attention=queries)
+    result = await service.encode(job, budget(service))
+    [text] = result.texts
+    expected = reference(TEXTS[2])
+    assert text.last_hidden_state is not None
+    np.testing.assert_allclose(text.last_hidden_state, expected["last_hidden_state"], atol=1e-5)
+    one, means = text.attention
+    np.testing.assert_allclose(one.arrays[0], expected["attentions.5"][[3]], atol=1e-5)
+    assert means.layers == tuple(range(6))
+    for layer, array in enumerate(means.arrays):
+        np.testing.assert_allclose(array[0], expected[f"attentions.{layer}"].mean(axis=0), atol=1e-5)
+    held = [TEXTS[2][start:end] for start, end in text.tokens.chars.tolist()]
+    assert held[1:6] == ["Zoë", "'", "s", "café", "in"]
+    assert "".join(text.tokens.texts[1:6]) == "zoe'scafein"
+
+
+async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
+    job = EncodeJob(
+        inputs=[Input(text="a cat"), Input(text_pair=TextPair("a", "b"))], attention=[AttentionQuery()]
+    )
+    whole = await service.encode(job, budget(service))
+    parts = [part async for part in service.stream(job, budget(service))]
+    assert [part.input_index for part in parts] == [0] * 7 + [1] * 7
+    heads = [part for part in parts if isinstance(part, StreamHead)]
+    assert [head.num_attention_parts for head in heads] == [6, 6]
+    for index, text in enumerate(whole.texts):
+        streamed = [part for part in parts if isinstance(part, StreamAttention) and part.input_index == index]
+        assert [part.attention.layers for part in streamed] == [(layer,) for layer in range(6)]
+        for part, array in zip(streamed, text.attention[0].arrays, strict=True):
+            np.testing.assert_allclose(part.attention.arrays[0], array, atol=1e-5)
+
+
+async def test_replies_are_measured_by_what_the_protocol_says(service: ModelService) -> None:
+    job = EncodeJob(inputs=[Input(text="word " * 100)], attention=[AttentionQuery()])
+    with pytest.raises(ResponseTooLargeError, match="a message may have 1048576"):
+        await service.encode(job, budget(service))
+    assert sum(service.admission._num_texts.values()) == 0
+
+
+async def test_what_a_call_reserved_is_given_back_by_whoever_made_it(service: ModelService) -> None:
+    call = budget(service)
+    portions = [
+        portion async for portion in service.tokenize(TokenizeJob(inputs=[Input(text="a cat")] * 3), call)
+    ]
+    assert [len(texts) for texts in portions] == [3]
+    assert service.admission._num_bytes > 0
+    call.memory.release()
+    assert service.admission._num_bytes == 0
+
+
+@pytest.mark.parametrize("room", ["serving.service", "engine", "text"])
+def test_the_rooms_behind_the_protocol_know_neither_grpc_nor_http(room: str) -> None:
+    program = f"import sys, attnlens_server.{room}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert {"grpc", "http.server", "attnlens.v1.encoder_service_pb2"}.isdisjoint(loaded.stdout.split())
