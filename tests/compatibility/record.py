@@ -1,6 +1,6 @@
 """Record a release: `python tests/compatibility/record.py 0.1`.
 
-It makes a bundle, asks a server, and writes both down in `tests/compatibility/v0.1/`. Nobody changes that later.
+It makes a bundle, asks a server, and writes both down in `tests/compatibility/v0.1/`, which stays as it is.
 """
 
 import json

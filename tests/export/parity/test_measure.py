@@ -19,7 +19,8 @@ from attnlens_export.parity.grid import (
     make_inputs,
     small_grid,
 )
-from attnlens_export.parity.measure import Graph, Subject, Tensors, measure_parity, run_case
+from attnlens_export.parity.measure import Graph, Subject, measure_parity, run_case
+from attnlens_export.parity.reference import Tensors
 from attnlens_export.parity.result import Measurement, ParityResult, allowed_error
 from attnlens_export.report import write_report
 from attnlens_export.verdict import Verdict
