@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from attnlens.bundle import read_manifest
-from attnlens.v1.manifest_pb2 import Manifest
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Manifest, Precision
 from bench.lines import ROOT
 from bench.workloads import Corpus, Workload
 
@@ -110,7 +109,7 @@ def find_int8_bundle(bundle: Path, own: Path, export: Callable[[Path], None]) ->
 
 def has_int8(bundle: Path) -> bool:
     """Tell whether a bundle has a graph in int8."""
-    return any(graph.data_type == DataType.DATA_TYPE_INT8 for graph in read_manifest(bundle).graphs)
+    return any(graph.precision == Precision.PRECISION_INT8 for graph in read_manifest(bundle).graphs)
 
 
 def find_checkpoint() -> Path:

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from attnlens.bundle import write_manifest
-from attnlens.v1.manifest_pb2 import Graph, Manifest
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Graph, Manifest, Precision
 from bench.contestants import ENGINE, contestants
 from bench.setting import QUICK, Setting, find_int8_bundle
 
 
-def write_bundle(directory: Path, *types: DataType.ValueType) -> Path:
-    """Write a manifest that names a graph of each type."""
+def write_bundle(directory: Path, *precisions: Precision.ValueType) -> Path:
+    """Write a manifest that names a graph of each precision."""
     directory.mkdir()
     write_manifest(
-        directory, Manifest(format_version=1, graphs=[Graph(data_type=data_type) for data_type in types])
+        directory, Manifest(format_version=1, graphs=[Graph(precision=precision) for precision in precisions])
     )
     return directory
 
@@ -31,7 +30,7 @@ def export(exported: list[Path]) -> Callable[[Path], None]:
     """An exporter that notes what it was asked for."""
 
     def write(directory: Path) -> None:
-        exported.append(write_bundle(directory, DataType.DATA_TYPE_FLOAT32, DataType.DATA_TYPE_INT8))
+        exported.append(write_bundle(directory, Precision.PRECISION_FP32, Precision.PRECISION_INT8))
 
     return write
 
@@ -39,7 +38,7 @@ def export(exported: list[Path]) -> Callable[[Path], None]:
 def test_a_bundle_with_int8_is_measured_itself(
     export: Callable[[Path], None], exported: list[Path], tmp_path: Path
 ) -> None:
-    bundle = write_bundle(tmp_path / "bundle", DataType.DATA_TYPE_FLOAT32, DataType.DATA_TYPE_INT8)
+    bundle = write_bundle(tmp_path / "bundle", Precision.PRECISION_FP32, Precision.PRECISION_INT8)
     assert find_int8_bundle(bundle, tmp_path / "own", export) == bundle
     assert exported == []
 
@@ -47,7 +46,7 @@ def test_a_bundle_with_int8_is_measured_itself(
 def test_for_a_bundle_without_int8_one_is_exported_once(
     export: Callable[[Path], None], exported: list[Path], tmp_path: Path
 ) -> None:
-    bundle = write_bundle(tmp_path / "bundle", DataType.DATA_TYPE_FLOAT32)
+    bundle = write_bundle(tmp_path / "bundle", Precision.PRECISION_FP32)
     own = tmp_path / "own"
     assert find_int8_bundle(bundle, own, export) == own
     assert find_int8_bundle(bundle, own, export) == own

@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 import transformers
 
-from attnlens_client import Client
+from attnlens_client import AttentionQuery, Client
 from served import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -147,8 +147,7 @@ def test_a_server_compares_the_hashes_and_gives_what_transformers_gives(
     exported: Exported, expected: list[Array]
 ) -> None:
     with ServerProcess(exported.bundle) as server, Client(server.address) as client:
-        [result] = client.encode([TOKEN_IDS], layers=[3], heads=[7])
+        [result] = client.encode([TOKEN_IDS], attention=AttentionQuery(layers=[3], heads=[7]))
     assert result.hidden_states is not None
-    assert result.attentions is not None
     assert np.abs(result.hidden_states - expected[0][0]).max() < 1e-5
-    assert np.abs(result.attentions[0, 0] - expected[4][0, 7]).max() < 1e-5
+    assert np.abs(result.weights[0, 0] - expected[4][0, 7]).max() < 1e-5
