@@ -251,9 +251,7 @@ def measure_failures(bundle: Path) -> list[Measured]:
         ("Embed", pb.EmbedRequest(inputs=[pb.Input(text="a " * 500)]).SerializeToString()),
         (
             "Encode",
-            pb.EncodeRequest(
-                inputs=[LONG_TEXT], attention=[pb.AttentionQuery(layers=[99])]
-            ).SerializeToString(),
+            pb.EncodeRequest(inputs=[LONG_TEXT], attention=one_layer(99)).SerializeToString(),
         ),
         ("EncodeStream", b"\xff" * 11),
         ("Tokenize", pb.TokenizeRequest().SerializeToString()),
@@ -262,9 +260,7 @@ def measure_failures(bundle: Path) -> list[Measured]:
         refused = many(server, kinds, 10_000)
         tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
     ids = pb.Input(token_ids=pb.TokenIds(ids=[2773] * 200))
-    attention = pb.EncodeRequest(
-        inputs=[ids] * 8, attention=[pb.AttentionQuery(layers=[0])]
-    ).SerializeToString()
+    attention = pb.EncodeRequest(inputs=[ids] * 8, attention=one_layer(0)).SerializeToString()
     with broken(bundle) as server:
         failed = many(server, [("Encode", attention)], 10_000)
         failed_tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
