@@ -93,11 +93,10 @@ def make_request(protocol: str, what: str, texts: list[str], num_layers: int) ->
     if what == "embed":
         return pb.EmbedRequest(inputs=inputs, truncate=True).SerializeToString()
     request = pb.EncodeRequest(inputs=inputs, truncate=True)
-    if what.startswith("attention"):
-        request.outputs.append(pb.EncodeOutput.ENCODE_OUTPUT_ATTENTIONS)
     if what == "attention mean":
-        request.layers.append(num_layers - 1)
-        request.head_reduction = pb.HeadReduction.HEAD_REDUCTION_MEAN
+        request.attention.add(layers=[num_layers - 1], view=pb.ATTENTION_VIEW_HEAD_MEAN)
+    elif what.startswith("attention"):
+        request.attention.add()
     return request.SerializeToString()
 
 
@@ -108,4 +107,4 @@ def read_reply(protocol: str, what: str, reply: bytes) -> npt.NDArray[Any]:
     if what == "embed":
         return from_tensor(pb.EmbedResponse.FromString(reply).embeddings)
     [result] = pb.EncodeResponse.FromString(reply).results
-    return from_tensor(result.last_hidden_state if what == "tokens" else result.attention.weights)
+    return from_tensor(result.last_hidden_state if what == "tokens" else result.attention[0].dense)

@@ -34,7 +34,7 @@ GIVE_UP_S = 30.0
 PROBE_EVERY_S = 0.01
 ATTEMPTS = 3  # the shortest time counts: other work on the machine only adds to it
 
-ATTENTIONS = pb.ENCODE_OUTPUT_ATTENTIONS
+EVERY_LAYER = [pb.AttentionQuery()]
 LONG_IDS = pb.Input(token_ids=pb.TokenIds(ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
 LONG_TEXT = pb.Input(text="word " * 250)
 
@@ -60,7 +60,7 @@ def served(bundle: Path, *args: str) -> Iterator[RunningServer]:
     """Run a server with more options, and answer one text of each kind first."""
     with attnlens_server(bundle, "fp32", 0, LOG, *args) as server:
         ask(server, "Embed", pb.EmbedRequest(inputs=[LONG_TEXT]).SerializeToString())
-        ask(server, "Encode", pb.EncodeRequest(inputs=[LONG_TEXT], outputs=[ATTENTIONS]).SerializeToString())
+        ask(server, "Encode", pb.EncodeRequest(inputs=[LONG_TEXT], attention=EVERY_LAYER).SerializeToString())
         yield server
 
 
@@ -87,7 +87,7 @@ def measure_tokenize(bundle: Path) -> list[Measured]:
 
 def tokenize_s(server: RunningServer, num_bytes: int) -> float:
     """Return the shortest time to tokenize a text of so many bytes; infinite beyond GIVE_UP_S."""
-    request = pb.TokenizeRequest(texts=["word " * (num_bytes // 5)]).SerializeToString()
+    request = pb.TokenizeRequest(inputs=[pb.Input(text="word " * (num_bytes // 5))]).SerializeToString()
     times = []
     for _ in range(ATTEMPTS):
         started = time.perf_counter()
@@ -130,8 +130,8 @@ def measure_promises(bundle: Path) -> list[Measured]:
     """
     embed = pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
     tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()
-    maps = pb.EncodeRequest(inputs=[LONG_IDS], outputs=[ATTENTIONS]).SerializeToString()
-    many_maps = pb.EncodeRequest(inputs=[LONG_IDS] * 16, outputs=[ATTENTIONS]).SerializeToString()
+    maps = pb.EncodeRequest(inputs=[LONG_IDS], attention=EVERY_LAYER).SerializeToString()
+    many_maps = pb.EncodeRequest(inputs=[LONG_IDS] * 16, attention=EVERY_LAYER).SerializeToString()
     return [
         promise(bundle, "Embed", "Embed, 512 texts a call", embed, num_calls=8, promised_mib=512),
         promise(bundle, "Encode", "Encode, token vectors, 80 texts", tokens, num_calls=16, promised_mib=512),
@@ -179,7 +179,7 @@ def measure_stalls(bundle: Path) -> list[Measured]:
 def largest_request_bytes(address: str) -> int:
     with grpc.insecure_channel(address) as channel:
         limits = EncoderServiceStub(channel).GetModel(pb.GetModelRequest()).model.limits
-    return limits.max_request_bytes or limits.max_message_bytes
+    return limits.max_request_bytes
 
 
 def large_requests(largest: int) -> Iterator[tuple[str, str, bytes]]:
@@ -193,18 +193,21 @@ def large_requests(largest: int) -> Iterator[tuple[str, str, bytes]]:
     yield "Embed, 512 texts of 256 ids", "Embed", pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
     tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()
     yield "Encode, token vectors of 80 texts", "Encode", tokens
-    maps = pb.EncodeRequest(inputs=[LONG_IDS], outputs=[ATTENTIONS]).SerializeToString()
+    maps = pb.EncodeRequest(inputs=[LONG_IDS], attention=EVERY_LAYER).SerializeToString()
     yield "Encode, attention of 256 tokens", "Encode", maps
-    stream = pb.EncodeRequest(inputs=[LONG_IDS] * 16, outputs=[ATTENTIONS]).SerializeToString()
-    yield "EncodeStream, attention, 16 texts", "EncodeStream", repeated_field(1, stream)
-    tokenize = pb.TokenizeRequest(texts=["word " * 1600] * 512).SerializeToString()
+    stream = pb.EncodeStreamRequest(inputs=[LONG_IDS] * 16, attention=EVERY_LAYER).SerializeToString()
+    yield "EncodeStream, attention, 16 texts", "EncodeStream", stream
+    tokenize = pb.TokenizeRequest(inputs=texts).SerializeToString()
     yield "Tokenize, 512 texts of 8 KB", "Tokenize", tokenize
     one_list = repeated_field(1, b"\x01" * (largest - 64))
     yield "a request full of ids", "Embed", repeated_field(2, repeated_field(2, one_list))
     some = repeated_field(2, repeated_field(2, repeated_field(1, b"\x01" * 130_000)))
     yield "a request full of lists of ids", "Embed", some * ((largest - 64) // len(some))
     yield "a request full of empty inputs", "Embed", b"\x12\x00" * (largest // 2 - 32)
-    yield "a request full of outputs", "Encode", repeated_field(4, b"\x01" * (largest - 64))
+    queries = pb.EncodeRequest.ATTENTION_FIELD_NUMBER
+    yield "a request full of queries", "Encode", repeated_field(queries, b"") * (largest // 2 - 32)
+    layers = repeated_field(pb.AttentionQuery.LAYERS_FIELD_NUMBER, b"\x01" * (largest - 64))
+    yield "a query full of layers", "Encode", repeated_field(queries, layers)
 
 
 def longest_stall_s(server: RunningServer, sender: ProcessPoolExecutor, name: str, request: bytes) -> float:
@@ -246,7 +249,10 @@ def measure_failures(bundle: Path) -> list[Measured]:
         ("Embed", pb.EmbedRequest().SerializeToString()),
         ("Embed", pb.EmbedRequest(model="another").SerializeToString()),
         ("Embed", pb.EmbedRequest(inputs=[pb.Input(text="a " * 500)]).SerializeToString()),
-        ("Encode", pb.EncodeRequest(inputs=[LONG_TEXT], layers=[99]).SerializeToString()),
+        (
+            "Encode",
+            pb.EncodeRequest(inputs=[LONG_TEXT], attention=one_layer(99)).SerializeToString(),
+        ),
         ("EncodeStream", b"\xff" * 11),
         ("Tokenize", pb.TokenizeRequest().SerializeToString()),
     ]
@@ -254,7 +260,7 @@ def measure_failures(bundle: Path) -> list[Measured]:
         refused = many(server, kinds, 10_000)
         tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
     ids = pb.Input(token_ids=pb.TokenIds(ids=[2773] * 200))
-    attention = pb.EncodeRequest(inputs=[ids] * 8, outputs=[ATTENTIONS], layers=[0]).SerializeToString()
+    attention = pb.EncodeRequest(inputs=[ids] * 8, attention=one_layer(0)).SerializeToString()
     with broken(bundle) as server:
         failed = many(server, [("Encode", attention)], 10_000)
         failed_tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
@@ -264,6 +270,11 @@ def measure_failures(bundle: Path) -> list[Measured]:
         Measured(f"10,000 calls without the attention graph ({failed[1]}), RSS", failed[0], 5, "MiB"),
         Measured("10,000 calls without the attention graph, tracebacks", failed_tracebacks, 0, ""),
     ]
+
+
+def one_layer(layer: int) -> list[pb.AttentionQuery]:
+    """Ask for the attention of one layer."""
+    return [pb.AttentionQuery(layers=[layer])]
 
 
 @contextmanager
@@ -302,9 +313,9 @@ def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: i
 
 def measure_readers(bundle: Path) -> list[Measured]:
     """Leave replies unread, wait for the stall timeout, and let others ask."""
-    maps = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], outputs=[ATTENTIONS]).SerializeToString()
-    long = pb.EncodeRequest(inputs=[pb.Input(text="word " * 200)] * 4, outputs=[ATTENTIONS])
-    stream = pb.EncodeStreamRequest(encode=long).SerializeToString()
+    maps = pb.EncodeRequest(inputs=[pb.Input(text="word " * 113)], attention=EVERY_LAYER).SerializeToString()
+    long = [pb.Input(text="word " * 200)] * 4
+    stream = pb.EncodeStreamRequest(inputs=long, attention=EVERY_LAYER).SerializeToString()
     return [
         Measured(f"honest callers served of 20, {what}", honest_served(bundle, name, request, count), 20, "",
                  lower_is_better=False)
