@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from attnlens.bundle import read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import Graph, Manifest
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
 from attnlens_export.contents import check_graphs, measure_graphs
 from attnlens_export.errors import SourceError
@@ -104,8 +104,7 @@ def check_bundle(
     for path in GRAPH_PURPOSES:
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
-    stated = {graph.path: _stated(manifest, graph) for graph in manifest.graphs}
-    verdict = measure_graphs(subject, stated, progress)
+    verdict = measure_graphs(subject, _stated(manifest), progress)
     results = [
         result
         for runtime in installed
@@ -114,5 +113,9 @@ def check_bundle(
     return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
 
 
-def _stated(manifest: Manifest, graph: Graph) -> Stated:
-    return Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
+def _stated(manifest: Manifest) -> dict[str, Stated]:
+    """Return what the manifest says of each graph, by path."""
+    return {
+        graph.path: Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
+        for graph in manifest.graphs
+    }
