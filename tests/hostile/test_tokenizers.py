@@ -29,7 +29,7 @@ def panicking_bundle(minilm_bundle: Path, tmp_path: Path) -> Path:
     }
     content = json.dumps(tokenizer).encode()
     manifest = json.loads((bundle / "manifest.json").read_text())
-    [listed] = [each for each in manifest["files"] if each["path"] == "tokenizer.json"]
+    [listed] = [file for file in manifest["files"] if file["path"] == "tokenizer.json"]
     listed |= {"size_bytes": str(len(content)), "sha256": hashlib.sha256(content).hexdigest()}
     (bundle / "tokenizer.json").write_bytes(content)
     (bundle / "manifest.json").write_text(json.dumps(manifest))
