@@ -6,6 +6,7 @@ from typing import Any
 
 from attnlens.bundle import describe_file, read_manifest, write_manifest
 from attnlens_export.contents import bundle_files
+from attnlens_export.graph.read import external_files
 
 
 def write(path: Path, content: object) -> None:
@@ -21,6 +22,9 @@ def read(path: Path) -> Any:
 def sign(directory: Path) -> None:
     """Make the manifest list the files that are there, as whoever alters a bundle on purpose would."""
     manifest = read_manifest(directory)
+    for graph in manifest.graphs:
+        others = (path.relative_to(directory).as_posix() for path in external_files(directory / graph.path))
+        graph.data_files[:] = others
     del manifest.files[:]
     manifest.files.extend(describe_file(directory, path) for path in bundle_files(directory))
     write_manifest(directory, manifest)

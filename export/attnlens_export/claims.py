@@ -32,6 +32,8 @@ _DERIVED = (
     "default_prompt_name",
     "text_pairs",
 )
+# How the first value of an enum ends, which says nothing.
+_UNSPECIFIED = "_UNSPECIFIED"
 # Those whose keys are names, not fields.
 _MAPS = frozenset({"prompts"})
 
@@ -117,7 +119,7 @@ def _compare_fields(
         field = f"{name}.{key}".lstrip(".")
         if stated.get(key) is not None:  # null means absent
             yield from _compare(stated[key], claim[key], value, field)
-        elif value:
+        elif value and not str(value).endswith(_UNSPECIFIED):
             yield field
 
 

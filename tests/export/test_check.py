@@ -184,8 +184,8 @@ FALSE_CLAIMS: dict[str, tuple[Callable[[Manifest], object], str]] = {
     ),
     "limit": (lambda manifest: setattr(manifest, "max_tokens", 41), "max_tokens is 41, the files say 40"),
     "output": (
-        lambda manifest: setattr(manifest.graphs[1].outputs[2], "name", "attentions.7"),
-        "graphs.1.outputs.2.name is 'attentions.7', the files say 'attentions.1'",
+        lambda manifest: setattr(manifest.graphs[1].outputs[2].value, "name", "attentions.7"),
+        "graphs.1.outputs.2.value.name is 'attentions.7', the files say 'attentions.1'",
     ),
     "graph": (lambda manifest: manifest.graphs.pop(), "graphs has 1 entries, the files say 2"),
     "file": (lambda manifest: manifest.files.pop(), "sentence_bert_config.json is not in the manifest"),
