@@ -36,7 +36,8 @@ class ServerConfig:
             part of it, and a text that is larger than that runs by itself.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.
-        max_inputs_per_request: texts in one request; where `max_queue` is less, that counts.
+        max_inputs_per_request: texts in one request; where `max_queue` is less, that counts, except for
+            streams.
         max_text_bytes: bytes of UTF-8 in one text.
         max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_message_bytes` is
             less, that counts.

@@ -19,6 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.model_pb2 import MODEL_STATE_DEGRADED
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.methods import SERVICE_NAME
@@ -105,6 +106,8 @@ async def test_an_attention_graph_that_fails_is_told_by_health_and_leaves_embedd
         async for told in watch:
             if told.status == HealthCheckResponse.NOT_SERVING:
                 break
+        model = (await running.stub.GetModel(pb.GetModelRequest())).model
+        assert model.state == MODEL_STATE_DEGRADED
         assert await running.health(SERVICE_NAME) == await running.health("") == HealthCheckResponse.SERVING
         assert len((await running.embed("a")).usages) == 1
 
@@ -186,7 +189,7 @@ async def test_a_fault_is_told_by_an_id_that_the_log_explains(
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert failure.metadata["error_id"] in failure.message
     assert "secret" not in failure.message
-    [record] = [each for each in caplog.records if failure.metadata["error_id"] in each.getMessage()]
+    [record] = [record for record in caplog.records if failure.metadata["error_id"] in record.getMessage()]
     assert record.exc_info is not None
     assert "secret" in str(record.exc_info[1])
 
@@ -231,9 +234,9 @@ async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> Non
     async with listening(minilm_bundle, max_reply_bytes=20 << 20, max_message_bytes=20 << 20) as running:
         await running.warm_up()
         results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(8)), return_exceptions=True)
-        refused = [each for each in results if isinstance(each, grpc.aio.AioRpcError)]
+        refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert 1 <= len(refused) <= 7
-        assert {read_failure(each).reason for each in refused} == {"OVERLOADED"}
+        assert {read_failure(error).reason for error in refused} == {"OVERLOADED"}
         await until(lambda: not running.service.admission._num_bytes)
         await running.stub.Encode(one)
 
@@ -261,7 +264,7 @@ async def test_a_client_that_leaves_a_stream_is_no_fault(
         await anext(aiter(stream))
         stream.cancel()
         await until(lambda: not running.service.admission._num_texts["attention"])
-    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 On x86 without VNNI it adds two products in 16 bits, and what does not fit is cut off. Its session option
 `session.x64quantprecision` avoids that with other instructions. They take 1.6 times as long on a processor
-that has VNNI, too, hence the question.
+that has VNNI, too: so this asks the processor.
 """
 
 import functools

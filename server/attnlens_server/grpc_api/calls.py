@@ -221,8 +221,8 @@ class Calls:
                 call.memory.grow(REQUEST_COPIES * call.request_bytes)
                 job = await self._parse(parser, data)
                 data = b""
-                if isinstance(job, Job):  # text with an emoji takes four bytes a character
-                    call.memory.grow(max(0, job.memory_bytes - call.request_bytes))
+                if isinstance(job, Job):
+                    call.memory.grow(job.memory_bytes)
                 reply = await method(job, call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise

@@ -150,7 +150,7 @@ class _Bench:
             for done, setting in enumerate(turn):
                 self._progress(stage, done, len(turn))
                 flows[setting].append(self._run(setting))
-            speeds = tuple(_summary(setting, each) for setting, each in flows.items())
+            speeds = tuple(_summary(setting, of_setting) for setting, of_setting in flows.items())
             turn = [speed.setting for speed in near_best(speeds, WORTH_REPEATING)]
         return speeds
 

@@ -77,8 +77,8 @@ def test_a_tokenizer_without_a_hash_is_refused(bundle: Path) -> None:
 
 def test_weights_in_a_file_without_a_hash_are_refused(bundle: Path) -> None:
     def move_weights(graph: onnx.GraphProto) -> None:
-        tensor = next(each for each in graph.initializer if each.external_data)
-        [location] = [each for each in tensor.external_data if each.key == "location"]
+        tensor = next(tensor for tensor in graph.initializer if tensor.external_data)
+        [location] = [entry for entry in tensor.external_data if entry.key == "location"]
         location.value = "weights.bin"
 
     change_graph(bundle, ATTENTIONS, move_weights)

@@ -116,7 +116,7 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
         assert np.abs(alone - ours).max() <= 1e-5
         assert client.get_model().precision == "int8"
         found, stated = (
-            each.encode(texts[1:2], attention=AttentionQuery())[0].weights for each in (client, exact)
+            asked.encode(texts[1:2], attention=AttentionQuery())[0].weights for asked in (client, exact)
         )
         assert np.array_equal(found, stated)
 

@@ -31,7 +31,7 @@ def test_a_server_goes_on_with_the_bundle_that_it_has_opened(
 ) -> None:
     bundle, other = tmp_path / "bundle", tmp_path / "other"
     shutil.copytree(minilm_bundle, bundle)
-    for path in (each for each in bundle.rglob("*") if each.is_file()):
+    for path in (file for file in bundle.rglob("*") if file.is_file()):
         new = other / path.relative_to(bundle)
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(b"another bundle")

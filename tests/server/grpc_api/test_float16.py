@@ -32,7 +32,7 @@ def loud(small_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
     bundle = tmp_path_factory.mktemp("loud") / "bundle"
     shutil.copytree(small_bundle("wordpiece"), bundle)
     graph = onnx.load(bundle / "onnx" / "model.onnx")
-    [weight] = [each for each in graph.graph.initializer if each.name == "layers.0.output_norm.weight"]
+    [weight] = [tensor for tensor in graph.graph.initializer if tensor.name == "layers.0.output_norm.weight"]
     louder = (100_000 * onnx.numpy_helper.to_array(weight)).tobytes()
     manifest = json.loads((bundle / "manifest.json").read_text())
     for file in manifest["files"]:

@@ -64,7 +64,7 @@ def test_details_name_fields_inputs_figures_and_when_to_come_back() -> None:
 
 
 def every_error(kind: type[errors.RequestError] = errors.RequestError) -> list[type[errors.RequestError]]:
-    return [kind, *(each for child in kind.__subclasses__() for each in every_error(child))]
+    return [kind, *(error for child in kind.__subclasses__() for error in every_error(child))]
 
 
 @pytest.mark.parametrize("kind", every_error()[1:])

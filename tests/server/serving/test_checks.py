@@ -127,7 +127,7 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
 def test_a_violation_says_which_input_it_is_in() -> None:
     with pytest.raises(InvalidFieldsError) as caught:
         make_checks().encode(EncodeJob(inputs=[*ONE, Input()], prompt=Prompt()))
-    assert [(each.field, each.input_index) for each in caught.value.violations] == [
+    assert [(violation.field, violation.input_index) for violation in caught.value.violations] == [
         ("prompt", None),
         ("inputs[1]", 1),
     ]

@@ -80,7 +80,7 @@ def test_encoding_without_a_record_gives_the_same_ids(text_encoder: TextEncoder)
     texts = [("Zoë's café",), ("",), ("東京 😀",), ("cat " * 30,), ("a cat", "the mat")]
     fast = text_encoder.encode(texts)
     full = text_encoder.encode(texts, with_record=True)
-    assert [each.input_ids.tolist() for each in fast] == [each.input_ids.tolist() for each in full]
+    assert [text.input_ids.tolist() for text in fast] == [text.input_ids.tolist() for text in full]
 
 
 def test_an_empty_text_has_special_tokens_only(text_encoder: TextEncoder) -> None:

@@ -73,8 +73,8 @@ def test_every_batch_is_tried_in_one_lane_and_in_several() -> None:
     def lanes(thread_counts: Sequence[int]) -> list[tuple[int, int]]:
         settings = candidates(thread_counts, "cpu")
         assert len(set(settings)) == len(settings)
-        tried = {(each.threads, each.lanes) for each in settings}
-        assert {each.max_batch_tokens for each in settings} >= {128, 256, 512, 1024}
+        tried = {(setting.threads, setting.lanes) for setting in settings}
+        assert {setting.max_batch_tokens for setting in settings} >= {128, 256, 512, 1024}
         assert len(settings) % len(tried) == 0
         return sorted(tried)
 
@@ -85,7 +85,7 @@ def test_every_batch_is_tried_in_one_lane_and_in_several() -> None:
 
 def test_drawn_texts_are_short_with_a_long_tail_and_always_the_same() -> None:
     workload = draw_workload(MODEL)
-    lengths = [len(each) for each in workload.input_ids]
+    lengths = [len(text) for text in workload.input_ids]
     ids = np.concatenate(workload.input_ids)
     assert 28 <= np.median(lengths) <= 36
     assert (min(lengths), max(lengths)) == (3, 256)
@@ -178,7 +178,7 @@ def test_latency_counts_from_when_a_text_was_due_and_what_finds_it_full_is_refus
     done: list[float] = []
     num_refused = 0
     for arrival in poisson_arrivals(rate, seconds, seed=round(rate)):
-        if sum(each > arrival for each in done) == max_queue:
+        if sum(done_at > arrival for done_at in done) == max_queue:
             num_refused += 1
         else:
             due.append(arrival)
