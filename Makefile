@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs format protos clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs format protos release-record clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -61,6 +61,7 @@ check: .venv/ready ## format, lint, types, imports, protos
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 	cd protos && ../$(BIN)/buf lint
+	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
 docs: $(MINILM) ## write the code and files that pages show into the pages
 	$(BIN)/python docs/regenerate.py .minilm
@@ -71,6 +72,12 @@ format: .venv/ready
 
 protos: .venv/ready ## regenerate the stubs
 	$(BIN)/python protos/generate.py
+
+# With each release, once: what later ones must stay compatible with.
+VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('attnlens'))")
+release-record: .venv/ready ## keep this version's protocol, bundle and messages for the tests of later ones
+	cd protos && ../$(BIN)/buf build --exclude-source-info -o baseline/v$(VERSION).binpb
+	$(BIN)/python tests/compatibility/record.py $(VERSION)
 
 clean:
 	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules dist build

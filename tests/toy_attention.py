@@ -24,7 +24,7 @@ from attnlens_model.attention.mechanism import (
 )
 from attnlens_model.attention.weights import attention_weights
 
-TOY_GATES = OutputRole("toy_gates")
+TOY_GATES = OutputRole("head_gates")
 
 
 @dataclass(frozen=True, kw_only=True)

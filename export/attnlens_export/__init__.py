@@ -3,8 +3,8 @@
     export_bundle(source, output, ExportOptions(...))  -> BundleSummary
     check_bundle(directory, source)                    -> CheckSummary
 
-`Fp16()` and `Int8(Gate(...))` are what `ExportOptions.precisions` takes. Both functions raise `ExportError`,
-of which attnlens_export.errors has the tree. What is not listed here may change in any version.
+`ExportOptions.precisions` takes `Fp16()` and `Int8(Gate(...))`. Both functions raise `ExportError`: see
+attnlens_export.errors. Whatever `__all__` does not list may change in any version.
 """
 
 from attnlens_export.bundle import BundleSummary, ExportOptions, export_bundle

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from attnlens.bundle import read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import Graph, Manifest
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.claims import check_claims
 from attnlens_export.contents import check_graphs, measure_graphs
 from attnlens_export.errors import SourceError
@@ -85,7 +85,8 @@ def check_bundle(
         SourceError: `source` is an encoder of other sizes.
         NotInstalledError, UnknownRuntimeError: a runtime was named that is not there.
     """
-    installed, missing = find_runtimes(runtimes or RuntimeOptions())
+    others = runtimes or RuntimeOptions()
+    installed, missing = find_runtimes(others)
     progress("Comparing the hashes", "", 0, 1)
     manifest = read_manifest(directory)
     verify_files(directory, manifest)
@@ -103,16 +104,18 @@ def check_bundle(
     for path in GRAPH_PURPOSES:
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
-    stated = {graph.path: _stated(manifest, graph) for graph in manifest.graphs}
-    verdict = measure_graphs(subject, stated, progress)
-    options = runtimes or RuntimeOptions()
+    verdict = measure_graphs(subject, _stated(manifest), progress)
     results = [
         result
         for runtime in installed
-        for result in measure_runtime(subject, runtime, options.timeout_s, partial(progress, runtime.name))
+        for result in measure_runtime(subject, runtime, others.timeout_s, partial(progress, runtime.name))
     ]
     return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
 
 
-def _stated(manifest: Manifest, graph: Graph) -> Stated:
-    return Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
+def _stated(manifest: Manifest) -> dict[str, Stated]:
+    """Return what the manifest says of each graph, by path."""
+    return {
+        graph.path: Stated(graph, tuple(gate for gate in manifest.parity.gates if gate.graph == graph.id))
+        for graph in manifest.graphs
+    }

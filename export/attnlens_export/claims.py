@@ -23,7 +23,15 @@ _LEFT_BY_OTHERS = (".DS_Store", "._*", ".git*", ".cache", "Thumbs.db", "desktop.
 
 
 # The fields that follow from the files.
-_DERIVED = ("architecture", "graphs", "pooling", "max_tokens", "prompts", "default_prompt_name")
+_DERIVED = (
+    "architecture",
+    "graphs",
+    "pooling",
+    "max_tokens",
+    "prompts",
+    "default_prompt_name",
+    "text_pairs",
+)
 # Those whose keys are names, not fields.
 _MAPS = frozenset({"prompts"})
 
@@ -88,13 +96,11 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
     Raises:
         _ContradictionError: a field that is stated differs.
     """
-    if isinstance(fact, dict) and name not in _MAPS:
-        for key, value in fact.items():
-            field = f"{name}.{key}" if name else key
-            if key in stated:
-                yield from _compare(stated[key], claim[key], value, field)
-            elif value:
-                yield field
+    if name in _MAPS:
+        for key in claim | fact:
+            yield from _compare(None, claim.get(key), fact.get(key), f"{name}.{key}")
+    elif isinstance(fact, dict):
+        yield from _compare_fields(stated, claim, fact, name)
     elif isinstance(fact, list):
         if len(claim) != len(fact):
             raise _ContradictionError(f"{name} has {len(claim)} entries, the files say {len(fact)}")
@@ -102,6 +108,17 @@ def _compare(stated: Any, claim: Any, fact: Any, name: str = "") -> Iterator[str
             yield from _compare(*values, f"{name}.{number}")
     elif claim != fact:
         raise _ContradictionError(f"{name} is {claim!r}, the files say {fact!r}")
+
+
+def _compare_fields(
+    stated: dict[str, Any], claim: dict[str, Any], fact: dict[str, Any], name: str
+) -> Iterator[str]:
+    for key, value in fact.items():
+        field = f"{name}.{key}".lstrip(".")
+        if stated.get(key) is not None:  # null means absent
+            yield from _compare(stated[key], claim[key], value, field)
+        elif value:
+            yield field
 
 
 def _as_dict(message: Manifest) -> dict[str, Any]:

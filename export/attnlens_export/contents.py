@@ -12,7 +12,7 @@ from attnlens.v1.manifest_pb2 import Graph, GraphPurpose
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16.precision import Fp16
 from attnlens_export.graph.lint import check_graph
-from attnlens_export.graph.names import GRAPH_IDS, GRAPH_PURPOSES
+from attnlens_export.graph.names import GRAPH_PURPOSES, graph_id
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
 from attnlens_export.parity.measure import Subject, measure_parity
@@ -40,10 +40,12 @@ def graphs_of(directory: Path) -> Iterator[Graph]:
     """Yield id, path, purpose and precision of each graph: both in fp32, then those in lower precisions."""
     for path, purpose in GRAPH_PURPOSES.items():
         fp32 = manifest_pb2.Precision.PRECISION_FP32
-        yield Graph(id=GRAPH_IDS[path], path=path, purpose=purpose, precision=fp32)
+        yield Graph(id=graph_id(path), path=path, purpose=purpose, precision=fp32)
     for precision in precisions_of(directory):
         purpose = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
-        yield Graph(id=precision.graph_id, path=precision.path, purpose=purpose, precision=precision.number)
+        yield Graph(
+            id=graph_id(precision.path), path=precision.path, purpose=purpose, precision=precision.number
+        )
 
 
 def check_graphs(directory: Path, config: EncoderConfig) -> None:

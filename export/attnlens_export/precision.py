@@ -126,11 +126,6 @@ class Precision(ABC):
     operators: ClassVar[frozenset[str]] = frozenset()
     element_types: ClassVar[frozenset[int]]
 
-    @property
-    def graph_id(self) -> str:
-        """What the manifest calls the graph."""
-        return f"embeddings.{self.name}"
-
     @abstractmethod
     def write(self, source: Fp32Graph, progress: Progress) -> Stated:
         """Write the graph, and the files that `measure` needs, into the bundle.

@@ -69,13 +69,13 @@ def _parity_content(result: ParityResult) -> dict[str, Any]:
         "reference": result.reference_name,
         "max_position_embeddings": result.max_tokens,
         "longest_input_tokens": {
-            f"{graph} {role}": max(each.case.length for each in group)
+            f"{graph} {role}": max(measurement.case.length for measurement in group)
             for (graph, role), group in result.by_role().items()
         },
         "failures": result.failures(),
         "left_out": [{"graph": graph, **_case(case)} for graph, case in result.left_out()],
-        "measurements": [_as_json(each) for each in result.measurements],
-        "invariants": [_as_json(each) for each in result.invariants],
+        "measurements": [_as_json(measurement) for measurement in result.measurements],
+        "invariants": [_as_json(invariants) for invariants in result.invariants],
     }
 
 
@@ -156,11 +156,11 @@ def _worst_line(found: Measurement) -> str:
 
 
 def _invariants_list(result: ParityResult) -> str:
-    row_sum = max_or_nan(each.row_sum_error for each in result.invariants)
-    masked = max_or_nan(each.masked_weight for each in result.invariants)
-    empty = max_or_nan(each.empty_row_weight for each in result.invariants)
-    alone = max_or_nan(each.alone_error for each in result.measurements)
-    finite = all(each.finite for each in result.invariants)
+    row_sum = max_or_nan(found.row_sum_error for found in result.invariants)
+    masked = max_or_nan(found.masked_weight for found in result.invariants)
+    empty = max_or_nan(found.empty_row_weight for found in result.invariants)
+    alone = max_or_nan(found.alone_error for found in result.measurements)
+    finite = all(found.finite for found in result.invariants)
     return "\n".join(
         [
             f"- attention rows of live tokens sum to 1 within {row_sum:.1e}",

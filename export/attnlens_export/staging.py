@@ -19,7 +19,7 @@ class TargetKind:
 
     Attributes:
         noun: what to call it.
-        recognize: raises BundleError for a directory that is none.
+        recognize: raises BundleError for a directory of another kind.
     """
 
     noun: str

@@ -4,7 +4,7 @@ A family is data: one `FAMILY = Family(...)` in one module of `families`. All sh
 `EncoderConfig` chooses.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 # A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
@@ -17,7 +17,7 @@ class Layout:
 
     Attributes:
         weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number.
+            name. `{layer}` stands for the layer number. Empty: the checkpoint has our names.
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.
@@ -27,13 +27,19 @@ class Layout:
     anchor: str
     roots: tuple[str, ...]
 
-    def weight_names(self, num_layers: int) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield (our parameter names, the checkpoint's tensor name without prefix) for `num_layers` layers.
+    def weight_names(
+        self, num_layers: int, parameters: Iterable[str]
+    ) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield (our parameter names, the checkpoint's tensor name without prefix).
 
-        Layers that share their weights count once.
+        Args:
+            num_layers: layers that share their weights count once.
+            parameters: of the encoder.
         """
-        for parameters, theirs in self.weights.items():
-            ours = (parameters,) if isinstance(parameters, str) else parameters
+        if not self.weights:
+            yield from (((name,), name) for name in parameters)
+        for stored, theirs in self.weights.items():
+            ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
                 yield tuple(name.format(layer=layer) for name in ours), theirs.format(layer=layer)
 

@@ -41,7 +41,7 @@ class DenseLayer:
 
     Attributes:
         weight: W, (O, I).
-        bias: b, (O,); None where there is none.
+        bias: b, (O,), or None.
         activation: applied component by component.
         normalize_input: scale x to length 1 first.
     """

@@ -12,7 +12,7 @@ from bench.setting import QUICK, Setting, find_int8_bundle
 
 
 def write_bundle(directory: Path, *precisions: Precision.ValueType) -> Path:
-    """Write a manifest that names a graph of each precision."""
+    """Write a manifest that names a graph in each precision."""
     directory.mkdir()
     write_manifest(
         directory, Manifest(format_version=1, graphs=[Graph(precision=precision) for precision in precisions])

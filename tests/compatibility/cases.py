@@ -52,7 +52,10 @@ CASES: dict[str, tuple[str, Message]] = {
     ),
     "embed without a prompt": ("Embed", pb.EmbedRequest(inputs=[text(FIRST)], prompt=NO_PROMPT)),
     "embed pairs": ("Embed", pb.EmbedRequest(inputs=[pair(FIRST, SECOND), pair("", SECOND), text(FIRST)])),
-    "embed ids": ("Embed", pb.EmbedRequest(inputs=[ids(2, 10, 11, 3), ids(2, 5, 3, 6, 3, types=(0, 0, 0, 1, 1))])),
+    "embed ids": (
+        "Embed",
+        pb.EmbedRequest(inputs=[ids(2, 10, 11, 3), ids(2, 5, 3, 6, 3, types=(0, 0, 0, 1, 1))]),
+    ),
     "encode": ("Encode", pb.EncodeRequest(inputs=[text(FIRST)])),
     "encode attention": (
         "Encode",
@@ -69,7 +72,9 @@ CASES: dict[str, tuple[str, Message]] = {
     ),
     "stream": (
         "EncodeStream",
-        pb.EncodeStreamRequest(inputs=[text(FIRST), pair(FIRST, "rain")], last_hidden_state=True, attention=ATTENTION),
+        pb.EncodeStreamRequest(
+            inputs=[text(FIRST), pair(FIRST, "rain")], last_hidden_state=True, attention=ATTENTION
+        ),
     ),
     "tokenize": (
         "Tokenize",

@@ -1,6 +1,6 @@
-"""Record a release: `python tests/compatibility/record.py 0.1` makes its bundle, asks its server, writes both down.
+"""Record a release: `python tests/compatibility/record.py 0.1`.
 
-What it writes goes to `tests/compatibility/v0.1/` and is never changed afterwards.
+It makes a bundle, asks a server, and writes both down in `tests/compatibility/v0.1/`, which stays as it is.
 """
 
 import json
@@ -19,6 +19,7 @@ from odd_models import OddModel  # noqa: E402
 from served import ServerProcess  # noqa: E402
 from small_bundles import TOKENIZERS  # noqa: E402
 
+MODELS = "sentence_transformers.models"
 SIZES = {
     "hidden_size": 24,
     "num_hidden_layers": 2,
@@ -33,7 +34,7 @@ def make_bundle(directory: Path) -> None:
     import torch  # noqa: PLC0415 - heavy
     from safetensors.torch import save_file  # noqa: PLC0415 - heavy
 
-    from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - heavy
+    from attnlens_export import ExportOptions, Fp16, export_bundle  # noqa: PLC0415 - heavy
 
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)
@@ -42,9 +43,19 @@ def make_bundle(directory: Path) -> None:
         for name, content in {
             "tokenizer_config.json": {"model_max_length": 40, "tokenizer_class": "BertTokenizer"},
             "modules.json": [
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                {
+                    "idx": index,
+                    "name": str(index),
+                    "path": path,
+                    "type": f"sentence_transformers.models.{kind}",
+                }
                 for index, (path, kind) in enumerate(
-                    [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")]
+                    [
+                        ("", "Transformer"),
+                        ("1_Pooling", "Pooling"),
+                        ("2_Dense", "Dense"),
+                        ("3_Normalize", "Normalize"),
+                    ]
                 )
             ],
             "1_Pooling/config.json": {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True},
@@ -65,7 +76,7 @@ def make_bundle(directory: Path) -> None:
         save_file(weights, source / "2_Dense" / "model.safetensors")
         options = ExportOptions(
             name="small",
-            precision="fp16",
+            precisions=(Fp16(),),
             prompts={"query": "find: ", "passage": "the "},
             default_prompt="passage",
         )

@@ -4,7 +4,7 @@ import base64
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -72,8 +72,10 @@ def call(channel: grpc.Channel, name: str, method: str, request: bytes) -> Recor
         else:
             responses = (channel.unary_unary(path, _same, _same)(request, timeout=60),)
     except grpc.RpcError as error:
-        trailers = dict(error.trailing_metadata())
-        return Recorded(name, method, request, (), error.code().name, trailers["attnlens-error-bin"])
+        failed = cast("grpc.Call", error)
+        trailers = dict(failed.trailing_metadata() or ())
+        details = cast("bytes", trailers["attnlens-error-bin"])
+        return Recorded(name, method, request, (), failed.code().name, details)
     return Recorded(name, method, request, responses, "OK")
 
 

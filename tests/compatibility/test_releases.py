@@ -1,21 +1,26 @@
 """What earlier releases have written, with the code of today: bundles, requests, replies."""
 
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from attnlens.bundle import read_manifest, verify_files
+from attnlens_client import AttentionQuery, Client, InputTooLongError
 from compatibility import recording
+from compatibility.cases import FIRST, SECOND
 from compatibility.recording import SERVICE, Recorded
 from served import ServerProcess
 
@@ -121,7 +126,7 @@ def test_the_bundle_still_passes_its_check(release: Path) -> None:
 @contextmanager
 def replayed(calls: list[Recorded]) -> Iterator[str]:
     """A server that answers each method with the given recorded call, whatever it is asked."""
-    handlers = {}
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for recorded in calls:
         method = SERVICE.methods_by_name[recorded.method]
         handlers[recorded.method] = (
@@ -161,3 +166,79 @@ def _answer_stream(recorded: Recorded) -> Any:
         yield from recorded.responses
 
     return answer
+
+
+def arrays(recorded: Recorded) -> list[npt.NDArray[Any]]:
+    """The tensors of a recorded reply, in the order in which they stand there."""
+    found: list[npt.NDArray[Any]] = []
+
+    def collect(values: object) -> None:
+        if isinstance(values, dict) and "shape" in values:
+            found.append(np.array(values["data"]).reshape([int(size) for size in values["shape"]]))
+        elif isinstance(values, dict):
+            for value in values.values():
+                collect(value)
+        elif isinstance(values, list):
+            for value in values:
+                collect(value)
+
+    collect(recorded.replies())
+    return found
+
+
+LAST_TWO = AttentionQuery(layers=[-1, 0], heads=[1])
+MEAN = AttentionQuery(layers=[1], view="head_mean")
+READ: dict[str, Callable[[Client], list[Any]]] = {
+    "embed": lambda client: [client.embed([FIRST, SECOND, ""])],
+    "embed pairs": lambda client: [client.embed([(FIRST, SECOND), ("", SECOND), FIRST])],
+    "encode": lambda client: [text.hidden_states for text in client.encode([FIRST])],
+    "encode attention": lambda client: [
+        array
+        for text in client.encode([FIRST, "rain"], attention=[LAST_TWO, MEAN])
+        for array in (text.hidden_states, *(found.weights for found in text.attention))
+    ],
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_client_reads_recorded_replies(release: Path, name: str) -> None:
+    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    with replayed([calls["get model"], calls[name]]) as address, Client(address) as client:
+        found = READ[name](client)
+    expected = arrays(calls[name])
+    assert len(found) == len(expected) > 0
+    for array, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_the_client_reads_a_recorded_stream(release: Path) -> None:
+    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    with replayed([calls["get model"], calls["stream"]]) as address, Client(address) as client:
+        texts = list(client.stream([FIRST, (FIRST, "rain")], attention=[LAST_TWO, MEAN]))
+    parts = [array for text in texts for found in text.attention for array in found.weights]
+    expected = [array for array in arrays(calls["stream"]) if array.ndim == 4]  # one layer each
+    assert len(parts) == len(expected) == 6
+    for array, wanted in zip(parts, expected, strict=True):
+        np.testing.assert_array_equal(array, wanted[0])
+    assert {token.source for token in texts[1].tokens} == {"special", "prompt", "text", "second_text"}
+
+
+def test_the_client_reads_recorded_tokens_models_and_failures(release: Path) -> None:
+    calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
+    chosen = [calls[name] for name in ("get model", "tokenize", "too long")]
+    with replayed(chosen) as address, Client(address) as client:
+        model = client.get_model()
+        long, pair = client.tokenize([SECOND * 4, ("rain", FIRST)], prompt_name="query")
+        with pytest.raises(InputTooLongError) as caught:
+            client.embed([FIRST, SECOND * 4])
+    manifest = release / "bundle" / "manifest.json"
+    assert model.version == hashlib.sha256(manifest.read_bytes()).hexdigest()
+    assert (model.name, model.text_pairs, model.prompts) == (
+        "small",
+        True,
+        {"query": "find: ", "passage": "the "},
+    )
+    assert (long.exceeds_max_tokens, pair.exceeds_max_tokens) == (True, False)
+    assert [token.text for token in pair.tokens if token.source == "second_text"][:1] == ["the"]
+    assert caught.value.text_index == 1
+    assert caught.value.num_tokens > caught.value.max_tokens == 40

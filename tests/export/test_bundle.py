@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from attnlens.bundle import read_manifest, verify_files
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.v1.manifest_pb2 import GateKind, OutputLayout, OutputRole, Pooling, RowSum
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import (
     ExportOptions,
@@ -72,23 +72,57 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
     assert [value.name for value in embeddings.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert {tuple(value.axes) for value in embeddings.inputs} == {("batch_size", "sequence_length")}
     assert {value.data_type for value in embeddings.inputs} == {DataType.DATA_TYPE_INT64}
-    assert [value.name for value in embeddings.outputs] == ["last_hidden_state"]
-    assert [value.name for value in attentions.outputs] == [
+    assert [output.value.name for output in embeddings.outputs] == ["last_hidden_state"]
+    assert [output.value.name for output in attentions.outputs] == [
         "last_hidden_state",
         *(f"attentions.{layer}" for layer in range(6)),
     ]
-    assert list(attentions.outputs[1].axes) == ["batch_size", "12", "sequence_length", "sequence_length"]
+    assert [graph.id for graph in manifest.graphs] == ["embeddings", "attention"]
+    assert [list(graph.data_files) for graph in manifest.graphs] == [[], ["onnx/model.onnx"]]
+    hidden, *weights = attentions.outputs
+    assert hidden == embeddings.outputs[0]
+    assert (hidden.role, hidden.layout) == (
+        OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
+        OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
+    )
+    assert not hidden.HasField("layer")
+    assert [output.layer for output in weights] == list(range(6))
+    assert {(output.role, output.layout, output.num_heads, output.row_sum) for output in weights} == {
+        (
+            OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
+            OutputLayout.OUTPUT_LAYOUT_DENSE,
+            12,
+            RowSum.ROW_SUM_ONE,
+        )
+    }
+    layers = {(layer.attention, layer.num_heads, layer.head_size, layer.window) for layer in sizes.layers}
+    assert (len(sizes.layers), layers) == (6, {("softmax", 12, 32, 0)})
+    assert (sizes.type_vocab_size, manifest.text_pairs) == (2, True)
+    assert list(attentions.outputs[1].value.axes) == [
+        "batch_size",
+        "12",
+        "sequence_length",
+        "sequence_length",
+    ]
 
 
 def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
     parity = read_manifest(minilm_bundle).parity
     assert parity.passed
     assert parity.num_cases == 52
-    assert [(each.graph, each.output) for each in parity.figures] == [
-        ("onnx/model.onnx", "last_hidden_state"),
-        ("onnx/model_attentions.onnx", "last_hidden_state"),
-        ("onnx/model_attentions.onnx", "attentions"),
+    measured = [
+        ("embeddings", OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE),
+        ("attention", OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE),
+        ("attention", OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS),
     ]
+    assert [(figure.graph, figure.role) for figure in parity.figures] == measured
+    assert [(gate.graph, gate.role) for gate in parity.gates[::2]] == measured
+    assert [gate.kind for gate in parity.gates] == 3 * [
+        GateKind.GATE_KIND_MAX_ABS_ERROR,
+        GateKind.GATE_KIND_MAX_ALONE_ERROR,
+    ]
+    assert all(gate.found <= gate.limit for gate in parity.gates)
+    assert all(gate.limit >= 1e-5 for gate in parity.gates)
     for each in parity.figures:
         assert 0 < each.max_abs_error <= 1.5e-5
         assert 0 < each.torch_abs_error_float64 <= 1e-5
@@ -184,7 +218,7 @@ def test_another_seed_gives_other_weights_and_a_trace_the_same_ones(
     config = changed(tiny_config, {"num_layers": 1})
     digests = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed))
+        export_bundle(config, tmp_path / name, dataclasses.replace(quick, seed=seed, tracer=None))
         digests.append(hashlib.sha256((tmp_path / name / "onnx" / "model.onnx").read_bytes()).hexdigest())
     assert digests[0] == digests[1] != digests[2]
 

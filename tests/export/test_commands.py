@@ -13,6 +13,7 @@ from attnlens.v1.manifest_pb2 import Manifest, Pooling
 from attnlens_cli.commands.check import check
 from attnlens_cli.commands.export import export
 from attnlens_export import bundle
+from attnlens_export.graph.names import role_name
 from attnlens_export.manifest import describe_bundle
 from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
@@ -331,7 +332,9 @@ def test_what_was_not_compared_is_said(
     monkeypatch.setattr("attnlens_export.parity.grid.SHORT_LENGTHS", (7,))
     result = run_export("--config", config_file, "--output", output)
     assert result.exit_code == 0, result.output
-    lengths = "longest input compared, in tokens: last_hidden_state 38, attentions 26; the encoder takes 40"
+    lengths = (
+        "longest input compared, in tokens: last_hidden_state 38, attention_weights 26; the encoder takes 40"
+    )
     assert lengths in " ".join(result.stdout.split())
     left_out = "onnx/model_attentions.onnx at 1x38 none, onnx/model_attentions.onnx at 2x38 right"
     assert f"not compared, too large: {left_out}" in " ".join(result.stdout.split())
@@ -342,11 +345,11 @@ def test_what_was_not_compared_is_said(
     ]
     assert lengths in (output / "parity" / "report.md").read_text(encoding="utf-8")
     figures = read_manifest(output).parity.figures
-    found = [(each.graph.rpartition("/")[2], each.output, each.longest_input_tokens) for each in figures]
+    found = [(figure.graph, role_name(figure.role), figure.longest_input_tokens) for figure in figures]
     assert found == [
-        ("model.onnx", "last_hidden_state", 38),
-        ("model_attentions.onnx", "last_hidden_state", 26),
-        ("model_attentions.onnx", "attentions", 26),
+        ("embeddings", "last_hidden_state", 38),
+        ("attention", "last_hidden_state", 26),
+        ("attention", "attention_weights", 26),
     ]
 
 

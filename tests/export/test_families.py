@@ -124,7 +124,7 @@ def test_the_float64_reference_is_that_of_a_float64_copy(exported: Exported) -> 
         output = exact(**feed, output_attentions=True)
     expected = [each.numpy() for each in (output.last_hidden_state, *output.attentions)]
     assert len(maps) == exported.config.num_layers
-    for tensor, wanted, single in zip([hidden, *maps], expected, [fp32[0], *fp32[1]], strict=True):
+    for tensor, wanted, single in zip([hidden, *maps], expected, fp32.values(), strict=True):
         assert np.array_equal(tensor, wanted)
         assert 0 < np.abs(tensor - single).max() < 1e-4
 

@@ -20,7 +20,7 @@ from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import changed, small_config
 from toy_attention import TOY_GATES, ToyAttentionConfig
 
-NAMES = ["last_hidden_state", "attentions.0", "toy_gates.0", "attentions.1", "attentions.2", "toy_gates.2"]
+NAMES = ["last_hidden_state", "attentions.0", "head_gates.0", "attentions.1", "attentions.2", "head_gates.2"]
 SOFTMAX = {"kind": "softmax", "num_heads": 4}
 CASES = [Case(1, 1, Padding.NONE), Case(3, 17, Padding.MIDDLE), Case(2, 40, Padding.LEFT)]
 
@@ -57,7 +57,7 @@ def test_a_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
         with torch.inference_mode():
             expected = encoder(**feed, output_attentions=True)
         live = inputs.attention_mask == 1
-        gates = {f"toy_gates.{layer}": expected.layers[layer][TOY_GATES] for layer in (0, 2)}
+        gates = {f"head_gates.{layer}": expected.layers[layer][TOY_GATES] for layer in (0, 2)}
         for name, tensor in ({"last_hidden_state": expected.last_hidden_state} | gates).items():
             np.testing.assert_allclose(found[name][live], tensor.numpy()[live], rtol=0, atol=1e-5)
         for layer, weights in enumerate(expected.attentions):
@@ -70,7 +70,7 @@ def test_the_lint_knows_its_operators_and_outputs_from_the_configuration(
     graph = trace(encoder, config).proto_with_weights()
     check_graph(graph, "model.onnx", config, GraphPurpose.GRAPH_PURPOSE_ATTENTION)
     softmax = changed(config, {"attention": SOFTMAX})
-    with pytest.raises(LintError, match=r"Sigmoid is not allowed(?s:.*)outputs .*toy_gates\.0"):
+    with pytest.raises(LintError, match=r"Sigmoid is not allowed(?s:.*)outputs .*head_gates\.0"):
         check_graph(graph, "model.onnx", softmax, GraphPurpose.GRAPH_PURPOSE_ATTENTION)
 
 
@@ -81,6 +81,6 @@ def test_the_graph_of_embeddings_has_the_hidden_states_alone(
     assert [output.name for output in session.get_outputs()] == NAMES[:1]
     inputs = make_inputs(CASES[1], config)
     live = inputs.attention_mask == 1
-    exact = run_float64(encoder, inputs, lambda _layer, _weights: None)
+    exact = run_float64(encoder, inputs, lambda _name, _weights: None)
     [hidden] = session.run(None, inputs.feed())
     np.testing.assert_allclose(hidden[live], exact[live], rtol=0, atol=1e-5)

@@ -213,7 +213,7 @@ def test_a_bad_value_is_refused_by_its_path_with_the_limit(changes: dict[str, An
     [
         (
             {"model_type": "bret"},
-            r"model_type='bret' is not known \(did you mean 'bert'\?\): attnlens reads .* albert, bert",
+            r"model_type='bret' is not known \(did you mean 'bert'\?\): attnlens reads .* albert, .*bert",
         ),
         ({"hidden_act": "gelu_old"}, "hidden_act='gelu_old' is not supported: this version knows gelu, "),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),

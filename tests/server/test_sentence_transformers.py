@@ -206,8 +206,12 @@ def test_the_tokens_of_a_prompt_count_and_ids_have_none(client: Client) -> None:
         ({"default_prompt_name": "query"}, "default_prompt_name is 'query', the files say 'passage'"),
         ({"prompts": {"query": "q"}}, r"prompts\.query is 'q', the files say 'Given"),
         (
-            {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN"}},
+            {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN", "normalize": False}},
             r"pooling\.normalize is False, the files say True",
+        ),
+        (
+            {"pooling": {"pooling": "POOLING_WEIGHTED_MEAN", "normalize": True, "dense": []}},
+            r"pooling\.dense has 0 entries, the files say \d",
         ),
     ],
 )

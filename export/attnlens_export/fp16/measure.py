@@ -221,5 +221,5 @@ def _measure(
         worst_index=found.index,
         worst_values=found.values,
         finite=bool(np.isfinite(on_cpu).all() and np.isfinite(hidden).all()),
-        output=HIDDEN_OUTPUT,
+        role=HIDDEN_OUTPUT,
     )

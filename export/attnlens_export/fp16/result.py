@@ -6,31 +6,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnlens.v1.manifest_pb2 import Gate, GateKind, Graph, OutputRole, ParityFigure
+from attnlens.v1.manifest_pb2 import Gate, GateKind, Graph, ParityFigure
 from attnlens_export.fp16.convert import FP16_PATH, Fp16Weights
 from attnlens_export.graph.lint import MAX_FP16
 from attnlens_export.json_files import finite
+from attnlens_export.parity.result import Errors, max_or_nan, worst_figures
 from attnlens_export.precision import PrecisionResult, Table
 
 MIN_COSINE = 0.9999
 
 
 @dataclass(frozen=True)
-class Fp16Measurement:
-    """The graph in fp16 on one input, live tokens only. Errors are those with every fp16 result rounded.
+class Fp16Measurement(Errors):
+    """The errors on one input, with every fp16 result rounded.
+
+    `min_cosine` is the smaller of those with rounded results and as the CPU computes.
 
     Attributes:
-        graph: the ONNX file.
         inputs: a shape of the grid, or sentences.
         length: tokens, padding included.
-        output: `last_hidden_state`.
-        max_abs_error: the largest |fp16 - PyTorch fp32|.
-        max_abs_error_float64: the largest |fp16 - PyTorch float64|.
-        torch_abs_error_float64: the largest |PyTorch fp32 - PyTorch float64|.
-        mean_abs_error: the mean of |fp16 - PyTorch fp32|.
-        p99_abs_error: its 99th percentile.
-        min_cosine: the smallest cosine of a token's vector with PyTorch's, rounded or as the CPU computes.
-        num_elements: the number of elements compared.
         largest_value: the largest magnitude in fp16, at padded positions too; infinite beyond the range.
         largest_place: the graph's value that holds it, with the parameter that it is made with.
         worst_index: where the largest error is: (batch, token, component).
@@ -38,17 +32,8 @@ class Fp16Measurement:
         finite: whether no output has a NaN or an infinity, rounded or as the CPU computes.
     """
 
-    graph: str
     inputs: str
     length: int
-    output: str
-    max_abs_error: float
-    max_abs_error_float64: float
-    torch_abs_error_float64: float
-    mean_abs_error: float
-    p99_abs_error: float
-    min_cosine: float
-    num_elements: int
     largest_value: float
     largest_place: str
     worst_index: tuple[int, ...]
@@ -65,7 +50,7 @@ class Fp16Measurement:
         if not self.min_cosine >= MIN_COSINE:
             yield (
                 f"{where}: a token's vector has a cosine of {self.min_cosine:.6f} with PyTorch's, at least "
-                f"{MIN_COSINE} is allowed; {self.output}{list(self.worst_index)} is "
+                f"{MIN_COSINE} is allowed; {self.role}{list(self.worst_index)} is "
                 f"{self.worst_values[0]:.8g}, PyTorch has {self.worst_values[1]:.8g}"
             )
 
@@ -83,33 +68,22 @@ class Fp16Result(PrecisionResult):
     def failures(self) -> list[str]:
         """Return a line for each gate that did not hold, those of the smallest cosine first."""
         by_cosine = sorted(
-            self.measurements, key=lambda each: float(np.nan_to_num(each.min_cosine, nan=-1.0))
+            self.measurements, key=lambda measurement: float(np.nan_to_num(measurement.min_cosine, nan=-1.0))
         )
         return [line for measurement in by_cosine for line in measurement.failures()]
 
     @property
     def largest(self) -> Fp16Measurement:
         """The measurement with the largest value in fp16."""
-        return max(self.measurements, key=lambda each: float(np.nan_to_num(each.largest_value, nan=np.inf)))
+        return max(
+            self.measurements,
+            key=lambda measurement: float(np.nan_to_num(measurement.largest_value, nan=np.inf)),
+        )
 
     def figures(self) -> list[ParityFigure]:
         """Return the worst figures of all inputs; a NaN is worse than any number."""
-        worst = {
-            name: float(np.max([getattr(each, name) for each in self.measurements]))
-            for name in ("max_abs_error", "max_abs_error_float64", "torch_abs_error_float64", "p99_abs_error")
-        }
-        counts = [each.num_elements for each in self.measurements]
-        figure = ParityFigure(
-            graph=f"embeddings.{self.name}",
-            role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
-            mean_abs_error=float(
-                np.average([each.mean_abs_error for each in self.measurements], weights=counts)
-            ),
-            min_cosine=float(np.min([each.min_cosine for each in self.measurements])),
-            longest_input_tokens=max(each.length for each in self.measurements),
-            max_fp16_value=float(np.max([each.largest_value for each in self.measurements])),
-            **worst,
-        )
+        figure = worst_figures(self.measurements, max(found.length for found in self.measurements))
+        figure.max_fp16_value = max_or_nan(found.largest_value for found in self.measurements)
         return [figure]
 
     def gates(self) -> list[Gate]:

@@ -1,5 +1,7 @@
 """What the graphs of a bundle, their inputs, outputs and axes are called. H heads, T tokens."""
 
+from pathlib import Path
+
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import GraphError
@@ -13,13 +15,19 @@ GRAPH_PURPOSES = {
     EMBEDDINGS_PATH: GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
 }
-# What the manifest calls them; a graph in a lower precision is called `embeddings.fp16`.
-GRAPH_IDS = {EMBEDDINGS_PATH: "embeddings", ATTENTIONS_PATH: "attention"}
 
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
 HIDDEN_OUTPUT = "last_hidden_state"
 ATTENTION_PREFIX = "attentions."
+
+
+def graph_id(path: str) -> str:
+    """Return what the manifest calls a graph: `embeddings`, `attention`, `embeddings.fp16`."""
+    if path == ATTENTIONS_PATH:
+        return "attention"
+    precision = Path(path).stem.removeprefix(Path(EMBEDDINGS_PATH).stem).removeprefix("_")
+    return f"embeddings.{precision}" if precision else "embeddings"
 
 
 def input_names(config: EncoderConfig) -> list[str]:

@@ -76,7 +76,7 @@ def _write_stand_ins(locations: Iterable[str], source: Path, directory: Path) ->
     """Make files as long as those with the weights, taking no space on the disk.
 
     The length is all that the checker looks at. Of the files themselves it would refuse links, symbolic and
-    hard ones: the bundles in a cache of downloads, and those of which a layout was made.
+    hard ones: bundles in a cache of downloads, and bundles that a layout was made from.
     """
     for location in locations:
         # The checker has a word for what is elsewhere, or missing.

@@ -91,7 +91,7 @@ def collect(
         graph: in fp32.
         groups: those of the graph.
         kinds: what to run, by the kind of text.
-        directory: where the weights are, and where a graph is written for the while.
+        directory: where the weights are, and where a temporary graph is written.
         places: of the weights.
         progress: called before each pass with its number and the number of passes.
 

@@ -10,12 +10,13 @@ import numpy as np
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import GateKind, Graph, OutputRole, ParityFigure
 from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod, QuantizedTextKind
+from attnlens_export.graph.names import graph_id
 from attnlens_export.int8.agreement import Agreement
 from attnlens_export.json_files import finite
 from attnlens_export.precision import PrecisionResult, Table
 
 INT8_PATH = "onnx/model_int8.onnx"
-GRAPH_ID = "embeddings.int8"
+GRAPH_ID = graph_id(INT8_PATH)
 # A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
 MAX_ALONE_ERROR = 1e-5
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnlens.v1.manifest_pb2 import Gate, GateKind, ParityFigure
-from attnlens_export.graph.names import GRAPH_IDS, role_number
+from attnlens_export.graph.names import graph_id, role_number
 from attnlens_export.parity.grid import Case
 
 TOLERANCE = 1e-5
@@ -19,12 +19,11 @@ def allowed_error(torch_abs_error_float64: float) -> float:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One output kind of one graph on one input shape, live tokens only.
+class Errors:
+    """How far one output of one graph is from PyTorch's on one input, live tokens only.
 
     Attributes:
         graph: the ONNX file.
-        case: the input shape.
         role: of the outputs, all layers together: `last_hidden_state`, `attention_weights` ...
         max_abs_error: the largest |ONNX - PyTorch fp32|.
         max_abs_error_float64: the largest |ONNX - PyTorch float64|.
@@ -33,15 +32,9 @@ class Measurement:
         p99_abs_error: its 99th percentile; the largest of any layer.
         min_cosine: the smallest cosine between a row of ONNX and of PyTorch fp32.
         num_elements: the number of elements compared.
-        allowed_error: the gate for `max_abs_error` and `alone_error`.
-        alone_error: the largest difference between the shortest text in the batch and the same text alone.
-        worst_output: the tensor with the largest error.
-        worst_index: where in it: (batch, token, component), or (batch, head, query, key).
-        worst_values: what ONNX and PyTorch fp32 have there.
     """
 
     graph: str
-    case: Case
     role: str
     max_abs_error: float
     max_abs_error_float64: float
@@ -50,6 +43,22 @@ class Measurement:
     p99_abs_error: float
     min_cosine: float
     num_elements: int
+
+
+@dataclass(frozen=True)
+class Measurement(Errors):
+    """The errors on one input shape, and whether they pass.
+
+    Attributes:
+        case: the input shape.
+        allowed_error: the gate for `max_abs_error` and `alone_error`.
+        alone_error: the largest difference between the shortest text in the batch and the same text alone.
+        worst_output: the tensor with the largest error.
+        worst_index: where in it: (batch, token, component), or (batch, head, query, key).
+        worst_values: what ONNX and PyTorch fp32 have there.
+    """
+
+    case: Case
     allowed_error: float
     alone_error: float
     worst_output: str
@@ -147,15 +156,15 @@ class ParityResult:
 
     def left_out(self) -> list[tuple[str, Case]]:
         """Return the graphs and shapes that were not compared: maps too large to hold."""
-        measured = {(each.graph, each.case) for each in self.invariants}
-        graphs = dict.fromkeys(each.graph for each in self.invariants)
+        measured = {(found.graph, found.case) for found in self.invariants}
+        graphs = dict.fromkeys(found.graph for found in self.invariants)
         return [(graph, case) for graph in graphs for case in self.cases if (graph, case) not in measured]
 
     def describe_lengths(self) -> str:
         """Return one line: the longest input that was compared, of each role where they differ."""
         longest: dict[str, int] = {}
-        for each in self.measurements:
-            longest[each.role] = max(longest.get(each.role, 0), each.case.length)
+        for measurement in self.measurements:
+            longest[measurement.role] = max(longest.get(measurement.role, 0), measurement.case.length)
         named = ", ".join(f"{role} {length}" for role, length in longest.items())
         lengths = set(longest.values())
         tokens = str(lengths.pop()) if len(lengths) == 1 else named
@@ -164,8 +173,8 @@ class ParityResult:
     def by_role(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by graph and role."""
         groups: dict[tuple[str, str], list[Measurement]] = {}
-        for each in self.measurements:
-            groups.setdefault((each.graph, each.role), []).append(each)
+        for measurement in self.measurements:
+            groups.setdefault((measurement.graph, measurement.role), []).append(measurement)
         return groups
 
     def gates(self) -> list[Gate]:
@@ -187,30 +196,35 @@ def gates(group: Sequence[Measurement]) -> list[Gate]:
         used = [np.nan_to_num(getattr(each, name) / each.allowed_error, nan=np.inf) for each in group]
         nearest = group[int(np.argmax(used))]
         gate = Gate(kind=kind, limit=nearest.allowed_error, found=getattr(nearest, name))
-        gate.graph, gate.role = GRAPH_IDS[nearest.graph], role_number(nearest.role)
+        gate.graph, gate.role = graph_id(nearest.graph), role_number(nearest.role)
         found.append(gate)
     return found
 
 
 def summarize(group: Sequence[Measurement]) -> ParityFigure:
     """Return the worst figures of one role of one graph; a NaN is worse than any number."""
-    counts = [each.num_elements for each in group]
+    return worst_figures(group, max(measurement.case.length for measurement in group))
+
+
+def worst_figures(group: Sequence[Errors], longest_input_tokens: int) -> ParityFigure:
+    """Return the worst errors of a group; a NaN is worse than any number."""
+    counts = [errors.num_elements for errors in group]
     return ParityFigure(
-        graph=GRAPH_IDS[group[0].graph],
+        graph=graph_id(group[0].graph),
         role=role_number(group[0].role),
-        max_abs_error=max_or_nan(each.max_abs_error for each in group),
-        max_abs_error_float64=max_or_nan(each.max_abs_error_float64 for each in group),
-        torch_abs_error_float64=max_or_nan(each.torch_abs_error_float64 for each in group),
-        mean_abs_error=float(np.average([each.mean_abs_error for each in group], weights=counts)),
-        p99_abs_error=max_or_nan(each.p99_abs_error for each in group),
-        min_cosine=-max_or_nan(-each.min_cosine for each in group),
-        longest_input_tokens=max(each.case.length for each in group),
+        max_abs_error=max_or_nan(errors.max_abs_error for errors in group),
+        max_abs_error_float64=max_or_nan(errors.max_abs_error_float64 for errors in group),
+        torch_abs_error_float64=max_or_nan(errors.torch_abs_error_float64 for errors in group),
+        mean_abs_error=float(np.average([errors.mean_abs_error for errors in group], weights=counts)),
+        p99_abs_error=max_or_nan(errors.p99_abs_error for errors in group),
+        min_cosine=-max_or_nan(-errors.min_cosine for errors in group),
+        longest_input_tokens=longest_input_tokens,
     )
 
 
 def worst(group: Sequence[Measurement]) -> Measurement:
     """Return the measurement with the largest error against PyTorch fp32."""
-    return max(group, key=lambda each: float(np.nan_to_num(each.max_abs_error, nan=np.inf)))
+    return max(group, key=lambda measurement: float(np.nan_to_num(measurement.max_abs_error, nan=np.inf)))
 
 
 def max_or_nan(values: Iterable[float]) -> float:

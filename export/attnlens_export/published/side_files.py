@@ -25,7 +25,7 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         directory: the bundle.
         source: the checkpoint's directory, None for a fresh encoder.
         config: the encoder.
-        external_data: whether the weights are outside the ONNX files; transformers.js wants to be told.
+        external_data: whether the weights are outside the ONNX files; transformers.js needs to know.
 
     Raises:
         SourceError: the file would be read back as another encoder.

@@ -19,7 +19,7 @@ class Recipe:
         mask_takes_space: whether the mask token swallows a space before it.
         has_unknown: whether what has no token becomes the unknown token (bytes always have one).
         appended: names of special tokens that follow the vocabulary where it lacks them.
-        fixed_settings: keys of tokenizer_config.json of which one value only is built.
+        fixed_settings: keys of tokenizer_config.json with the one value that is built.
     """
 
     kind: str

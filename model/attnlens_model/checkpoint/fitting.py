@@ -44,7 +44,7 @@ def fit_tensors(
     originals, duplicates = _modern_names(tensors, family)
     wanted = {
         prefix + theirs: {name: parameters[name].shape for name in ours}
-        for ours, theirs in layout.weight_names(num_layers)
+        for ours, theirs in layout.weight_names(num_layers, parameters)
         if all(name in parameters for name in ours)
     }
     _check_all_named(parameters, wanted.values(), family)

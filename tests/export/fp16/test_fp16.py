@@ -14,8 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from attnlens.bundle import BundleError, read_manifest
-from attnlens.v1.manifest_pb2 import GraphPurpose
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import GateKind, GraphPurpose, Precision
 from attnlens_cli.commands.check import check
 from attnlens_export import ExportOptions, Fp16, GraphError, export_bundle
 from attnlens_export.check import check_bundle
@@ -133,14 +132,18 @@ def test_weights_take_half_the_space_and_the_masks_number_is_whole(fp16_bundle: 
 def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
     manifest = read_manifest(fp16_bundle)
     graph = manifest.graphs[2]
-    assert (graph.path, graph.kind) == ("onnx/model_fp16.onnx", GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
-    assert [each.data_type for each in manifest.graphs] == [
-        DataType.DATA_TYPE_FLOAT32,
-        DataType.DATA_TYPE_FLOAT32,
-        DataType.DATA_TYPE_FLOAT16,
+    assert (graph.path, graph.purpose) == ("onnx/model_fp16.onnx", GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
+    assert [graph.precision for graph in manifest.graphs] == [
+        Precision.PRECISION_FP32,
+        Precision.PRECISION_FP32,
+        Precision.PRECISION_FP16,
     ]
+    cosine, largest = (gate for gate in manifest.parity.gates if gate.graph == graph.id)
+    assert (cosine.kind, cosine.limit) == (GateKind.GATE_KIND_MIN_COSINE, 0.9999)
+    assert (largest.kind, largest.limit) == (GateKind.GATE_KIND_MAX_FP16_VALUE, 65504)
     figure = manifest.parity.figures[-1]
-    assert figure.graph == graph.path
+    assert figure.graph == graph.id == "embeddings.fp16"
+    assert (cosine.found, largest.found) == (figure.min_cosine, figure.max_fp16_value)
     assert 0.9999 <= figure.min_cosine < 1
     assert 0.1 < figure.max_fp16_value < 65504
     assert all(each.max_fp16_value == 0 for each in manifest.parity.figures[:-1])

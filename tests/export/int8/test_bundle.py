@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from onnx import numpy_helper
 
 from attnlens.bundle import BundleError, read_manifest, write_manifest
-from attnlens.v1.manifest_pb2 import Quantization, QuantizationMethod
-from attnlens.v1.tensor_pb2 import DataType
+from attnlens.v1.manifest_pb2 import Precision
+from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod
 from attnlens_cli.commands.check import check
 from attnlens_cli.commands.export import export
 from attnlens_export import AccuracyError, ExportOptions, Int8, SourceError, export_bundle
@@ -45,15 +45,23 @@ def copied(int8_bundle: Path, tmp_path: Path) -> Path:
 
 def quantization(directory: Path) -> Quantization:
     graph = read_manifest(directory).graphs[-1]
-    assert (graph.path, graph.data_type) == ("onnx/model_int8.onnx", DataType.DATA_TYPE_INT8)
+    assert (graph.path, graph.precision) == ("onnx/model_int8.onnx", Precision.PRECISION_INT8)
     return graph.quantization
 
 
 def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> None:
     made = quantization(int8_bundle)
-    assert (made.min_mean_cosine, made.min_cosine) == (0.99, 0.9)
-    assert 0.99 <= made.mean_cosine_found < 1
-    assert 0.9 <= made.min_cosine_found <= made.mean_cosine_found
+    gates = [gate for gate in read_manifest(int8_bundle).parity.gates if gate.graph == "embeddings.int8"]
+    assert [(gate.text_kind, gate.limit) for gate in gates] == [
+        *((kind, limit) for kind in KINDS for limit in (0.99, 0.9)),
+        ("", 1e-5),
+    ]
+    assert [gate.found for gate in gates] == [
+        *(cosine for kind in made.kinds for cosine in (kind.mean_cosine, kind.min_cosine)),
+        made.alone_error,
+    ]
+    assert 0.99 <= made.mean_cosine < 1
+    assert 0.9 <= made.min_cosine <= made.mean_cosine
     assert 0.5 < made.min_token_cosine <= made.mean_token_cosine < 1
     assert 0.5 < made.neighbour_agreement <= 1
     assert made.alone_error <= 1e-5
@@ -61,8 +69,8 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert made.num_texts == len(texts) == sum(kind.num_texts for kind in made.kinds)
     assert [kind.name for kind in made.kinds] == list(KINDS)
     for kind in made.kinds:
-        assert 0.99 <= kind.mean_cosine_found < 1
-        assert 0.9 <= kind.min_cosine_found <= kind.mean_cosine_found
+        assert 0.99 <= kind.mean_cosine < 1
+        assert 0.9 <= kind.min_cosine <= kind.mean_cosine
     calibration = [text for kind in read_kinds(None).values() for text in kind[::2]]
     assert made.num_calibration_texts == len(calibration)
     # The empty text is the only one that every encoder will see.
@@ -84,13 +92,13 @@ def test_check_measures_it_again(int8_bundle: Path) -> None:
     assert verdict.passed
     [result] = verdict.precisions
     assert isinstance(result, Int8Result)
-    assert result.agreement.mean_cosine == quantization(int8_bundle).mean_cosine_found
+    assert result.agreement.mean_cosine == quantization(int8_bundle).mean_cosine
     shown = CliRunner().invoke(check, [str(int8_bundle), "--parity-tokens", "2"])
     assert shown.exit_code == 0, shown.output
     assert "model_int8.onnx against model.onnx" in shown.stdout
     assert re.search(r"gate, for each +0\.99 +0\.9\b", shown.stdout)
     for kind in quantization(int8_bundle).kinds:
-        figures = rf"{kind.mean_cosine_found:.6f} +{kind.min_cosine_found:.6f}"
+        figures = rf"{kind.mean_cosine:.6f} +{kind.min_cosine:.6f}"
         assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", shown.stdout)
 
 

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import triton_to_np_dtype
 
 from attnlens.bundle import describe_file, read_manifest, verify_files, write_manifest
-from attnlens.v1.manifest_pb2 import Activation, Graph, ValueInfo
+from attnlens.v1.manifest_pb2 import Activation, Graph, GraphOutput, Precision, ValueInfo
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.graph.trace import TracedGraph
@@ -268,9 +268,13 @@ def test_weights_in_a_file_of_their_own_stay_there(
 def test_half_precision_is_a_model_of_its_own() -> None:
     graph = Graph(
         path="onnx/model_fp16.onnx",
-        data_type=DataType.DATA_TYPE_FLOAT16,
+        precision=Precision.PRECISION_FP16,
         inputs=[ValueInfo(name="input_ids", data_type=DataType.DATA_TYPE_INT64, axes=["batch_size"])],
-        outputs=[ValueInfo(name="out", data_type=DataType.DATA_TYPE_FLOAT16, axes=["batch_size", "7"])],
+        outputs=[
+            GraphOutput(
+                value=ValueInfo(name="out", data_type=DataType.DATA_TYPE_FLOAT16, axes=["batch_size", "7"])
+            )
+        ],
     )
     model = ServedModel("m_fp16", graph, {"model.onnx": b""})
     content = triton_tree([model])["m_fp16/config.pbtxt"]

@@ -19,14 +19,15 @@ from attnlens_export.parity.grid import (
     make_inputs,
     small_grid,
 )
-from attnlens_export.parity.measure import Graph, Outputs, Subject, measure_parity, run_case
+from attnlens_export.parity.measure import Graph, Subject, measure_parity, run_case
+from attnlens_export.parity.reference import Tensors
 from attnlens_export.parity.result import Measurement, ParityResult, allowed_error
 from attnlens_export.report import write_report
 from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import changed, small_config
 
-Change = Callable[[Outputs, Inputs], None]
+Change = Callable[[Tensors, Inputs], None]
 
 
 class TamperedGraph(Graph):
@@ -34,9 +35,8 @@ class TamperedGraph(Graph):
 
     change: Change
 
-    def run(self, inputs: Inputs) -> Outputs:
-        outputs = super().run(inputs)
-        changed = Outputs(outputs.hidden.copy(), tuple(layer.copy() for layer in outputs.attentions))
+    def run(self, inputs: Inputs) -> Tensors:
+        changed = {name: tensor.copy() for name, tensor in super().run(inputs).items()}
         self.change(changed, inputs)
         return changed
 
@@ -114,7 +114,7 @@ def test_the_shortest_text_is_the_one_that_runs_alone(
     """Not the empty one, which has nothing to compare."""
     seen: list[int] = []
 
-    def note(_outputs: Outputs, inputs: Inputs) -> None:
+    def note(_outputs: Tensors, inputs: Inputs) -> None:
         if len(inputs.attention_mask) == 1:
             seen.append(int(inputs.attention_mask.sum()))
 
@@ -155,7 +155,10 @@ def test_a_good_graph_passes(tiny_encoder: Encoder, tiny_config: EncoderConfig, 
     result = measure(tiny_encoder, tiny_config, graph_dir, full_grid(40))
     assert result.passed
     assert result.failures() == []
-    assert {each.output for each in result.measurements} == {"last_hidden_state", "attentions"}
+    assert {measurement.role for measurement in result.measurements} == {
+        "last_hidden_state",
+        "attention_weights",
+    }
     for each in result.measurements:
         # The softmax of a single token is 1 in any arithmetic.
         lowest = -1.0 if each.case.length == 1 else 0.0
@@ -165,38 +168,38 @@ def test_a_good_graph_passes(tiny_encoder: Encoder, tiny_config: EncoderConfig, 
         assert each.min_cosine > 1 - 1e-6
 
 
-def raise_one_weight(outputs: Outputs, inputs: Inputs) -> None:
+def raise_one_weight(outputs: Tensors, inputs: Inputs) -> None:
     if inputs.input_ids.shape == (2, 7):
-        outputs.attentions[1][0, 2, 4, 3] += 1e-3
+        outputs["attentions.1"][0, 2, 4, 3] += 1e-3
 
 
-def lose_a_number(outputs: Outputs, _inputs: Inputs) -> None:
-    outputs.hidden[0, 0, 0] = np.nan
+def lose_a_number(outputs: Tensors, _inputs: Inputs) -> None:
+    outputs["last_hidden_state"][0, 0, 0] = np.nan
 
 
-def break_padding(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.hidden[inputs.attention_mask == 0] = np.inf
+def break_padding(outputs: Tensors, inputs: Inputs) -> None:
+    outputs["last_hidden_state"][inputs.attention_mask == 0] = np.inf
 
 
-def leak_to_padding(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.attentions[-1].transpose(0, 3, 1, 2)[inputs.attention_mask == 0] = 1e-12
+def leak_to_padding(outputs: Tensors, inputs: Inputs) -> None:
+    outputs["attentions.1"].transpose(0, 3, 1, 2)[inputs.attention_mask == 0] = 1e-12
 
 
-def fill_empty_rows(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.attentions[-1][~inputs.attention_mask.any(axis=1)] = 1 / inputs.attention_mask.shape[1]
+def fill_empty_rows(outputs: Tensors, inputs: Inputs) -> None:
+    outputs["attentions.1"][~inputs.attention_mask.any(axis=1)] = 1 / inputs.attention_mask.shape[1]
 
 
-def stretch_rows(outputs: Outputs, _inputs: Inputs) -> None:
-    outputs.attentions[-1][...] *= 1.001
+def stretch_rows(outputs: Tensors, _inputs: Inputs) -> None:
+    outputs["attentions.1"][...] *= 1.001
 
 
-def lose_a_weight(outputs: Outputs, inputs: Inputs) -> None:
+def lose_a_weight(outputs: Tensors, inputs: Inputs) -> None:
     """Of a padded query, which no comparison looks at."""
-    outputs.attentions[-1].transpose(0, 2, 1, 3)[inputs.attention_mask == 0] = np.nan
+    outputs["attentions.1"].transpose(0, 2, 1, 3)[inputs.attention_mask == 0] = np.nan
 
 
-def depend_on_the_batch(outputs: Outputs, inputs: Inputs) -> None:
-    outputs.hidden[...] += 6e-6 if len(inputs.input_ids) > 1 else -6e-6
+def depend_on_the_batch(outputs: Tensors, inputs: Inputs) -> None:
+    outputs["last_hidden_state"][...] += 6e-6 if len(inputs.input_ids) > 1 else -6e-6
 
 
 TAMPERINGS = {
@@ -238,9 +241,9 @@ def test_a_causal_encoder_must_not_look_ahead(
     write_embedded(tmp_path / "model.onnx", graph.proto, graph.weights)
     assert measure(encoder, config, tmp_path, small_grid(40)).passed
 
-    def look_ahead(outputs: Outputs, inputs: Inputs) -> None:
+    def look_ahead(outputs: Tensors, inputs: Inputs) -> None:
         if inputs.attention_mask.all() and inputs.attention_mask.shape[1] > 1:
-            outputs.attentions[-1][0, 0, 0, 1] = 1e-12
+            outputs["attentions.1"][0, 0, 0, 1] = 1e-12
 
     monkeypatch.setattr(TamperedGraph, "change", staticmethod(look_ahead), raising=False)
     monkeypatch.setattr(parity, "Graph", TamperedGraph)
@@ -263,8 +266,8 @@ def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfi
     assert measure(encoder, config, tmp_path, cases).passed
 
     def look_too_far(layer: int) -> Change:
-        def change(outputs: Outputs, _inputs: Inputs) -> None:
-            outputs.attentions[layer][0, 1, 6, 3] = 1e-12
+        def change(outputs: Tensors, _inputs: Inputs) -> None:
+            outputs[f"attentions.{layer}"][0, 1, 6, 3] = 1e-12
 
         return change
 
@@ -280,8 +283,8 @@ def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfi
 def test_the_worst_failure_comes_first(
     tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def change(outputs: Outputs, inputs: Inputs) -> None:
-        outputs.hidden[-1, -1, 7] += len(inputs.input_ids)
+    def change(outputs: Tensors, inputs: Inputs) -> None:
+        outputs["last_hidden_state"][-1, -1, 7] += len(inputs.input_ids)
 
     monkeypatch.setattr(TamperedGraph, "change", staticmethod(change), raising=False)
     monkeypatch.setattr(parity, "Graph", TamperedGraph)

@@ -43,7 +43,7 @@ def test_no_more_than_one_matrix_is_cast_at_a_time(
         return double(tensor)
 
     monkeypatch.setattr(torch.Tensor, "double", noted)
-    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda _layer, _weights: None)
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda _name, _weights: None)
     assert len(sizes) > 2 * 16
     assert max(sizes) == 48 * 56
 
@@ -51,13 +51,13 @@ def test_no_more_than_one_matrix_is_cast_at_a_time(
 def test_one_map_exists_at_a_time(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
     seen: list[weakref.ref[FloatArray]] = []
 
-    def each_map(layer: int, weights: FloatArray) -> None:
-        assert layer == len(seen)
+    def each_output(name: str, weights: FloatArray) -> None:
+        assert name == f"attentions.{len(seen)}"
         assert weights.dtype == float and weights.shape == (2, 4, 7, 7)  # noqa: PT018
         assert all(each() is None for each in seen)
         seen.append(weakref.ref(weights))
 
-    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), each_map)
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), each_output)
     assert len(seen) == tiny_config.num_layers
 
 
@@ -69,7 +69,7 @@ def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig)
     encoder = new_encoder(rotary, seed=0)
     inputs = make_inputs(CASE, rotary)
     before = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
-    hidden = run_float64(encoder, inputs, lambda _layer, _weights: None)
+    hidden = run_float64(encoder, inputs, lambda _name, _weights: None)
     with torch.no_grad():
         feed = {name: torch.from_numpy(array) for name, array in inputs.feed().items()}
         expected = copy.deepcopy(encoder).double()(**feed).last_hidden_state
@@ -83,13 +83,13 @@ def test_computed_tables_are_those_of_a_float64_copy(tiny_config: EncoderConfig)
 def test_the_encoder_is_as_before(tiny_encoder: Encoder, tiny_config: EncoderConfig) -> None:
     before = {name: tensor.clone() for name, tensor in tiny_encoder.state_dict().items()}
 
-    def fail(_layer: int, _weights: FloatArray) -> None:
+    def fail(_name: str, _weights: FloatArray) -> None:
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
         run_float64(tiny_encoder, make_inputs(CASE, tiny_config), fail)
-    seen: list[int] = []
-    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda layer, _weights: seen.append(layer))
-    assert seen == [0, 1]  # the hooks of the failed run are gone
+    seen: list[str] = []
+    run_float64(tiny_encoder, make_inputs(CASE, tiny_config), lambda name, _weights: seen.append(name))
+    assert seen == ["attentions.0", "attentions.1"]  # the hooks of the failed run are gone
     after = tiny_encoder.state_dict()
     assert all(after[name].dtype == torch.float32 and after[name].equal(before[name]) for name in before)

@@ -8,7 +8,6 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from attnlens.pooling import pool
 from attnlens.v1.manifest_pb2 import Activation, Dense, Pooling, PoolingDefaults
 from attnlens_export import SourceError
 from attnlens_export.published.pooling import POOLINGS, read_pooling, write_pooling
@@ -90,8 +89,6 @@ def test_a_pooling_that_a_bundle_cannot_express_is_refused_with_a_way_to_go_on(
 def test_a_pooling_that_does_not_exist_is_refused_and_never_a_mean() -> None:
     with pytest.raises(SourceError, match="there is no pooling 'median': choose one with --pooling mean"):
         read_pooling(None, 48, "median")
-    with pytest.raises(ValueError, match="pooling 0 is unknown"):
-        pool(np.zeros((2, 3), np.float32), Pooling.POOLING_UNSPECIFIED)
 
 
 @pytest.mark.parametrize(("stated", "kept"), [(8, 8), (47, 47), (48, 0), (768, 0), (None, 0)])

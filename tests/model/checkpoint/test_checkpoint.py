@@ -194,7 +194,7 @@ def test_a_causal_encoder_has_its_positions_after_loading(published: Path) -> No
 def test_the_table_of_bert_names_every_parameter(published: Path) -> None:
     parameters = load_checkpoint(published).encoder.state_dict()
     (layout,) = FAMILIES["bert"].layouts
-    assert {name for names, _ in layout.weight_names(2) for name in names} == set(parameters)
+    assert {name for names, _ in layout.weight_names(2, parameters) for name in names} == set(parameters)
 
 
 def test_everything_that_does_not_fit_is_named_at_once(published: Path) -> None:
