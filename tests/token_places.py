@@ -115,21 +115,11 @@ class SpelledToken(NamedTuple):
     source: TokenSource
     chars: tuple[int, int]
     bytes: tuple[int, int]
-    word: int
+    word: int | None
 
 
 def described(encoded: EncodedInput, text_encoder: TextEncoder) -> list[SpelledToken]:
     """Return the tokens of an input as the server describes them."""
     tokens = text_encoder.describe(encoded)
-    return [
-        SpelledToken(token_id, text, TokenSource(source), (chars[0], chars[1]), (bytes_[0], bytes_[1]), word)
-        for token_id, text, source, chars, bytes_, word in zip(
-            tokens.ids.tolist(),
-            tokens.texts,
-            tokens.sources.tolist(),
-            tokens.chars.tolist(),
-            tokens.bytes.tolist(),
-            tokens.words.tolist(),
-            strict=True,
-        )
-    ]
+    columns = (tokens.ids, tokens.texts, tokens.sources, tokens.chars, tokens.bytes, tokens.words)
+    return [SpelledToken(*row) for row in zip(*columns, strict=True)]

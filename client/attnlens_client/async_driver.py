@@ -8,7 +8,7 @@ import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client.connection import Connection, grpc_options
-from attnlens_client.core.events import Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.errors import AttnlensError, closed_error, no_message_error
 
 _T = TypeVar("_T")
@@ -56,6 +56,9 @@ class AsyncDriver:
                     yield command.value
                 elif isinstance(command, Start):
                     running.start(command)
+                elif isinstance(command, Cancel):
+                    running.cancel()
+                    running = _Running(self)
                 else:
                     event = await running.wait(command.seconds)
         finally:
@@ -69,6 +72,7 @@ class _Running:
         self._driver = driver
         self._calls: set[grpc.aio.Call] = set()
         self._replies: set[asyncio.Task[Event | AttnlensError]] = set()
+        self._ended: asyncio.Queue[asyncio.Task[Event | AttnlensError]] = asyncio.Queue()
         self._stream: tuple[int, Any] | None = None
 
     def start(self, command: Start) -> None:
@@ -82,7 +86,9 @@ class _Running:
         if command.method == "EncodeStream":
             self._stream = call_id, call
         else:
-            self._replies.add(asyncio.ensure_future(self._reply(call_id, call)))
+            reply = asyncio.ensure_future(self._reply(call_id, call))
+            reply.add_done_callback(self._ended.put_nowait)
+            self._replies.add(reply)
 
     async def wait(self, seconds: float | None) -> Event | None:
         """Return the next event. None: there was none for so many seconds."""
@@ -92,16 +98,14 @@ class _Running:
             if not isinstance(event, Reply):
                 self._stream = None
                 self._end(stream)
-        elif self._replies:
-            ended, _ = await asyncio.wait(self._replies, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not ended:
-                return None
-            task = ended.pop()
-            self._replies.discard(task)
-            event = task.result()
         else:
-            await asyncio.sleep(seconds or 0)
-            return None
+            try:
+                async with asyncio.timeout(seconds):
+                    reply = await self._ended.get()
+            except TimeoutError:
+                return None
+            self._replies.discard(reply)
+            event = reply.result()
         if isinstance(event, AttnlensError):
             raise event
         return event

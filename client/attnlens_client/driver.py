@@ -8,7 +8,7 @@ import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client.connection import Connection, grpc_options
-from attnlens_client.core.events import Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.errors import closed_error
 
 _T = TypeVar("_T")
@@ -53,6 +53,9 @@ class Driver:
                     yield command.value
                 elif isinstance(command, Start):
                     running.start(command)
+                elif isinstance(command, Cancel):
+                    running.cancel()
+                    running = _Running(self)
                 else:
                     event = running.wait(command.seconds)
         finally:

@@ -93,6 +93,28 @@ def test_other_limits_at_the_same_address_are_asked_for_when_they_matter(
             call("embed", ["a" * 30, "b"])
 
 
+def test_calls_that_still_run_are_cancelled_before_other_limits_are_asked_for(
+    server: ScriptedServer, connect: Call
+) -> None:
+    def embed(request: pb.EmbedRequest, context: grpc.ServicerContext) -> pb.EmbedResponse:
+        if server.limits["max_text_bytes"] == 20:
+            return vectors(request)
+        if request.inputs[0].text == "held":
+            server.wait_until_cancelled(context)
+        else:
+            assert server.waiting.acquire(timeout=20)
+            server.limits["max_text_bytes"] = 20
+            refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "not so")
+        return vectors(request)
+
+    server.limits["max_text_bytes"] = 10
+    with connect(server.address, batch_size=1) as call:
+        call("get_model")
+        server.embed = embed
+        assert call("embed", ["held", "b"])[:, 0].tolist() == [4, 1]
+        assert server.cancelled.acquire(timeout=20)
+
+
 def test_another_model_at_the_same_address_has_its_own_limits_and_width(
     server: ScriptedServer, connect: Call
 ) -> None:

@@ -41,6 +41,11 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """End all calls that still run; nothing of them is sent to the core any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Item(Generic[_T]):
     """Hand `value` to the caller. Nothing is sent back to the core."""
 
@@ -72,4 +77,4 @@ class Failed:
 
 Event: TypeAlias = Reply | Ended | Failed
 # A method of the client that hands items of a type to its caller.
-Steps: TypeAlias = Generator[Start | Wait | Item[_T], Event | None, None]
+Steps: TypeAlias = Generator[Start | Wait | Cancel | Item[_T], Event | None, None]

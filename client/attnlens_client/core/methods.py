@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.core import models, splitting
-from attnlens_client.core.events import Ended, Event, Failed, Item, Method, Reply, Start, Steps, Wait
+from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Method, Reply, Start, Steps, Wait
 from attnlens_client.core.plans import EncodePlan, Plan, Request, Response, Result
 from attnlens_client.core.replies import EncodeReader
 from attnlens_client.core.session import Attempts, Session
@@ -23,7 +23,7 @@ from attnlens_client.results import EncodedText, HeadPart, LayerPart
 
 _T = TypeVar("_T")
 # Steps that end with a value of their own, for the steps around them.
-_Part: TypeAlias = Generator[Start | Wait, Event | None, _T]
+_Part: TypeAlias = Generator[Start | Wait | Cancel, Event | None, _T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def run(session: Session, plan: Plan[Request, Response, Result]) -> Steps[Result
         responses = yield from _call_all(session, plan, model)
     except InvalidRequestError:
         # The known limits may be those of a server that was there before.
+        yield Cancel()
         if known is None or (model := (yield from _model(session, plan.model))) == known:
             raise
         responses = yield from _call_all(session, plan, model)

@@ -17,8 +17,6 @@ from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Tokens
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 TEXT_OVERHEAD_BYTES = 128  # of a message: field tags, lengths, usage, numbers of layers and heads
@@ -100,8 +98,10 @@ class Responses:
 
 def tokens_bytes(tokens: Tokens) -> int:
     """Return the bytes of tokens in a message, or a little more."""
-    largest = [int(column.max(initial=0)) for column in (tokens.ids, tokens.words, tokens.bytes)]
-    widths = sum(times * (1 + _varint_bytes(most)) for times, most in zip((1, 1, 4), largest, strict=True))
+    most_bytes = max((end for _, end in tokens.bytes), default=0)
+    most_words = max((word for word in tokens.words if word is not None), default=0)
+    numbers = ((1, max(tokens.ids, default=0)), (1, most_words), (4, most_bytes))
+    widths = sum(times * (1 + _varint_bytes(number)) for times, number in numbers)
     overhead = 3 + 3 + 2  # of the token, its spelling and its source
     return len(tokens.ids) * (overhead + widths) + len("".join(tokens.texts).encode()) + TEXT_OVERHEAD_BYTES
 
@@ -138,19 +138,18 @@ def _fill_attention(
 
 
 def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
-    columns: list[npt.NDArray[np.integer]] = [tokens.sources, *tokens.chars.T, *tokens.bytes.T, tokens.words]
-    for token_id, text, source, char_start, char_end, byte_start, byte_end, word in zip(
-        tokens.ids.tolist(), tokens.texts, *(column.tolist() for column in columns), strict=True
+    for token_id, text, source, (char_start, char_end), (byte_start, byte_end), word in zip(
+        tokens.ids, tokens.texts, tokens.sources, tokens.chars, tokens.bytes, tokens.words, strict=True
     ):
         messages.add(
             id=token_id,
             text=text,
-            source=source,
+            source=source,  # type: ignore[arg-type]  # the same numbers
             char_start=char_start,
             char_end=char_end,
             byte_start=byte_start,
             byte_end=byte_end,
-            word_index=None if word < 0 else word,
+            word_index=word,
         )
 
 

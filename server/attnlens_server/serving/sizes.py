@@ -11,7 +11,7 @@ from attnlens_server.serving.checks import EmbedPlan, EncodePlan, QueryPlan
 from attnlens_server.text import Tokens
 
 TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
-TOKEN_MEMORY_BYTES = 192  # of a token in columns, and in a message that is being made; measured: 130 to 150
+TOKEN_MEMORY_BYTES = 384  # of a token in columns
 FEWER = "ask for fewer heads, the mean over heads or DATA_TYPE_FLOAT16"
 
 

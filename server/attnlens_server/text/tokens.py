@@ -11,7 +11,7 @@ import tokenizers
 
 from attnlens_server.text.places import Place, token_places
 
-Integers = npt.NDArray[np.int32]
+NOWHERE: Place = (0, 0)
 
 
 class TokenSource(IntEnum):
@@ -26,23 +26,23 @@ class TokenSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of an input, a column each.
+    """The T tokens of an input, a column each.
 
     Attributes:
-        ids: (T,) int64.
+        ids: in the vocabulary.
         texts: the tokenizer's own spelling of each.
-        sources: (T,) int32, numbers of `TokenSource`.
-        chars: (T, 2) int32, first character and one past the last, in the source; zeros where there is none.
-        bytes: (T, 2) int32, the same in bytes of UTF-8.
-        words: (T,) int32, the number of the word in its text; -1: it belongs to none.
+        sources: where each comes from.
+        chars: first character of each and one past the last, in its source; zeros where there is none.
+        bytes: the same in bytes of UTF-8.
+        words: the number of the word in its text; None: it belongs to none.
     """
 
-    ids: npt.NDArray[np.int64]
+    ids: Sequence[int]
     texts: Sequence[str]
-    sources: Integers
-    chars: Integers
-    bytes: Integers
-    words: Integers
+    sources: Sequence[TokenSource]
+    chars: Sequence[Place]
+    bytes: Sequence[Place]
+    words: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,60 +92,67 @@ class EncodedInput:
 
 def describe_ids(input_ids: npt.NDArray[np.int64], spell: Callable[[int], str]) -> Tokens:
     """Describe tokens that a request has given by their ids: they stand nowhere."""
-    count = len(input_ids)
-    return Tokens(
-        input_ids,
-        [spell(token_id) for token_id in input_ids.tolist()],
-        np.full(count, TokenSource.IDS, np.int32),
-        np.zeros((count, 2), np.int32),
-        np.zeros((count, 2), np.int32),
-        np.full(count, -1, np.int32),
-    )
+    ids = input_ids.tolist()
+    nowhere = [NOWHERE] * len(ids)
+    texts = [spell(token_id) for token_id in ids]
+    return Tokens(ids, texts, [TokenSource.IDS] * len(ids), nowhere, nowhere, [None] * len(ids))
 
 
 def describe(record: Record) -> Tokens:
     """Describe the tokens of a text or pair, each with its place in its own source."""
-    encoding = record.encoding
     # Each access to a list of the encoding builds the whole list.
-    is_special = np.array(encoding.special_tokens_mask, bool)
-    sources = np.where(is_special, np.int32(TokenSource.SPECIAL), np.int32(TokenSource.TEXT))
-    chars, bytes_ = (np.zeros((len(sources), 2), np.int32) for _ in range(2))
+    encoding, spellings, reported = record.encoding, record.encoding.tokens, record.encoding.offsets
+    special, first, second = TokenSource.SPECIAL, TokenSource.TEXT, TokenSource.SECOND_TEXT
+    sources = [special if is_special else first for is_special in encoding.special_tokens_mask]
     if len(record.texts) > 1:
-        sources[np.array([number == 1 for number in encoding.sequence_ids]) & ~is_special] = (
-            TokenSource.SECOND_TEXT
+        for row, number in enumerate(encoding.sequence_ids):
+            if number == 1 and sources[row] is first:
+                sources[row] = second
+    chars, bytes_ = ([NOWHERE] * len(sources) for _ in range(2))
+    wholes = (record.prompt + record.texts[0], *record.texts[1:])
+    for text, source, is_cut in zip(wholes, (first, second), record.are_cut, strict=False):
+        rows = [row for row, of_row in enumerate(sources) if of_row is source]
+        places = token_places(
+            text, [spellings[row] for row in rows], [reported[row] for row in rows], is_cut=is_cut
         )
-        rows = np.flatnonzero(sources == TokenSource.SECOND_TEXT)
-        second = record.texts[1]
-        chars[rows] = _places(second, encoding, rows, is_cut=record.are_cut[1])
-        bytes_[rows] = utf8_offsets(second)[chars[rows]]
-    rows = np.flatnonzero(sources == TokenSource.TEXT)
-    whole, start = record.prompt + record.texts[0], len(record.prompt)
-    places = _places(whole, encoding, rows, is_cut=record.are_cut[0])
-    offsets = utf8_offsets(whole)
-    in_prompt = (places[:, 0] < start) & (places[:, 1] <= start)
-    sources[rows[in_prompt]] = TokenSource.PROMPT
-    first = np.where(in_prompt, 0, start)[:, np.newaxis]  # where the source of each token begins
-    # A token that begins in the prompt and ends in the text stands at the beginning of the text.
-    chars[rows] = np.maximum(places - first, 0)
-    bytes_[rows] = np.maximum(offsets[places] - offsets[first], 0)
-    words = [-1 if number is None else number for number in encoding.word_ids]
-    return Tokens(
-        np.array(encoding.ids, np.int64), encoding.tokens, sources, chars, bytes_, np.array(words, np.int32)
-    )
+        for row, place, in_bytes in zip(rows, places, _in_bytes(text, places), strict=True):
+            chars[row], bytes_[row] = place, in_bytes
+    if record.prompt:
+        _take_out_prompt(record.prompt, sources, chars, bytes_)
+    return Tokens(encoding.ids, spellings, sources, chars, bytes_, encoding.word_ids)
 
 
-def _places(text: str, encoding: tokenizers.Encoding, rows: npt.NDArray[Any], *, is_cut: bool) -> Integers:
-    """Return the places (rows, 2) of the tokens in these rows of an encoding."""
-    offsets, tokens = encoding.offsets, encoding.tokens
-    reported: list[Place] = [offsets[row] for row in rows]
-    places = token_places(text, [tokens[row] for row in rows], reported, is_cut=is_cut)
-    return np.array(places, np.int32).reshape(-1, 2)
+def _in_bytes(text: str, places: list[Place]) -> list[Place]:
+    if text.isascii():
+        return places
+    offsets = utf8_offsets(text)
+    return [(offsets[start], offsets[end]) for start, end in places]
 
 
-def utf8_offsets(text: str) -> Integers:
+def _take_out_prompt(
+    prompt: str, sources: list[TokenSource], chars: list[Place], bytes_: list[Place]
+) -> None:
+    """Mark the tokens of a prompt, and let the places of the text behind it begin with the text.
+
+    A token that begins in the prompt and ends in the text is the text's, and stands at its beginning.
+    """
+    num_chars, num_bytes = len(prompt), len(prompt.encode())
+    for row, source in enumerate(sources):
+        if source is TokenSource.TEXT:
+            start, end = chars[row]
+            if start < num_chars and end <= num_chars:
+                sources[row] = TokenSource.PROMPT
+            else:
+                chars[row] = max(start - num_chars, 0), end - num_chars
+                start, end = bytes_[row]
+                bytes_[row] = max(start - num_bytes, 0), end - num_bytes
+
+
+def utf8_offsets(text: str) -> Sequence[int]:
     """Return, for each character offset from 0 to len(text), the byte offset in the UTF-8 text."""
     if text.isascii():
-        return np.arange(len(text) + 1, dtype=np.int32)
+        return range(len(text) + 1)
     code_points: npt.NDArray[Any] = np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
     widths = 1 + sum(code_points >= first for first in (0x80, 0x800, 0x10000))  # RFC 3629, section 3
-    return np.concatenate(([0], np.cumsum(widths))).astype(np.int32)
+    offsets: list[int] = np.concatenate(([0], np.cumsum(widths))).tolist()
+    return offsets

@@ -20,7 +20,7 @@ from attnlens_client import (
     UnavailableError,
 )
 from attnlens_client.core import methods, plans
-from attnlens_client.core.events import Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
 from attnlens_client.core.session import Attempts, Session
 
 _T = TypeVar("_T")
@@ -92,6 +92,8 @@ class Simulation:
                 self.log.append(command)
                 ready += self.answer(command)
                 self.most_running = max(self.most_running, len(ready))
+            elif isinstance(command, Cancel):
+                ready.clear()
             elif ready:
                 event = ready.pop(self.pick(ready))
             else:
@@ -293,6 +295,25 @@ def test_a_refusal_asks_for_limits_that_may_have_changed() -> None:
     with pytest.raises(InvalidRequestError, match="bad"):  # with limits that are asked for first: once
         list(simulation.items(methods.run(simulation.session(), plans.embed(["a"] * 4))))
     assert simulation.methods == ["GetModel", "Embed"]
+
+
+def test_calls_of_before_are_ended_when_other_limits_are_asked_for() -> None:
+    """The second call is refused while the first one runs: its late reply must not be taken for another."""
+    refused: list[int] = []
+
+    def answer(start: Start) -> list[Event]:
+        if start.method == "Embed" and not refused and start.call_id == 2:
+            refused.append(2)
+            error = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "too many", "INVALID_FIELD")
+            return [Failed(start.call_id, error)]
+        return served(start, max_text_bytes=9 + len(refused))
+
+    simulation = Simulation(answer)
+    session = simulation.session(batch_size=2)
+    list(simulation.items(methods.run(session, plans.embed(["a", "b"]))))
+    simulation.pick = lambda ready: len(ready) - 1  # the failure first
+    [result] = simulation.items(methods.run(session, plans.embed(["a", "bb", "ccc", "dddd"])))
+    assert result.vectors[:, 0].tolist() == [1, 2, 3, 4]
 
 
 def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> None:

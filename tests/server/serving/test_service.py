@@ -104,7 +104,7 @@ async def test_encode_returns_arrays_and_columns_of_tokens(
     assert means.layers == tuple(range(6))
     for layer, array in enumerate(means.arrays):
         np.testing.assert_allclose(array[0], expected[f"attentions.{layer}"].mean(axis=0), atol=1e-5)
-    held = [TEXTS[2][start:end] for start, end in text.tokens.chars.tolist()]
+    held = [TEXTS[2][start:end] for start, end in text.tokens.chars]
     assert held[1:6] == ["Zoë", "'", "s", "café", "in"]
     assert "".join(text.tokens.texts[1:6]) == "zoe'scafein"
 

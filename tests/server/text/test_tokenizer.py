@@ -56,7 +56,7 @@ def test_tokens_stand_where_they_stand(
     assert [(token.text, token.chars, token.bytes, token.word) for token in tokens] == expected
     for special, spelling in ((first, "[CLS]"), (last, "[SEP]")):
         assert special.text == spelling
-        assert special == SpelledToken(special.id, spelling, TokenSource.SPECIAL, (0, 0), (0, 0), -1)
+        assert special == SpelledToken(special.id, spelling, TokenSource.SPECIAL, (0, 0), (0, 0), None)
     assert {token.source for token in tokens} == {TokenSource.TEXT}
 
 
