@@ -5,27 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens.pooling import normalize, pool
-from attnlens.v1.manifest_pb2 import Pooling
+from attnlens.pooling import Pooling, normalize, pool
+from attnlens.v1 import manifest_pb2
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 511])
 def test_pooling_agrees_with_float64(num_tokens: int) -> None:
     hidden = np.random.default_rng(0).standard_normal((num_tokens, 24)).astype(np.float32)
     exact = hidden.astype(np.float64)
-    np.testing.assert_allclose(pool(hidden, Pooling.POOLING_MEAN), exact.mean(axis=0), atol=1e-6)
-    np.testing.assert_array_equal(pool(hidden, Pooling.POOLING_CLS), hidden[0])
-    np.testing.assert_array_equal(pool(hidden, Pooling.POOLING_MAX), hidden.max(axis=0))
-    np.testing.assert_array_equal(pool(hidden, Pooling.POOLING_LAST_TOKEN), hidden[-1])
+    np.testing.assert_allclose(pool(hidden, Pooling.MEAN), exact.mean(axis=0), atol=1e-6)
+    np.testing.assert_array_equal(pool(hidden, Pooling.CLS), hidden[0])
+    np.testing.assert_array_equal(pool(hidden, Pooling.MAX), hidden.max(axis=0))
+    np.testing.assert_array_equal(pool(hidden, Pooling.LAST_TOKEN), hidden[-1])
     weighted = np.average(exact, axis=0, weights=np.arange(1, num_tokens + 1))
-    np.testing.assert_allclose(pool(hidden, Pooling.POOLING_WEIGHTED_MEAN), weighted, atol=1e-6)
+    np.testing.assert_allclose(pool(hidden, Pooling.WEIGHTED_MEAN), weighted, atol=1e-6)
     by_root = exact.sum(axis=0) / num_tokens**0.5
-    np.testing.assert_allclose(pool(hidden, Pooling.POOLING_MEAN_SQRT_LENGTH), by_root, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(pool(hidden, Pooling.MEAN_SQRT_LENGTH), by_root, rtol=1e-5, atol=1e-5)
 
 
-@given(st.sampled_from(list(Pooling.values())[1:]), st.integers(2, 9), st.data())
+@given(st.sampled_from(list(Pooling)), st.integers(2, 9), st.data())
 def test_tokens_that_are_left_out_of_the_pooling_change_nothing(
-    pooling: Pooling.ValueType, num_tokens: int, data: st.DataObject
+    pooling: Pooling, num_tokens: int, data: st.DataObject
 ) -> None:
     num_excluded = data.draw(st.integers(1, num_tokens - 1))
     hidden = np.random.default_rng(num_tokens).standard_normal((num_tokens, 5)).astype(np.float32)
@@ -36,13 +36,15 @@ def test_tokens_that_are_left_out_of_the_pooling_change_nothing(
 
 def test_tokens_that_count_keep_their_place() -> None:
     hidden = np.array([[9], [1], [2], [4]], np.float32)
-    found = pool(hidden, Pooling.POOLING_WEIGHTED_MEAN, 1)
+    found = pool(hidden, Pooling.WEIGHTED_MEAN, 1)
     np.testing.assert_allclose(found, (2 * 1 + 3 * 2 + 4 * 4) / (2 + 3 + 4), rtol=1e-6)
 
 
-def test_a_pooling_that_is_unknown_is_no_mean() -> None:
-    with pytest.raises(ValueError, match="pooling 0 is unknown"):
-        pool(np.zeros((2, 3), np.float32), Pooling.POOLING_UNSPECIFIED)
+def test_the_numbers_are_those_of_the_protocol_and_others_are_refused() -> None:
+    known = {f"POOLING_{pooling.name}": pooling.value for pooling in Pooling}
+    assert known == dict(manifest_pb2.Pooling.items()[1:])
+    with pytest.raises(ValueError, match="0 is not a valid Pooling"):
+        Pooling(0)
 
 
 @given(st.integers(1, 5), st.floats(-1e3, 1e3, width=32))

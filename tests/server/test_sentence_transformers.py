@@ -246,9 +246,9 @@ def test_a_text_without_tokens_beside_an_excluded_prompt_is_refused(client: Clie
 
 def test_a_name_that_is_no_prompt_is_told_with_those_that_are(client: Client) -> None:
     for texts in (["A cat."], []):
-        with pytest.raises(InvalidRequestError, match=r"prompt\.name is 'question': .*passage.*query"):
+        with pytest.raises(InvalidRequestError, match=r"prompt_name is 'question': .*passage.*query"):
             client.embed(texts, prompt_name="question")
-    with pytest.raises(InvalidRequestError, match=r"prompt\.name is ''"):
+    with pytest.raises(InvalidRequestError, match=r"prompt_name is ''"):
         client.embed(["A cat."], prompt_name="")
 
 

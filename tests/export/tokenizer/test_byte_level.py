@@ -36,7 +36,8 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
     text_encoder = TextEncoder(bundle / "tokenizer.json", read_manifest(bundle).max_tokens)
     (encoded,) = text_encoder.encode([(text,)], with_record=True)
     first, *tokens, last = described(encoded, text_encoder)
-    assert (first.text, last.text, first.is_special, last.is_special) == ("<s>", "</s>", True, True)
+    assert (first.text, last.text) == ("<s>", "</s>")
+    assert first.source == last.source == TokenSource.SPECIAL
     alphabet, whole = byte_alphabet(), text.encode()
     ends_of_characters = np.cumsum([0, *(len(character.encode()) for character in text)])
     start = 0
@@ -47,9 +48,9 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
         # Blanks around a word are not part of its place, unless there is nothing else.
         blanks = len(spelled) - len(spelled.lstrip(b" ")) if spelled.strip(b" ") else 0
         # A part of a character stands for the whole character.
-        assert token.char_start == np.searchsorted(ends_of_characters, start + blanks, side="right") - 1
-        assert token.char_end == np.searchsorted(ends_of_characters, end)
-        assert whole[token.byte_start : token.byte_end].decode() == text[token.char_start : token.char_end]
+        assert token.chars[0] == np.searchsorted(ends_of_characters, start + blanks, side="right") - 1
+        assert token.chars[1] == np.searchsorted(ends_of_characters, end)
+        assert whole[slice(*token.bytes)].decode() == text[slice(*token.chars)]
         start = end
     assert start == len(whole)
 
@@ -58,8 +59,8 @@ def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
     (encoded,) = text_encoder.encode([("a 😀b",)], with_record=True)
     tokens = [token for token in described(encoded, text_encoder) if token.source != TokenSource.SPECIAL]
-    assert [(token.char_start, token.char_end) for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
-    assert [(token.byte_start, token.byte_end) for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
+    assert [token.chars for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
+    assert [token.bytes for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
 
 
 def test_a_text_is_cut_at_the_usable_positions_and_the_graph_takes_that_and_no_more(bundle: Path) -> None:
