@@ -40,10 +40,11 @@ def test_tokens_that_count_keep_their_place() -> None:
     np.testing.assert_allclose(found, (2 * 1 + 3 * 2 + 4 * 4) / (2 + 3 + 4), rtol=1e-6)
 
 
-def test_the_numbers_are_those_of_the_protocol() -> None:
-    stated = {name.removeprefix("POOLING_"): number for name, number in manifest_pb2.Pooling.items()}
-    del stated["UNSPECIFIED"]
-    assert stated == {pooling.name: pooling.value for pooling in Pooling}
+def test_the_numbers_are_those_of_the_protocol_and_others_are_refused() -> None:
+    known = {f"POOLING_{pooling.name}": pooling.value for pooling in Pooling}
+    assert known == dict(manifest_pb2.Pooling.items()[1:])
+    with pytest.raises(ValueError, match="0 is not a valid Pooling"):
+        Pooling(0)
 
 
 @given(st.integers(1, 5), st.floats(-1e3, 1e3, width=32))

@@ -90,6 +90,8 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     """
     try:
         manifest = read_manifest(directory)
+        # Before the files are verified: where another bundle has taken the place of this one, they differ.
+        version = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
         check_manifest(directory, manifest)
         states = verify_files(directory, manifest)
     except BundleError as error:
@@ -113,11 +115,10 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         dense = open_dense(directory, manifest)
     except BundleError as error:
         raise StartupError(str(error)) from error
-    digest = hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()
     bundle = Bundle(
         directory=directory,
         manifest=manifest,
-        model=read_model(manifest, digest, precision),
+        model=read_model(manifest, version, precision),
         dense=dense,
         precision=precision,
         states=states,

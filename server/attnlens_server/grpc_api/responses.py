@@ -144,7 +144,7 @@ def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: 
         messages.add(
             id=token_id,
             text=text,
-            source=source,  # type: ignore[arg-type]  # the same numbers
+            source=source,  # the numbers are the same
             char_start=char_start,
             char_end=char_end,
             byte_start=byte_start,

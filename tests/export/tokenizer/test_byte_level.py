@@ -37,7 +37,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
     (encoded,) = text_encoder.encode([(text,)], with_record=True)
     first, *tokens, last = described(encoded, text_encoder)
     assert (first.text, last.text) == ("<s>", "</s>")
-    assert {first.source, last.source} == {TokenSource.SPECIAL}
+    assert first.source == last.source == TokenSource.SPECIAL
     alphabet, whole = byte_alphabet(), text.encode()
     ends_of_characters = np.cumsum([0, *(len(character.encode()) for character in text)])
     start = 0
@@ -50,7 +50,7 @@ def test_every_token_says_which_characters_and_bytes_of_the_text_it_stands_for(
         # A part of a character stands for the whole character.
         assert token.chars[0] == np.searchsorted(ends_of_characters, start + blanks, side="right") - 1
         assert token.chars[1] == np.searchsorted(ends_of_characters, end)
-        assert whole[token.bytes[0] : token.bytes[1]].decode() == text[token.chars[0] : token.chars[1]]
+        assert whole[slice(*token.bytes)].decode() == text[slice(*token.chars)]
         start = end
     assert start == len(whole)
 
@@ -59,8 +59,8 @@ def test_an_emoji_is_four_tokens_at_one_place(bundle: Path) -> None:
     text_encoder = TextEncoder(bundle / "tokenizer.json", 32)
     (encoded,) = text_encoder.encode([("a 😀b",)], with_record=True)
     tokens = [token for token in described(encoded, text_encoder) if token.source != TokenSource.SPECIAL]
-    assert [(token.chars[0], token.chars[1]) for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
-    assert [(token.bytes[0], token.bytes[1]) for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
+    assert [token.chars for token in tokens[-5:]] == [(2, 3)] * 4 + [(3, 4)]
+    assert [token.bytes for token in tokens[-5:]] == [(2, 6)] * 4 + [(6, 7)]
 
 
 def test_a_text_is_cut_at_the_usable_positions_and_the_graph_takes_that_and_no_more(bundle: Path) -> None:

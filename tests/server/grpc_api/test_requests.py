@@ -1,0 +1,58 @@
+"""The enums of the server and those of the protocol: the same names and numbers."""
+
+from enum import IntEnum
+from typing import Any
+
+import pytest
+
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1 import manifest_pb2
+from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16
+from attnlens_server.bundle import Layout, OutputRole, RowSum
+from attnlens_server.grpc_api.requests import embed_job, encode_job
+from attnlens_server.serving.jobs import FLOAT16, AttentionView, Prompt
+from attnlens_server.text import Input, TextPair, TokenSource
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix", "not_served"),
+    [
+        (OutputRole, manifest_pb2.OutputRole, "OUTPUT_ROLE_", {"EMBEDDING"}),
+        (Layout, manifest_pb2.OutputLayout, "OUTPUT_LAYOUT_", set()),
+        (RowSum, manifest_pb2.RowSum, "ROW_SUM_", set()),
+        (AttentionView, pb.AttentionView, "ATTENTION_VIEW_", set()),
+        (TokenSource, pb.TokenSource, "TOKEN_SOURCE_", set()),
+    ],
+)
+def test_enums_have_the_names_and_numbers_of_the_protocol(
+    ours: type[IntEnum], theirs: Any, prefix: str, not_served: set[str]
+) -> None:
+    expected = {name.removeprefix(prefix): number for name, number in theirs.items() if number}
+    found = {member.name: member.value for member in ours if member}
+    assert found == {name: number for name, number in expected.items() if name not in not_served}
+
+
+def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> None:
+    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(text="a")]))
+    assert (job.prompt, job.pooling, job.normalize, job.dimensions) == (None, None, None, 0)
+    pair = pb.Input(text_pair=pb.TextPair(first="a", second="b"))
+    request = pb.EmbedRequest(
+        inputs=[pair, pb.Input()], normalize=False, data_type=DATA_TYPE_FLOAT16, prompt=pb.Prompt(text="")
+    )
+    job = embed_job(request)
+    assert job.inputs == [Input(text_pair=TextPair("a", "b")), Input()]
+    assert (job.prompt, job.normalize, job.data_type) == (Prompt(text=""), False, FLOAT16)
+    assert not job.violations
+
+
+def test_both_requests_for_attention_become_the_same_job() -> None:
+    fields: dict[str, Any] = {
+        "inputs": [pb.Input(text="a")],
+        "attention": [pb.AttentionQuery(layers=[1], view=pb.ATTENTION_VIEW_HEAD_MEAN)],
+        "last_hidden_state": True,
+    }
+    job = encode_job(pb.EncodeRequest(**fields))
+    assert job == encode_job(pb.EncodeStreamRequest(**fields))
+    [query] = job.attention
+    assert (query.role, query.view) == (OutputRole.ATTENTION_WEIGHTS, AttentionView.HEAD_MEAN)
+    assert (list(query.layers), list(query.heads)) == ([1], [])
