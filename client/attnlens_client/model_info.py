@@ -124,7 +124,7 @@ class Parity:
     figures: tuple[ParityFigure, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
     """A model and the server that runs it.
 
@@ -187,3 +187,9 @@ class ModelInfo:
     def max_dimensions(self) -> int:
         """How many components `embed` can return; the publisher may keep fewer."""
         return self.dense[-1].out_features if self.dense else self.hidden_size
+
+    def __repr__(self) -> str:
+        sizes = f"{self.num_layers} layers, {self.num_heads} heads, {self.hidden_size} wide"
+        return (
+            f"ModelInfo({self.name!r}, version={self.version[:12]!r}, {self.state}, {self.family}, {sizes})"
+        )

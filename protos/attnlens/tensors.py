@@ -13,6 +13,7 @@ _NUMPY_DTYPES: dict[DataType.ValueType, np.dtype[Any]] = {
     DataType.DATA_TYPE_UNSPECIFIED: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),
+    DataType.DATA_TYPE_INT32: np.dtype("<i4"),
 }
 
 
@@ -23,7 +24,7 @@ def numpy_dtype(data_type: DataType.ValueType) -> np.dtype[Any]:
         ValueError: the type is not one that goes over the wire.
     """
     if data_type not in _NUMPY_DTYPES:
-        raise ValueError(f"data type {data_type} is not DATA_TYPE_FLOAT32 or DATA_TYPE_FLOAT16")
+        raise ValueError(f"data type {data_type} does not go over the wire")
     return _NUMPY_DTYPES[data_type]
 
 

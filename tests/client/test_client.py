@@ -114,6 +114,8 @@ def test_results_tell_the_model_and_its_version(client: Client) -> None:
     assert repr(embeddings) == f"Embeddings(float32 (1, 384), {version})"
     shape = (encoded.num_tokens, 384)
     assert repr(encoded) == f"EncodedText({shape[0]} tokens, hidden_states float32 {shape}, {version})"
+    sizes = "ready, bert, 6 layers, 12 heads, 384 wide"
+    assert repr(model) == f"ModelInfo({model.name!r}, version={model.version[:12]!r}, {sizes})"
 
 
 def test_a_text_gets_the_same_vector_alone_and_among_others(client: Client, passages: list[str]) -> None:

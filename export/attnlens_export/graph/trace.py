@@ -160,7 +160,11 @@ def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
 
 
 def _drop_zeroing(graph: onnx.GraphProto) -> None:
-    """Drop each product of a softmax with the mask that made the weights of a layer."""
+    """Drop each product of a softmax with the mask that made the weights of a layer.
+
+    A mechanism whose weights are a softmax times something else must not end in that product: without it the
+    hidden states would be others, and parity would refuse the graph.
+    """
     softmaxes = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
     products = [
         node

@@ -86,7 +86,8 @@ def write_dense(directory: Path, path: str, dense: Dense, weights: Weights) -> N
         "activation_function": names[dense.activation],
     }
     write_json(directory / path / "config.json", settings)
-    safetensors.numpy.save_file(weights, directory / path / "model.safetensors")
+    # `save_file` would make a file that only its owner may read.
+    (directory / path / "model.safetensors").write_bytes(safetensors.numpy.save(weights))
 
 
 def _size(file: Path, settings: dict[str, Any], key: str) -> int:

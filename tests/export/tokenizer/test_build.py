@@ -17,6 +17,7 @@ from attnlens_export.published.side_files import write_tokenizer
 from attnlens_export.tokenizer.build import build_tokenizer
 from attnlens_export.tokenizer.sentencepiece import PROBES
 from configs import small_config
+from sentencepiece_families import SENTENCEPIECE
 from small_bundles import TOKENIZERS, copy_without_json
 from small_files import write
 
@@ -26,19 +27,6 @@ PASSAGES = [
 ]
 # Also what composes: kana and Hangul in pieces, and words that are special tokens.
 TEXTS = [*PASSAGES[::5], *PROBES, "か\u3099 \u1112\u1161\u11ab e\u0323\u0302", "In 1995, a mask"]
-# Pieces in the order of each family's SentencePiece file.
-SENTENCEPIECE: dict[str, dict[str, Any]] = {
-    "XLMRobertaTokenizer": {},
-    "CamembertTokenizer": {},
-    "AlbertTokenizer": {
-        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]",
-    },
-    "DebertaV2Tokenizer": {
-        "pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]",
-        "eos_piece": "[SEP]", "unk_piece": "[UNK]",
-    },
-    "T5Tokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-}  # fmt: skip
 EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"
 SPACED = {"__type": "AddedToken", "content": "[Q]", "lstrip": True, "rstrip": True, "normalized": False}
 # The content of tokenizer_config.json, and of special_tokens_map.json.
