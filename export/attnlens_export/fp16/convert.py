@@ -7,8 +7,8 @@ What runs in fp16 and what in fp32 follows `torch.autocast` (https://docs.pytorc
 - What adds or multiplies a parameter or a constant, applies an activation, or moves numbers about (Reshape,
   Transpose, Slice, Unsqueeze, Concat, Gather) stays in the type of what comes in.
 - All else is fp32: LayerNormalization, Softmax, the sums and roots of RMSNorm; every sum of two computed
-  values, thus the residual stream and the mask and biases added to scores; every square; and what meets an
-  fp32 value, thus the product behind the softmax, and rotations.
+  values, so the residual stream and the mask and biases added to scores; every square; and what meets an
+  fp32 value, so the product behind the softmax, and rotations.
 - In a graph with Tanh all products of computed values are fp32: in the tanh form of GELU the third power
   leaves fp16 at 113.
 
