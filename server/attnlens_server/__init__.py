@@ -1,7 +1,7 @@
 """The server: a bundle directory in, gRPC out. Knows ONNX Runtime and tokenizers; never torch.
 
-The way of a request: `service` validates (`requests`), turns text into ids (`text`), hands items to the
-`engine` (queue, pack, session), and builds the reply (`responses`). `server` is the life of the process.
+The way of a request: `grpc_api` makes a job of a message, `serving` checks it, `text` makes ids of its texts,
+the `engine` runs them, and `grpc_api` makes the reply. `server` is the life of the process.
 """
 
 import os
