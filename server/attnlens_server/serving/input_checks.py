@@ -62,7 +62,7 @@ class InputChecks:
         if prompt.name in prompts:
             return prompts[prompt.name], []
         shown = repr(prompt.name[:MAX_NAME_CHARS])
-        text = f"is {shown}: {_known_names(sorted(prompts))}, or send the text of a prompt as prompt"
+        text = f"is {shown}: {_known_names(sorted(prompts))}; its text can be sent instead"
         return "", [FieldViolation("prompt.name", text)]
 
     def _check_total(self, inputs: Sequence[Input], prompt_bytes: int) -> Iterator[FieldViolation]:

@@ -288,7 +288,7 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], prompt=pb.Prompt(name="query")),
             {
-                "prompt.name": "is 'query': the model has no prompts, or send the text of a prompt as prompt",
+                "prompt.name": "is 'query': the model has no prompts; its text can be sent instead",
             },
         ),
         (
