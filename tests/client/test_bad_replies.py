@@ -44,7 +44,7 @@ EMBED: dict[str, tuple[Change, str]] = {
     "many axes": (_shape(*[2**62] * 100_000), "instead of"),
     "bytes missing": (lambda reply: setattr(reply.embeddings, "data", b"1234"), "4 bytes of float32 do not"),
     "fp16": (_fp16, "float16 instead of float32"),
-    "another type": (lambda reply: setattr(reply.embeddings, "data_type", 3), "data type 3"),
+    "another type": (lambda reply: setattr(reply.embeddings, "data_type", 3), "int32 instead of float32"),
     "a type of the future": (lambda reply: setattr(reply.embeddings, "data_type", 99), "data type 99"),
     "not a number": (lambda reply: put(reply.embeddings, 9, np.nan), r"texts\[2\] .*no finite"),
     "infinity": (lambda reply: put(reply.embeddings, 5, -np.inf), r"texts\[1\] .*no finite"),
