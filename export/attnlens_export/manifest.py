@@ -1,6 +1,7 @@
 """What `manifest.json` says of a bundle."""
 
 import importlib.metadata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from attnlens_export.published.prompts import read_prompts
 from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_export.verdict import Verdict
-from attnlens_model import AttentionConfig, EncoderConfig
+from attnlens_model import AttentionConfig, AttentionOutput, EncoderConfig
 
 TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 
@@ -129,21 +130,24 @@ def _describe_graph(directory: Path, config: EncoderConfig, graph: Graph) -> Gra
     graph.opset = model.opset_import[0].version
     graph.ir_version = model.ir_version
     graph.inputs.extend(_describe_value(value) for value in model.graph.input)
-    graph.outputs.extend(_describe_output(config, value) for value in model.graph.output)
+    described = layer_outputs(config)
+    graph.outputs.extend(_describe_output(described, value) for value in model.graph.output)
     return graph
 
 
-def _describe_output(config: EncoderConfig, value: onnx.ValueInfoProto) -> GraphOutput:
-    described = _describe_value(value)
+def _describe_output(
+    described: Mapping[str, tuple[int, AttentionOutput]], value: onnx.ValueInfoProto
+) -> GraphOutput:
+    info = _describe_value(value)
     if value.name == HIDDEN_OUTPUT:
         return GraphOutput(
-            value=described,
+            value=info,
             role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
             layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
         )
-    layer, output = layer_outputs(config)[value.name]
+    layer, output = described[value.name]
     return GraphOutput(
-        value=described,
+        value=info,
         role=role_number(output.role),
         layer=layer,
         layout=OutputLayout.Value(f"OUTPUT_LAYOUT_{output.layout.upper()}"),

@@ -170,7 +170,7 @@ def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderCo
     return Run(
         tensors,
         _alone_errors(graph, inputs, tensors, described),
-        _check_invariants(graph.path, case, inputs, tensors, config),
+        _check_invariants(graph.path, case, inputs, tensors, config, described),
     )
 
 
@@ -261,7 +261,12 @@ def _alone_errors(
 
 
 def _check_invariants(
-    graph: str, case: Case, inputs: Inputs, tensors: Tensors, config: EncoderConfig
+    graph: str,
+    case: Case,
+    inputs: Inputs,
+    tensors: Tensors,
+    config: EncoderConfig,
+    described: Described,
 ) -> Invariants:
     live = inputs.attention_mask == 1
     empty = ~live.any(axis=1)
@@ -271,7 +276,7 @@ def _check_invariants(
     places = np.arange(case.length)
     distances = np.abs(places[:, None] - places)
     row_sum_error = masked_weight = empty_row_weight = 0.0
-    for name, (layer, output) in layer_outputs(config).items():
+    for name, (layer, output) in described.items():
         if name not in tensors or output.layout != "dense":
             continue
         weights = tensors[name]

@@ -8,6 +8,7 @@ hidden states: masks, rotations, biases.
 Letters in shapes: B batch, T tokens, D width, H heads.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NewType
@@ -63,7 +64,7 @@ class BatchInputs(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(ConfigPart, path="attention"):
+class AttentionConfig(ConfigPart, ABC, path="attention"):
     """Base of the configurations of all mechanisms.
 
     Attributes:
@@ -118,13 +119,13 @@ class AttentionConfig(ConfigPart, path="attention"):
         """Return what a layer returns, in order: by default the weights of all heads."""
         return (AttentionOutput(ATTENTION_WEIGHTS, "dense", self.num_heads, "one"),)
 
+    @abstractmethod
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer.
 
         Its `forward` takes hidden states (B, T, D) and then what the shared module returns, and returns the
         context (B, T, D) and the `Outputs`.
         """
-        raise NotImplementedError
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:  # noqa: ARG002 - others need them
         """Return the module that layers of this configuration share: by default it prepares the mask alone.
