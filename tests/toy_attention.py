@@ -12,8 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.heads import HeadProjections
-from attnlens_model.attention.masks import AttentionMask
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -22,7 +20,9 @@ from attnlens_model.attention.mechanism import (
     OutputRole,
     Outputs,
 )
-from attnlens_model.attention.weights import attention_weights
+from attnlens_model.attention.parts.heads import HeadProjections
+from attnlens_model.attention.parts.masks import AttentionMask
+from attnlens_model.attention.parts.weights import attention_weights
 
 TOY_GATES = OutputRole("head_gates")
 

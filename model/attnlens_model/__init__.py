@@ -1,17 +1,17 @@
 """The encoder in PyTorch: configuration, attention, layers, and published weights."""
 
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
-from attnlens_model.attention.masks import AttentionMask
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
     AttentionOutput,
     OutputRole,
 )
-from attnlens_model.attention.relative_bias import RelativeBiasConfig
-from attnlens_model.attention.rotary import RotaryConfig
+from attnlens_model.attention.parts.masks import AttentionMask
+from attnlens_model.attention.parts.relative_bias import RelativeBiasConfig
+from attnlens_model.attention.parts.rotary import RotaryConfig
+from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.attention.softmax import MultiHeadSelfAttention, SoftmaxAttentionConfig
-from attnlens_model.attention.weights import attention_weights
 from attnlens_model.checkpoint.load import Checkpoint, load_checkpoint
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.convolution import ConvolutionConfig

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.masks import causal_keep_mask
 from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, BatchInputs, Outputs
+from attnlens_model.attention.parts.masks import causal_keep_mask
 from attnlens_model.config import EncoderConfig
 from attnlens_model.convolution import NeighbourConvolution
 from attnlens_model.embeddings import Embeddings

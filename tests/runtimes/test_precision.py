@@ -19,7 +19,7 @@ from attnlens_export.graph.read import read_structure
 from attnlens_export.parity.compare import difference
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_export.parity.measure import Graph
-from attnlens_model.attention.masks import MASKED_SCORE
+from attnlens_model.attention.parts.masks import MASKED_SCORE
 from attnlens_runtimes import FP32, GraphProcess
 from attnlens_runtimes.runtime import Feed
 from runtimes.measured import found, measure_all

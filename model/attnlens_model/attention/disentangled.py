@@ -21,8 +21,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.heads import HeadProjections
-from attnlens_model.attention.masks import AttentionMask, prepare_mask
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -30,7 +28,9 @@ from attnlens_model.attention.mechanism import (
     EncoderSizes,
     Outputs,
 )
-from attnlens_model.attention.weights import attention_weights
+from attnlens_model.attention.parts.heads import HeadProjections
+from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
+from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.embeddings import EMBEDDING_STD
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, NewType
 
 from torch import Tensor, nn
 
-from attnlens_model.attention.masks import AttentionMask, prepare_mask
+from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
 from attnlens_model.config_part import ConfigPart
 from attnlens_model.errors import ConfigError
 

@@ -10,8 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attnlens_model.attention.heads import HeadProjections
-from attnlens_model.attention.masks import AttentionMask, prepare_mask, window_keep_mask
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -19,9 +17,11 @@ from attnlens_model.attention.mechanism import (
     EncoderSizes,
     Outputs,
 )
-from attnlens_model.attention.relative_bias import RelativeBiasConfig, RelativePositionBias
-from attnlens_model.attention.rotary import RotaryConfig, RotaryTables, Rotation, rotate
-from attnlens_model.attention.weights import attention_weights
+from attnlens_model.attention.parts.heads import HeadProjections
+from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask, window_keep_mask
+from attnlens_model.attention.parts.relative_bias import RelativeBiasConfig, RelativePositionBias
+from attnlens_model.attention.parts.rotary import RotaryConfig, RotaryTables, Rotation, rotate
+from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.config_part import is_positive
 
 

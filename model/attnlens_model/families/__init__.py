@@ -1,6 +1,7 @@
-"""The registry of families: every module of this package. Each defines `FAMILY`.
+"""The registry of families: every module of this package and those below it that defines `FAMILY`.
 
-Adding a family means adding a module here; nothing else changes. What families share is in packages below.
+Adding a family means adding a module; nothing else changes. Folders group families by how positions reach
+their attention.
 """
 
 import importlib
@@ -12,8 +13,9 @@ from attnlens_model.other_models import refusal
 
 
 def _discover() -> dict[str, Family]:
-    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    families: list[Family] = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
+    names = [module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")]
+    modules = [importlib.import_module(name) for name in names]
+    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     return {family.name: family for family in families}
 
 

@@ -27,7 +27,7 @@ from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import run_fp32
 from attnlens_model import Encoder, EncoderConfig, new_encoder
-from attnlens_model.attention.masks import MASKED_SCORE
+from attnlens_model.attention.parts.masks import MASKED_SCORE
 from odd_models import OddModel
 from small_files import sign
 

@@ -14,7 +14,7 @@ from attnlens_export.contents import PRECISIONS
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
 from attnlens_model import EncoderConfig
-from attnlens_model.attention.masks import MASKED_SCORE
+from attnlens_model.attention.parts.masks import MASKED_SCORE
 
 ATTENTIONS = GraphPurpose.GRAPH_PURPOSE_ATTENTION
 

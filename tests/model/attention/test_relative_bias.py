@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnlens_model.attention.relative_bias import (
+from attnlens_model.attention.parts.relative_bias import (
     RelativeBiasConfig,
     RelativePositionBias,
     relative_position_bucket,

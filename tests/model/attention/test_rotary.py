@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from attnlens_model import Encoder, new_encoder
-from attnlens_model.attention.masks import window_keep_mask
-from attnlens_model.attention.rotary import RotaryConfig, RotaryTables, rotate
+from attnlens_model.attention.parts.masks import window_keep_mask
+from attnlens_model.attention.parts.rotary import RotaryConfig, RotaryTables, rotate
 from configs import small_config
 
 CONFIG = small_config(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlens_model import ATTENTION_WEIGHTS, AttentionMask, MultiHeadSelfAttention, attention_weights
-from attnlens_model.attention.masks import MASKED_SCORE, causal_keep_mask, prepare_mask
+from attnlens_model.attention.parts.masks import MASKED_SCORE, causal_keep_mask, prepare_mask
 
 Array = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ pretraining.
 from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 

@@ -3,7 +3,7 @@
 Sanh et al. 2019, https://arxiv.org/abs/1910.01108. Its LayerNorm epsilon is fixed at 1e-12.
 """
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 

@@ -5,7 +5,7 @@ Clark et al. 2020, https://arxiv.org/abs/2003.10555. Where the two widths are eq
 
 from collections.abc import Mapping
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 

@@ -4,7 +4,7 @@ Song et al. 2020, https://arxiv.org/abs/2004.09297. The published implementation
 and 32 buckets up to a distance of 128 whatever its configuration says, so other values are refused.
 """
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 

@@ -3,7 +3,7 @@
 Lan et al. 2019, https://arxiv.org/abs/1909.11942. The projection is there even where the widths are equal.
 """
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 

@@ -5,7 +5,7 @@ Martin et al. 2019, https://arxiv.org/abs/1911.03894. BERT's layout, but positio
 `pad_token_id + 1` over the tokens that are not padding: 514 position embeddings take 512 tokens.
 """
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family
 

@@ -6,7 +6,7 @@ own under the model type "new", with fused projections; transformers 5 calls the
 
 from collections.abc import Mapping
 
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names

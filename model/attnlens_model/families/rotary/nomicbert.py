@@ -8,7 +8,7 @@ when it loads a checkpoint, and joins them again when it saves one.
 from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
-from attnlens_model.families import bert
+from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
 from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names

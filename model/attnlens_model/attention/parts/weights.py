@@ -10,7 +10,7 @@ Letters in shapes: B batch, T tokens, H heads, K head width.
 
 from torch import Tensor
 
-from attnlens_model.attention.masks import AttentionMask, prepare_mask
+from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
 
 
 def attention_weights(

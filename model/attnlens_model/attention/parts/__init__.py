@@ -1,0 +1,1 @@
+"""What mechanisms are made of: projections, masks, weights, rotation, biases."""

@@ -1,0 +1,1 @@
+"""BERT and what is built like it: a learned embedding for each position."""

@@ -1,0 +1,1 @@
+"""Language models that serve as encoders: Llama and what is built like it."""

@@ -1,0 +1,1 @@
+"""Encoders that know positions by the distance of two tokens."""

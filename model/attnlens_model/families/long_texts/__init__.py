@@ -1,0 +1,1 @@
+"""Encoders of long texts: not every token attends to every other."""

@@ -1,0 +1,1 @@
+"""Encoders that turn queries and keys by their positions."""
