@@ -19,61 +19,13 @@ from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import EncoderConfig, read_config
-from odd_models import OddModel, padded_masks, random_inputs
+from family_cases import GROUPS
+from odd_models import padded_masks, random_inputs
 from runtimes.measured import found, measure
 
-MODELS = {
-    "roberta": OddModel(
-        "Roberta",
-        {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 66, "num_hidden_layers": 2},
-        64,
-    ),
-    "distilbert": OddModel("DistilBert", {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 160}),
-    "mpnet": OddModel("MPNet", {"max_position_embeddings": 132, "num_hidden_layers": 2}, 130),
-    "electra": OddModel("Electra", {"embedding_size": 40, "num_hidden_layers": 2}),
-    "albert": OddModel("Albert", {"embedding_size": 40, "num_hidden_groups": 2, "num_hidden_layers": 4}),
-    # The last bucket begins at 18; the convolution and the token types are those of no one published model.
-    "deberta_v2": OddModel(
-        "DebertaV2",
-        {"relative_attention": True, "pos_att_type": "p2c|c2p", "share_att_key": True, "position_buckets": 8}
-        | {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "max_relative_positions": 24}
-        | {"conv_kernel_size": 3, "type_vocab_size": 2, "num_hidden_layers": 2, "embedding_size": 40},
-    ),
-    "modernbert": OddModel(
-        "ModernBert", {"pad_token_id": 0, "num_hidden_layers": 2, "local_attention": 16}, std=0.1
-    ),
-    "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 2}, std=0.1),
-    "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 2}, std=0.1),
-    "eurobert": OddModel(
-        "EuroBert",
-        {"pad_token_id": 2, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
-        std=0.1,
-    ),
-    "t5": OddModel(
-        "T5",
-        {
-            "num_hidden_layers": 2,
-            "d_kv": 20,
-            "d_ff": 160,
-            "n_positions": 132,
-            "feed_forward_proj": "gated-gelu",
-        },
-        130,
-        kind="EncoderModel",
-        std=0.05,
-    ),
-}
+MODELS = {name: model for group in GROUPS for name, model in group.exported.items()}
 # The BERT graph's operators (docs/bundle.md), and what a family adds.
-EXTRA_OPERATORS = {
-    "roberta": {"CumSum"},
-    "mpnet": {"CumSum"},
-    "deberta_v2": {"Conv"},
-    "modernbert": {"Abs", "Clip", "Concat"},
-    "nomic_bert": {"Concat", "Sigmoid"},
-    "gte": {"Concat"},
-    "eurobert": {"Concat", "ReduceSum", "Sigmoid", "Sqrt"},
-    "t5": {"ReduceSum", "Sqrt"},
-}
+EXTRA_OPERATORS = {name: extra for group in GROUPS for name, extra in group.operators.items()}
 OPERATORS = {
     *("Add", "Cast", "Div", "Erf", "Gather", "LayerNormalization", "MatMul", "Mul", "Reshape", "Shape"),
     *("Slice", "Softmax", "Sub", "Tanh", "Transpose", "Unsqueeze"),

@@ -1,0 +1,58 @@
+"""BERT and what is built like it; BERT itself is compared in test_oracle.py."""
+
+from family_cases.cases import FamilyCases
+from odd_models import OddModel
+
+ROBERTA = [
+    OddModel("Roberta", {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 66}, 64),
+    OddModel("Roberta", {"pad_token_id": 7, "hidden_act": "gelu_new", "type_vocab_size": 2}),
+    OddModel("Roberta", {"is_decoder": True, "pad_token_id": 0, "layer_norm_eps": 1e-3}),
+    OddModel("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 1, "num_hidden_layers": 5}, 33),
+    OddModel("Camembert", {"num_attention_heads": 1, "num_hidden_layers": 2, "type_vocab_size": 1}, 1),
+]
+DISTIL_SIZES = {"dim": 96, "n_layers": 3, "n_heads": 3, "hidden_dim": 160}
+DISTILBERT = [
+    OddModel("DistilBert", DISTIL_SIZES),
+    OddModel("DistilBert", DISTIL_SIZES | {"activation": "relu", "pad_token_id": 5, "n_layers": 4}, 17),
+    OddModel("DistilBert", DISTIL_SIZES | {"n_heads": 4, "max_position_embeddings": 33}, 33),
+]
+ELECTRA = [
+    OddModel("Electra", {"embedding_size": 40}),
+    OddModel("Electra", {"embedding_size": 96, "layer_norm_eps": 1e-5, "type_vocab_size": 3}),
+    OddModel("Electra", {"embedding_size": 120, "hidden_act": "gelu_new", "is_decoder": True}, 64),
+]
+ALBERT = [
+    OddModel("Albert", {"embedding_size": 40, "num_hidden_layers": 5}),
+    OddModel("Albert", {"embedding_size": 96, "num_hidden_layers": 6, "num_hidden_groups": 3}, 64),
+    OddModel("Albert", {"embedding_size": 20, "hidden_act": "gelu", "layer_norm_eps": 1e-5}, 1),
+]
+
+CASES = FamilyCases(
+    models=[*ROBERTA, *DISTILBERT, *ELECTRA, *ALBERT],
+    one_of_each=[ROBERTA[0], DISTILBERT[0], ELECTRA[0], ALBERT[1]],
+    heads=[
+        (ROBERTA[0], "ForMaskedLM", {"lm_head.bias"}),
+        (ROBERTA[3], "ForSequenceClassification", {"classifier.dense.weight"}),
+        (DISTILBERT[0], "ForMaskedLM", {"vocab_transform.weight"}),
+        (DISTILBERT[1], "ForQuestionAnswering", {"qa_outputs.weight"}),
+        (ELECTRA[0], "ForPreTraining", {"discriminator_predictions.dense.weight"}),
+        (ELECTRA[2], "ForMaskedLM", {"generator_predictions.dense.weight"}),
+        (ALBERT[1], "ForMaskedLM", {"predictions.dense.weight"}),
+    ],
+    exported={
+        "roberta": OddModel(
+            "Roberta",
+            {
+                "type_vocab_size": 1,
+                "layer_norm_eps": 1e-5,
+                "max_position_embeddings": 66,
+                "num_hidden_layers": 2,
+            },
+            64,
+        ),
+        "distilbert": OddModel("DistilBert", {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 160}),
+        "electra": OddModel("Electra", {"embedding_size": 40, "num_hidden_layers": 2}),
+        "albert": OddModel("Albert", {"embedding_size": 40, "num_hidden_groups": 2, "num_hidden_layers": 4}),
+    },
+    operators={"roberta": {"CumSum"}},
+)

@@ -1,0 +1,24 @@
+"""What a group of families is tested with."""
+
+from dataclasses import dataclass, field
+
+from odd_models import OddModel
+
+
+@dataclass(frozen=True)
+class FamilyCases:
+    """Random models of `transformers` that the encoder, its checkpoints and its graphs are compared with.
+
+    Attributes:
+        models: all; whatever a configuration can say that matters is in one of them.
+        one_of_each: one for each layout of tensors.
+        heads: a model, the task head to put on it, and tensors that must be reported as unused.
+        exported: by our name of the family, the model that a bundle is made of.
+        operators: by family, what its graph has beside the operators of BERT's.
+    """
+
+    models: list[OddModel]
+    one_of_each: list[OddModel]
+    heads: list[tuple[OddModel, str, set[str]]] = field(default_factory=list)
+    exported: dict[str, OddModel] = field(default_factory=dict)
+    operators: dict[str, set[str]] = field(default_factory=dict)
