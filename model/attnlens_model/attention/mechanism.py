@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, NewType
 
 from torch import Tensor, nn
 
+from attnlens.patterns import Band, BlockTable
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
 from attnlens_model.config_part import ConfigPart
 from attnlens_model.errors import ConfigError
@@ -26,7 +27,8 @@ ATTENTION_WEIGHTS = OutputRole("attention_weights")
 """Weights after softmax: what each token takes from each."""
 
 Layout = Literal["dense", "per_token", "band", "blocks"]
-"""The axes of an output: (B, H, T, T), query by key; (B, T, H); or what is kept of a dense one."""
+"""The axes of an output: (B, H, T, T), query by key; (B, T, H); or rows as `attnlens.patterns` has them, for a
+band (B, H, T, 2G + 2w + 1) and for blocks (B, H, T, S * b + 2b)."""
 
 RowSum = Literal["one", "gate", "unbounded"]
 """What the numbers of one query (or token) sum to: 1; a gate of the mechanism; anything, of either sign."""
@@ -42,6 +44,8 @@ class AttentionOutput(NamedTuple):
     layout: Layout
     num_heads: int
     row_sum: RowSum
+    pattern: Band | BlockTable | None = None
+    """Of a band, or of blocks."""
 
 
 class EncoderSizes(NamedTuple):
@@ -109,6 +113,11 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
     def reach(self) -> int | None:
         """How many places away a token sees a key at most; None: as far as there are keys."""
         return None
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Lengths at which its computation changes, such as a window's: parity looks there, and 1 beyond."""
+        return ()
 
     @property
     def operators(self) -> frozenset[str]:
