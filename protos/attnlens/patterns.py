@@ -8,12 +8,11 @@ block, r random blocks, H heads. Dots stand for any axes before.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[np.floating]
 ArrayT = TypeVar("ArrayT", bound=npt.NDArray[np.floating])
 IndexArray: TypeAlias = npt.NDArray[np.int32]
 
@@ -96,7 +95,8 @@ class Blocks:
     @property
     def width(self) -> int:
         """How many columns a row has."""
-        return (self.key_blocks.shape[-1] + 2) * self.block_size
+        num_slots: int = self.key_blocks.shape[-1]
+        return (num_slots + 2) * self.block_size
 
     def dense(self, rows: ArrayT) -> ArrayT:
         """Return the weights (..., H, T, T), query by key, that rows (..., H, T, S * b + 2b) stand for.
@@ -138,8 +138,8 @@ class BlockTable:
     Attributes:
         block_size: b.
         max_full_blocks: see above.
-        random_blocks: (H, N, r) int32, for each head and block 1 to N: entries, which may name a block that is
-            attended to anyway, count once more; -1, and blocks beyond the text, are not attended to.
+        random_blocks: (H, N, r) int32, for each head and block 1 to N. A block that is attended to anyway
+            counts once more; -1, and blocks beyond the text, are not attended to.
     """
 
     block_size: int
@@ -149,7 +149,8 @@ class BlockTable:
     @property
     def num_slots(self) -> int:
         """S: enough for all blocks of a short text, and for the first, last, three and r of a long one."""
-        return max(self.max_full_blocks, 5 + self.random_blocks.shape[-1])
+        num_random: int = self.random_blocks.shape[-1]
+        return max(self.max_full_blocks, 5 + num_random)
 
     @property
     def width(self) -> int:
@@ -177,9 +178,8 @@ Pattern: TypeAlias = Band | BlockTable
 """What the layout of a kind of attention depends on beside the text."""
 
 
-def _check_width(rows: Array, width: int) -> int:
+def _check_width(rows: npt.NDArray[Any], width: int) -> int:
     """Return T of rows (..., T, width)."""
     if rows.ndim < 2 or rows.shape[-1] != width:  # noqa: PLR2004 - tokens, columns
         raise ValueError(f"rows of shape {rows.shape} have not {width} columns")
-    num_tokens: int = rows.shape[-2]
-    return num_tokens
+    return int(rows.shape[-2])

@@ -27,8 +27,8 @@ ATTENTION_WEIGHTS = OutputRole("attention_weights")
 """Weights after softmax: what each token takes from each."""
 
 Layout = Literal["dense", "per_token", "band", "blocks"]
-"""The axes of an output: (B, H, T, T), query by key; (B, T, H); or rows as `attnlens.patterns` has them, for a
-band (B, H, T, 2G + 2w + 1) and for blocks (B, H, T, S * b + 2b)."""
+"""The axes of an output: (B, H, T, T), query by key; (B, T, H); or rows as `attnlens.patterns` has them, of
+a band (B, H, T, 2G + 2w + 1) or of blocks (B, H, T, S * b + 2b)."""
 
 RowSum = Literal["one", "gate", "unbounded"]
 """What the numbers of one query (or token) sum to: 1; a gate of the mechanism; anything, of either sign."""
