@@ -81,7 +81,7 @@ class LongformerAttentionConfig(AttentionConfig):
     @property
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
-        of_form = {"Concat"} if self.form == "blocks" else {"Abs", "Clip"}
+        of_form = {"Concat", "Squeeze"} if self.form == "blocks" else {"Abs", "Clip"}
         return frozenset(of_form | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set()))
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
@@ -194,7 +194,8 @@ class LongformerSelfAttention(HeadProjections):
         blocks = window_weights(query, key, seen, self.scale)  # (B, H, C, b, S)
         context = window_context(self.dropout(blocks), value, seen, num_tokens)
         rows = window_rows(blocks, seen, num_tokens)  # (B, H, T, G + 2w + 1)
-        return context * sight.local, rows * sight.local[:, None]
+        # In this order the exporter calls the axis of tokens what it calls that of the inputs.
+        return sight.local * context, sight.local[:, None] * rows
 
     def _global(self, hidden_states: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor]:
         """Return weights (B, H, G, T) and context (B, G, D) of the global tokens.
