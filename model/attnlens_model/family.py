@@ -60,6 +60,8 @@ class Family:
         other_layouts: further ones, as of checkpoints that were published with code of their own.
         buffers: tensors under the roots that hold no weights, or once more the same, in older files.
         legacy_suffixes: old name endings -> today's.
+        spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
+            configuration describes has no use for them.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Family:
     other_layouts: tuple[Layout, ...] = ()
     buffers: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+    spare: tuple[str, ...] = ()
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

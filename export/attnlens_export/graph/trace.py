@@ -3,8 +3,8 @@
 B batch, T tokens, D width, H heads, L layers.
 
 The second graph is the first without its attention outputs and what only they need, so both hold the same
-weights and one trace serves both. They are two files because a runtime computes, and many return, every output of
-a graph.
+weights and one trace serves both. They are two files because a runtime computes, and many return, every
+output of a graph.
 """
 
 import copy

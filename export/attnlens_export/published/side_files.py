@@ -40,6 +40,9 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    if EncoderConfig.from_dict(content) != config:
+        # A choice made at export. The class is the checkpoint's own.
+        content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)
