@@ -23,12 +23,14 @@ class NormConfig(ConfigPart, path="norm"):
         placement: "post": a norm after each residual sum. "pre": a norm before attention and feed-forward,
             and one after the last layer; attention of the first layer has none where the embeddings were just
             normalised.
+        first_layer: whether attention of the first layer has one even there; of no effect for "post".
     """
 
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
     placement: Literal["post", "pre"] = "post"
+    first_layer: bool = False
 
     def _check(self) -> None:
         self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")
