@@ -24,7 +24,7 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
         pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
         type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
             `token_type_ids`, 1 that every token has the same and that none need to be given.
-        task_vocab_size: number of tasks; 0 means that there are none. Every token gets the embedding of the first.
+        task_vocab_size: number of tasks, of which every token gets the embedding of the first; 0 means none.
         size: E, the width of the embeddings, which a projection brings to `hidden_size`; None means that they
             are `hidden_size` wide and are not projected.
         projection: "after_norm", with a bias, or "before_norm", without.
@@ -87,7 +87,7 @@ def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tenso
 
 
 class Embeddings(nn.Module):
-    """The sum of token, token type, position and task embeddings, then a norm, then a projection if E is not D.
+    """The sum of token, type, position and task embeddings, then a norm, then a projection if E is not D.
 
     Only the token embeddings are in every family.
 

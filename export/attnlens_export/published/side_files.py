@@ -36,10 +36,11 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
+    content.setdefault("intermediate_size", config.feed_forward.intermediate_size)
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)

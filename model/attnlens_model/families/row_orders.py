@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def parts_within_heads(num_heads: int, rows: Tensor) -> Tensor:
-    """Return the rows of one part after the other, of a tensor that has query, key and value within each head.
+    """Return the rows of one part after the other; the tensor has query, key and value within each head.
 
     `rows` is (H * 3 * K,) and stays of that shape.
     """
@@ -18,8 +18,9 @@ def parts_within_heads(num_heads: int, rows: Tensor) -> Tensor:
 def halves_of_pairs(num_heads: int, rows: Tensor) -> Tensor:
     """Return, of each head, the first rows of all pairs of neighbours, then the second ones.
 
-    Rotation turns such pairs; here it turns component i with i + K/2 (`attnlens_model.attention.parts.rotary`).
-    The dot products of queries and keys stay what they are if both are reordered. `rows` is (H * K,).
+    Some checkpoints rotate such pairs; here component i and i + K/2 are one, see
+    `attnlens_model.attention.parts.rotary`. The dot products of queries and keys stay what they are if both
+    are reordered. `rows` is (H * K,).
     """
     return rows.view(num_heads, -1, 2).transpose(1, 2).flatten()
 

@@ -1,8 +1,8 @@
 """NeoBERT: RMSNorm first, no biases, gated SiLU, rotation of neighbouring components.
 
 Le Breton et al. 2025, https://arxiv.org/abs/2502.19587. transformers has no such class: the checkpoint comes
-with code of its own, which takes theta for granted, keeps query, key and value in one tensor, within each
-head, and makes the feed-forward part two thirds as wide as `intermediate_size`, rounded up to a multiple of 8.
+with code of its own. It keeps query, key and value in one tensor, within each head; the feed-forward part is
+two thirds as wide as `intermediate_size`, rounded up to a multiple of 8; theta is always 10,000.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """RoFormer: BERT with rotation of neighbouring components in place of position embeddings.
 
-Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints hold the table of angles, which is computed here.
-Embeddings may have a width of their own, as in ELECTRA.
+Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints hold the table of sines and cosines,
+which is computed here. Embeddings may have a width of their own, as in ELECTRA.
 """
 
 from collections.abc import Mapping
