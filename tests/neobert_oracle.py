@@ -25,7 +25,7 @@ class NeoBert:
 
     @classmethod
     def draw(cls, seed: int = 5, **changes: float) -> "NeoBert":
-        content = {
+        content: dict[str, Any] = {
             "model_type": "neobert",
             "vocab_size": 300,
             "hidden_size": 96,
@@ -100,5 +100,5 @@ def turned(vectors: Tensor) -> Tensor:
     tokens, width = vectors.shape[-2:]
     frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.outer(torch.arange(tokens, dtype=torch.float64), frequencies)
-    pairs = torch.view_as_complex(vectors.double().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(torch.unflatten(vectors.double(), -1, (-1, 2)))
     return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2).to(vectors)

@@ -57,7 +57,6 @@ _KINDS: Mapping[str, Sequence[str]] = {
 
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
-    "bert-generation": "",
     "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
@@ -73,7 +72,7 @@ _NOT_YET = {
     "longformer": "attention in a sliding window",
     "luke": "entities beside tokens",
     "markuplm": "",
-    "mobilebert": "bottlenecks around each layer",
+    "mobilebert": "bottlenecks around each layer, and norms that don't normalise",
     "mra": "approximated attention",
     "nezha": "relative positions in each layer",
     "nystromformer": "approximated attention",

@@ -33,6 +33,7 @@ ERNIE = [
     OddModel("Ernie", {"layer_norm_eps": 1e-5, "hidden_act": "relu", "type_vocab_size": 4}, 64),
     OddModel("Ernie", {"use_task_id": True, "task_type_vocab_size": 1, "num_attention_heads": 1}, 1),
 ]
+GENERATION = OddModel("BertGeneration", {"layer_norm_eps": 1e-3, "pad_token_id": 9}, kind="Encoder")
 REMBERT_SIZES = {"input_embedding_size": 40, "output_embedding_size": 56}
 REMBERT = [
     OddModel("RemBert", REMBERT_SIZES),
@@ -56,11 +57,21 @@ NORMS_FIRST = [*MEGATRON, *XLM_ROBERTA_XL, *PRELAYERNORM]
 
 CASES = FamilyCases(
     models=[
-        *(*ROBERTA, *DISTILBERT, *ELECTRA, *ALBERT, DATA2VEC, SPLINTER, *ERNIE, *REMBERT),
+        *(*ROBERTA, *DISTILBERT, *ELECTRA, *ALBERT, DATA2VEC, SPLINTER, GENERATION, *ERNIE, *REMBERT),
         *NORMS_FIRST,
     ],
     one_of_each=[
-        *(ROBERTA[0], DISTILBERT[0], ELECTRA[0], ALBERT[1], DATA2VEC, SPLINTER, ERNIE[0], REMBERT[0]),
+        *(
+            ROBERTA[0],
+            DISTILBERT[0],
+            ELECTRA[0],
+            ALBERT[1],
+            DATA2VEC,
+            SPLINTER,
+            GENERATION,
+            ERNIE[0],
+            REMBERT[0],
+        ),
         *(MEGATRON[0], XLM_ROBERTA_XL[0], PRELAYERNORM[0]),
     ],
     heads=[
@@ -73,6 +84,7 @@ CASES = FamilyCases(
         (ALBERT[1], "ForMaskedLM", {"predictions.dense.weight"}),
         (DATA2VEC, "ForMaskedLM", {"lm_head.bias"}),
         (SPLINTER, "ForQuestionAnswering", {"splinter_qass.query_start_transform.dense.weight"}),
+        (GENERATION, "Decoder", {"lm_head.bias"}),
         (ERNIE[0], "ForMaskedLM", {"cls.predictions.bias"}),
         (REMBERT[0], "ForMaskedLM", {"cls.predictions.dense.weight"}),
         (MEGATRON[0], "ForMaskedLM", {"cls.predictions.bias"}),
@@ -93,6 +105,7 @@ CASES = FamilyCases(
         "distilbert": OddModel("DistilBert", {"dim": 96, "n_layers": 2, "n_heads": 3, "hidden_dim": 160}),
         "electra": OddModel("Electra", {"embedding_size": 40, "num_hidden_layers": 2}),
         "albert": OddModel("Albert", {"embedding_size": 40, "num_hidden_groups": 2, "num_hidden_layers": 4}),
+        "bert_generation": OddModel("BertGeneration", {"num_hidden_layers": 2}, kind="Encoder"),
         "ernie": OddModel("Ernie", {"use_task_id": True, "num_hidden_layers": 2}),
         "rembert": OddModel("RemBert", REMBERT_SIZES | {"num_hidden_layers": 2}),
         "megatron_bert": OddModel("MegatronBert", {"num_hidden_layers": 2}),

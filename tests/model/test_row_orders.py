@@ -20,7 +20,7 @@ def reordered(vectors: Tensor) -> Tensor:
 
 
 def heads_of(vectors: Tensor) -> Tensor:
-    return vectors.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)  # (B, H, T, K)
+    return torch.unflatten(vectors, -1, (HEADS, WIDTH)).transpose(1, 2)  # (B, H, T, K)
 
 
 def test_pairs_as_halves_give_the_scores_of_pairs() -> None:

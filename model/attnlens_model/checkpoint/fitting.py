@@ -100,7 +100,8 @@ def _split(
     """Return the parameters of a tensor, in fp32."""
     sizes = [shape[0] for shape in shapes.values()]
     if order is not None:
-        rows = order(num_heads, torch.arange(tensor.shape[0])).split(sizes)
+        # Looked up by a list of rows, each part is a copy.
+        rows = torch.split(order(num_heads, torch.arange(tensor.shape[0])), sizes)
         return {name: tensor[part].to(torch.float32) for name, part in zip(shapes, rows, strict=True)}
     parts = torch.split(tensor, sizes)
     # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
