@@ -22,9 +22,9 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = config.layer_attentions[index * config.times_in_a_row].make_layer(config.sizes)
         self.is_pre_norm = config.norm.placement == "pre"
-        is_normalised = config.embeddings.norm and index == 0 and not config.norm.first_layer
-        is_normalised = is_normalised and self.is_pre_norm
-        self.attention_norm = None if is_normalised else make_norm(config.norm, config.hidden_size)
+        is_normalised = self.is_pre_norm and config.embeddings.norm and index == 0
+        has_none = is_normalised and not config.norm.first_layer
+        self.attention_norm = None if has_none else make_norm(config.norm, config.hidden_size)
         self.feed_forward = FeedForward(config.feed_forward, config.hidden_size)
         self.output_norm = make_norm(config.norm, config.hidden_size)
         """After (or, in pre-LN, before) the feed-forward."""

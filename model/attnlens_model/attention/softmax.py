@@ -129,11 +129,11 @@ class SharedSoftmaxParts(nn.Module):
     def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
         limit, bias, rotary = sizes.max_tokens, config.relative_bias, config.rotary
-        is_shared = bias is not None and not bias.per_layer
-        self.relative_bias = (
-            RelativePositionBias(bias, config.num_heads, limit) if bias and is_shared else None
-        )
-        self.buckets = RelativePositionBuckets(bias, limit) if bias and not is_shared else None
+        self.relative_bias = self.buckets = None
+        if bias is not None and bias.per_layer:
+            self.buckets = RelativePositionBuckets(bias, limit)
+        elif bias is not None:
+            self.relative_bias = RelativePositionBias(bias, config.num_heads, limit)
         head_dim = config.head_dim(sizes.hidden_size)
         self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, limit)
         self.window = config.window
