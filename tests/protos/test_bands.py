@@ -18,7 +18,8 @@ def dense_weights(mask: np.ndarray, window: int, num_global_tokens: int, num_hea
     keep &= (mask[:, None] & mask) == 1
     weights = np.random.default_rng(3).random((num_heads, len(mask), len(mask))) * keep
     sums = weights.sum(axis=-1, keepdims=True)
-    return np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    shares: np.ndarray = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    return shares
 
 
 def laid_out(dense: np.ndarray, mask: np.ndarray, window: int, num_global_tokens: int) -> np.ndarray:
