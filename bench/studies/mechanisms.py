@@ -2,7 +2,7 @@
 
     python -m bench.studies.mechanisms [MECHANISM ...] [--threads 2]
 
-Fresh encoders of 6 layers, 384 wide, 12 heads of 32, with random weights, as graphs in ONNX Runtime. A row runs
+Fresh encoders of 6 layers, 384 wide, 12 heads of 32, with random weights, in ONNX Runtime. A row runs
 one batch of one text. Plain attention of the same sizes runs beside each, in turns; times are medians. Memory
 is what a process takes at its peak beyond what it had once the graph was open, in a process of its own.
 """
