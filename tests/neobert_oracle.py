@@ -1,8 +1,9 @@
 """NeoBERT after its paper (https://arxiv.org/abs/2502.19587) and the names of its tensors.
 
-transformers has no such class, and the publisher's code was not at hand: the order of rows and the rotation of
-neighbours are what public reimplementations say that load its weights. This is written apart from the encoder:
-rotation is a product of complex numbers, query, key and value are taken from one product, masks are infinite.
+transformers has no such one, and the publisher's code was not at hand. The order of rows and the rotation of
+neighbours are what public reimplementations that load its weights say. This is written apart from the
+encoder: rotation is a product of complex numbers, query, key and value are taken from one product, masks are
+infinite.
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width.
 """
