@@ -59,8 +59,11 @@ class OddModel:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                is_scale = name.lower().endswith(("norm.weight", "norm.gamma"))
-                parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
+                if name.lower().endswith(("norm.weight", "norm.gamma")):
+                    # Fresh ones are 0 where a norm multiplies by 1 + weight: fp32 must hold that sum exactly.
+                    parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
+                else:
+                    parameter.copy_(self.std * noise)
         return model.eval()
 
 
@@ -78,6 +81,9 @@ def float64_throughout(model: Any) -> Iterator[None]:
     ):
         if hasattr(model, "rotary_emb"):
             model.rotary_emb = type(model.rotary_emb)(config=model.config)
+        for module in model.modules():
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
         yield
 
 

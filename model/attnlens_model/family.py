@@ -7,6 +7,8 @@ A family is data: one `FAMILY = Family(...)` in one module of `families`. All sh
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 # A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
 Parameters = str | tuple[str, ...]
 
@@ -59,7 +61,10 @@ class Family:
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
         buffers: tensors under the roots that hold no weights, or once more the same, in older files.
+            `{layer}` stands for the layer number.
         legacy_suffixes: old name endings -> today's.
+        transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
+            fp32.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Family:
     other_layouts: tuple[Layout, ...] = ()
     buffers: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -86,6 +92,18 @@ class Family:
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
+
+    def buffer_names(self, num_layers: int) -> Iterator[str]:
+        """Yield the names of `buffers` without prefix."""
+        for name in self.buffers:
+            yield from dict.fromkeys(name.format(layer=layer) for layer in range(num_layers))
+
+    def transformed(self, name: str, values: Tensor) -> Tensor:
+        """Return what our parameter `name` is, given its values in the checkpoint."""
+        for ending, transform in self.transforms.items():
+            if name.endswith(ending):
+                return transform(values)
+        return values
 
 
 def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:

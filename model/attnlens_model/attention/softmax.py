@@ -35,6 +35,9 @@ class SoftmaxAttentionConfig(AttentionConfig):
             heads of queries; None means `num_heads`.
         scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
         bias: whether the projections to queries, keys, values and output have biases.
+        output_bias: whether that to the output has one; None means as `bias` says.
+        head_norm: whether the query and the key of each head go through an RMSNorm, before rotation; its eps
+            is `norm.eps`.
         window: a token sees the keys at most so many places away; None means all.
         rotary: how queries and keys are turned by their positions; None means that they are not.
         relative_bias: the biases by distance that are added to scores; None means none.
@@ -45,6 +48,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
     num_key_value_heads: int | None = None
     scale: float | None = None
     bias: bool = True
+    output_bias: bool | None = None
+    head_norm: bool = False
     window: int | None = None
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
@@ -88,7 +93,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         # Concat swaps the halves of queries and keys, and repeats heads that are shared.
         joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
         # The distance of two tokens, cut at the window.
-        return frozenset(joining | ({"Abs", "Clip"} if self.window else set()))
+        window = {"Abs", "Clip"} if self.window else set()
+        return frozenset(joining | window | ({"ReduceSum", "Sqrt"} if self.head_norm else set()))
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer."""
@@ -100,6 +106,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
             num_key_value_heads=self.num_key_value_heads,
             scale=self.scale,
             bias=self.bias,
+            output_bias=self.output_bias,
+            head_norm_eps=sizes.layer_norm_eps if self.head_norm else None,
         )
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:
