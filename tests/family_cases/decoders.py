@@ -7,7 +7,7 @@ from odd_models import OddModel
 
 # A cache of keys and values would change nothing but time.
 SIZES: dict[str, Any] = {"pad_token_id": 0, "num_attention_heads": 6, "use_cache": False}
-SHAPE: dict[str, Any] = {"std": 0.1}
+SHAPE: dict[str, Any] = {"std": 0.08}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
