@@ -22,6 +22,7 @@ from attnlens_client import Client
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.parity.grid import small_grid
+from attnlens_server.text import TextEncoder
 from odd_models import OddModel
 from served import ServerProcess
 from small_bundles import TOKENIZERS
@@ -62,7 +63,8 @@ def save_tokenizer(directory: Path, template: str) -> None:
     ids: Any = [(name, tokenizer.token_to_id(name)) for name in names]
     ending = processors.TemplateProcessing(single=template, pair=f"{template} $B:1", special_tokens=ids)
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), ending])
-    special = {"eos_token": names[-1], "pad_token": END if END in names else "<pad>"}
+    special = {"eos_token": "</s>" if "</s>" in names else END}
+    special["pad_token"] = "<pad>" if "</s>" in names else END
     load: Any = transformers.PreTrainedTokenizerFast
     wrapped = load(tokenizer_object=tokenizer, model_max_length=MAX_TOKENS, padding_side="left", **special)
     wrapped.save_pretrained(directory)
@@ -87,7 +89,7 @@ def save_checkpoint(name: str, odd: OddModel, directory: Path) -> None:
     write(directory / "config_sentence_transformers.json", prompts)
     generator = torch.Generator().manual_seed(3)
     for place, (width, out) in enumerate(DENSE[name], start=2):
-        settings = {"in_features": width, "out_features": out, "bias": False}
+        settings: dict[str, Any] = {"in_features": width, "out_features": out, "bias": False}
         settings["activation_function"] = "torch.nn.modules.linear.Identity"
         write(directory / f"{place}_Dense" / "config.json", settings)
         weight = 0.1 * torch.randn(out, width, generator=generator)
@@ -160,12 +162,15 @@ def test_vectors_are_those_of_sentence_transformers(published: Published, client
         np.testing.assert_allclose(found, theirs.encode(TEXTS, prompt_name=name), atol=1e-5)
 
 
-def test_the_end_token_stays_the_last_when_a_text_is_cut(published: Published, client: Client) -> None:
-    end = END if published.name == "qwen3" else "</s>"
-    tokens = [[token.text for token in each.tokens] for each in client.tokenize(TEXTS, truncate=True)]
-    assert [each[-1] for each in tokens] == [end] * len(TEXTS)
-    assert [each.count(end) for each in tokens] == [1] * len(TEXTS)
-    assert len(tokens[3]) == MAX_TOKENS
+def test_the_end_token_stays_the_last_when_a_text_is_cut(published: Published) -> None:
+    manifest = read_manifest(published.bundle)
+    text_encoder = TextEncoder(published.bundle / "tokenizer.json", manifest.max_tokens)
+    name = END if published.name == "qwen3" else "</s>"
+    end = Tokenizer.from_file(str(published.bundle / "tokenizer.json")).token_to_id(name)
+    ids = [list(each.input_ids) for each in text_encoder.encode([(text,) for text in TEXTS])]
+    assert [each[-1] for each in ids] == [end] * len(TEXTS)
+    assert [each.count(end) for each in ids] == [1] * len(TEXTS)
+    assert len(ids[3]) == MAX_TOKENS
 
 
 def test_a_bundle_of_it_passes_a_check(published: Published) -> None:

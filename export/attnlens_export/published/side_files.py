@@ -135,9 +135,9 @@ def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
     if tokenizer.encode("a").ids[-1:] != [tokenizer.token_to_id(spelled)]:
         raise SourceError(
             f"tokenizer_config.json in {path.parent} says add_eos_token, and tokenizer.json adds no "
-            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the token. "
-            "Write add_eos_token false for texts without it, or give a tokenizer.json whose post-processor adds it "
-            "with --tokenizer"
+            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the "
+            "token. Write add_eos_token false for texts without it, or give a tokenizer.json whose "
+            "post-processor adds it with --tokenizer"
         )
 
 
