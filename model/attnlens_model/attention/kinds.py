@@ -2,6 +2,7 @@
 
 from attnlens_model.attention.composed import ComposedAttentionConfig
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
+from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import AttentionConfig
 from attnlens_model.attention.mixture import MixtureAttentionConfig
 from attnlens_model.attention.overlapping import OverlappingAttentionConfig
@@ -10,6 +11,7 @@ from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
     "softmax": SoftmaxAttentionConfig,
     "disentangled": DisentangledAttentionConfig,
+    "longformer": LongformerAttentionConfig,
     "overlapping": OverlappingAttentionConfig,
     "mixture": MixtureAttentionConfig,
     "composed": ComposedAttentionConfig,
