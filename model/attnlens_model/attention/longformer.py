@@ -70,7 +70,9 @@ class LongformerAttentionConfig(AttentionConfig):
     def check_sizes(self, sizes: EncoderSizes) -> None:
         """Check what depends on the encoder: that heads divide its width, and that it is not causal."""
         super().check_sizes(sizes)
-        self.require("kind", not sizes.is_causal, "must be another where is_causal=true: it sees what follows")
+        self.require(
+            "kind", not sizes.is_causal, "must be another where is_causal=true: it sees what follows"
+        )
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -82,7 +84,9 @@ class LongformerAttentionConfig(AttentionConfig):
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
         of_form = {"Concat"} if self.form == "blocks" else {"Abs", "Clip"}
-        return frozenset(of_form | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set()))
+        return frozenset(
+            of_form | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set())
+        )
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
         """Return what a layer returns: the weights of all heads."""

@@ -157,7 +157,7 @@ class _Router(ChoosingModule):
         """Return, for each token, how much more probable the last head chosen is than the next: (B, T)."""
         probabilities, chosen = routing.probabilities, routing.chosen
         # Probabilities are below 2: with all heads chosen, or none to choose from, nothing is close.
-        out = torch.full_like(probabilities[..., :1], -2.0)
+        out = probabilities.new_full((*probabilities.shape[:-1], 1), -2.0)
         least = torch.cat([probabilities + 4.0 * (1.0 - chosen), out + 4.0], dim=-1).amin(dim=-1)
         most = torch.cat([probabilities - 4.0 * chosen, out], dim=-1).amax(dim=-1)
         return least - most

@@ -246,6 +246,8 @@ def test_margins_are_the_gap_between_the_last_chosen_and_the_next() -> None:
         assert margins[0].tolist() == pytest.approx(expected)
     everything = Routing(probabilities, probabilities, torch.ones_like(probabilities))
     assert (router.margins(everything) > 1).all()
+    nothing = Routing(probabilities, probabilities[..., :0], probabilities[..., :0])
+    assert (router.margins(nothing) > 1).all()
 
 
 def test_fresh_routers_are_xavier_uniform_without_biases() -> None:
