@@ -5,7 +5,7 @@ Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences" (https://arxiv
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width, b block size, r random blocks, F =
 (5 + 2 r) b places up to which a text attends fully, E places of T and of F. C blocks and c places of a block:
-as many as T needs, and b; or 1 and 1 where no text of the batch can be long.
+as many as T needs, and b; or 2 and 2 where no text of the batch can be long.
 """
 
 from dataclasses import dataclass
@@ -56,8 +56,8 @@ class BigBirdAttentionConfig(AttentionConfig):
 
     def _check(self) -> None:
         super()._check()
-        for name in ("block_size", "num_random_blocks", "table_tokens"):
-            self.require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name, least in (("block_size", 2), ("num_random_blocks", 1), ("table_tokens", 1)):
+            self.require(name, getattr(self, name) >= least, f"must be at least {least}")
         self.require("seed", 0 <= self.seed < 2**32, "must be from 0 to 2^32 - 1")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
@@ -146,12 +146,17 @@ class BigBirdSelfAttention(HeadProjections):
     the last block attend to all (Zaheer et al. 2020, section 2 and appendix D).
     """
 
+    zeros: Tensor
+
     def __init__(
         self, hidden_size: int, table: BlockTable, *, num_heads: int, dropout: float, bias: bool
     ) -> None:
         super().__init__(hidden_size, num_heads, dropout, bias=bias)
         self.full_tokens = table.max_full_blocks * table.block_size
-        self.num_columns, self.num_ends = table.num_slots * table.block_size, 2 * table.block_size
+        self.num_ends = 2 * table.block_size
+        # The device is named so that the values exist even when the rest is built without storage.
+        zeros = torch.zeros(table.num_slots * table.block_size, device="cpu")
+        self.register_buffer("zeros", zeros, persistent=False)
 
     def forward(self, hidden_states: Tensor, parts: BlockParts) -> tuple[Tensor, Outputs]:
         """Attend.
@@ -222,15 +227,15 @@ class BigBirdSelfAttention(HeadProjections):
     def _rows(self, start: Tensor, inner: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
         """Return the weights in the layout of `BlockTable`."""
         kept = start * parts.all_keys.keep[..., : self.full_tokens] * (1.0 - parts.is_long)
-        short = _widened(kept, self.num_columns)[:, :, parts.from_start]
+        short = _widened(kept, self.zeros)[:, :, parts.from_start]
         kept = inner * parts.mask.keep * parts.is_inner[..., None]
-        long = _widened(kept.flatten(2, 3), self.num_columns)[:, :, parts.from_blocks]
+        long = _widened(kept, self.zeros).flatten(2, 3)[:, :, parts.from_blocks]
         given = (ends * parts.all_keys.keep * parts.is_end).transpose(-1, -2)  # (B, H, T, 2c)
-        return torch.cat([short + long, _widened(given, self.num_ends)], dim=-1) * parts.live
+        return torch.cat([short + long, _widened(given, self.zeros[: self.num_ends])], dim=-1) * parts.live
 
 
-def _widened(weights: Tensor, width: int) -> Tensor:
-    """Return weights (..., n) with zeros on the right: (..., width)."""
+def _widened(weights: Tensor, zeros: Tensor) -> Tensor:
+    """Return weights (..., n) with zeros on the right, as many columns as there are zeros."""
     # Every runtime has Concat and Slice; few have Pad with a length that is computed.
-    zeros = weights[..., :1] * weights.new_zeros(width)
-    return torch.cat([weights, zeros], dim=-1)[..., :width]
+    more = weights[..., :1] * zeros
+    return torch.cat([weights, more], dim=-1)[..., : len(zeros)]

@@ -5,7 +5,7 @@ The last block is the last one with a live token, in each text of its own, so th
 stands to its right. What depends on the text in this way is data (masks and selectors), never a shape.
 
 Letters in shapes: B batch, T tokens, H heads, b block size, r random blocks, M the longest input. C blocks and
-c places of a block: as many as T needs, and b; or 1 and 1 where no text of the batch can be long.
+c places of a block: as many as T needs, and b; or 2 and 2 where no text of the batch can be long.
 """
 
 from typing import NamedTuple
@@ -53,7 +53,7 @@ class SharedBlocks(nn.Module):
     """Computes `BlockParts`."""
 
     places: Tensor
-    block_of_place: Tensor
+    numbers: Tensor
     offsets: Tensor
     heads: Tensor
     first_places: Tensor
@@ -63,16 +63,17 @@ class SharedBlocks(nn.Module):
 
     def __init__(self, table: BlockTable, max_tokens: int) -> None:
         super().__init__()
-        size, count = table.block_size, -(-max_tokens // table.block_size)
+        size, count = table.block_size, max(2, -(-max_tokens // table.block_size))
         self.block_size, self.full_tokens = size, table.max_full_blocks * size
         self.max_tokens = max_tokens
         blocks = _attended_blocks(table.random_blocks, count)  # (H, M / b, 3 + r)
         # Of block j seen from block i: not before it, after it, two or more after it; too far for a short text.
-        later, numbers = np.arange(count)[:, None] - np.arange(count), np.arange(count)
+        numbers = np.arange(count)
+        later = numbers[:, None] - numbers
         far = np.broadcast_to(numbers[:, None] >= table.max_full_blocks, later.shape)
         constants = {
             "places": np.arange(max_tokens),
-            "block_of_place": np.arange(max_tokens) // size,
+            "numbers": numbers,
             "offsets": np.arange(size),
             "heads": np.arange(len(blocks))[:, None, None],
             "first_places": np.maximum(blocks, 0) * size,
@@ -114,7 +115,7 @@ class SharedBlocks(nn.Module):
             is_end=live_ends.flatten(-2)[..., None] * is_long,
             is_long=is_long,
             ones=self.ones[numbers],
-            from_blocks=torch.minimum(places, numbers[-1:] * self.block_size + offsets[-1:]),
+            from_blocks=torch.minimum(places, (numbers[-1:] + 1) * (offsets[-1:] + 1) - 1),
             from_start=torch.minimum(places, places[: self.full_tokens][-1:]),
             live=keep.transpose(-1, -2),
         )
@@ -123,13 +124,14 @@ class SharedBlocks(nn.Module):
     def _blocks(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return the numbers of the C blocks, and the c places within each.
 
-        Where no text can be long, there is one block of one place, which costs next to nothing. A tensor
-        without elements would cost nothing, and some runtimes take none.
+        Where no text can be long these are 2 blocks of 2 places, which cost next to nothing. Tensors without
+        elements would cost nothing, but some runtimes take none; an axis of length 1 is taken for a constant
+        by the tracer.
         """
+        count = (num_tokens + self.block_size - 1) // self.block_size
         beyond = num_tokens - self.full_tokens
-        starts = self.block_of_place[:num_tokens][:: self.block_size]
-        numbers = starts[: torch.sym_max(1, beyond * self.max_tokens)]
-        return numbers, self.offsets[: torch.sym_max(1, beyond * self.block_size)]
+        numbers = self.numbers[: torch.sym_max(2, torch.sym_min(count, beyond * self.max_tokens))]
+        return numbers, self.offsets[: torch.sym_max(2, beyond * self.block_size)]
 
     def _select(self, live_blocks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `select` and `is_long` of `BlockParts`, and (B, 1, C, 1): 1 two or more before the last."""
