@@ -2,6 +2,7 @@
 
 from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
+from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import AttentionConfig
 from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
@@ -9,4 +10,5 @@ ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
     "softmax": SoftmaxAttentionConfig,
     "disentangled": DisentangledAttentionConfig,
     "big_bird": BigBirdAttentionConfig,
+    "longformer": LongformerAttentionConfig,
 }
