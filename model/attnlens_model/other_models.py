@@ -56,7 +56,6 @@ _KINDS: Mapping[str, Sequence[str]] = {
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
     "bert-generation": "",
-    "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
     "data2vec-text": "",

@@ -34,7 +34,7 @@ SUPPORTED = sorted(name for family in FAMILIES.values() for name in family.model
         ("deberta", r"is an encoder that is not supported yet .*versions 2 and 3 .* are supported"),
         *(
             (name, "is an encoder that is not supported yet")
-            for name in ("big_bird", "longformer", "roformer", "nystromformer", "ernie", "megatron-bert")
+            for name in ("longformer", "roformer", "nystromformer", "ernie", "megatron-bert")
         ),
         ("xlm-roberta-xl", r"not supported yet \(RoBERTa with its norms first\)"),
         ("neobert", "is an encoder that is not supported yet"),

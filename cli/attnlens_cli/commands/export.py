@@ -71,6 +71,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     help="Export the encoder of a classifier or reranker, without what makes it one.",
 )
 @click.option(
+    "--random-blocks",
+    type=click.Choice(["original", "transformers"]),
+    help="BigBird: those that it was trained with, or what transformers computes.  [default: original]",
+)
+@click.option(
     "--prompt",
     "prompts",
     metavar="NAME=TEXT",

@@ -40,6 +40,8 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    # What no publisher writes and this family needs, such as a choice at the export.
+    content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)

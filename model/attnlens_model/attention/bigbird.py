@@ -75,7 +75,7 @@ class BigBirdAttentionConfig(AttentionConfig):
     @property
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
-        return frozenset({"Clip", "Concat", "Max", "Min", "ReduceSum"})
+        return frozenset({"Clip", "Concat", "Max", "Min", "ReduceSum", "Squeeze"})
 
     @property
     def table(self) -> BlockTable:
