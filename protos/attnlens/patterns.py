@@ -170,10 +170,10 @@ class BlockTable:
             blocks[:, :, :count] = np.arange(count)
             return Blocks(self.block_size, blocks)
         for block in range(1, count - 1):
-            blocks[:, block, 0] = 0
-            blocks[:, block, 1] = -1 if block == count - 2 else count - 1
+            blocks[:, block, :2] = 0, count - 1
             blocks[:, block, 2] = -1 if block == 1 else block - 1
-            blocks[:, block, 3:5] = block, block + 1
+            blocks[:, block, 3] = block
+            blocks[:, block, 4] = -1 if block == count - 2 else block + 1
             random = self.random_blocks[:, block - 1]
             blocks[:, block, 5 : 5 + random.shape[-1]] = np.where(random < count, random, -1)
         return Blocks(self.block_size, blocks)

@@ -59,6 +59,7 @@ class SharedBlocks(nn.Module):
     first_places: Tensor
     is_used: Tensor
     reaches: Tensor
+    is_next: Tensor
     ones: Tensor
 
     def __init__(self, table: BlockTable, max_tokens: int) -> None:
@@ -79,7 +80,8 @@ class SharedBlocks(nn.Module):
             "first_places": np.maximum(blocks, 0) * size,
             "is_used": blocks >= 0,
             "reaches": np.stack([later >= 0, later >= 1, later >= 2, far]),
-            "ones": np.ones((max(len(blocks), count), 1, 1), dtype=bool),
+            "is_next": np.arange(blocks.shape[-1]) == 2,  # noqa: PLR2004 - previous, itself, next
+            "ones": np.ones((count, 1, 1), dtype=bool),
         }
         for name, array in constants.items():
             dtype = torch.get_default_dtype() if array.dtype == bool else torch.int64
@@ -96,18 +98,18 @@ class SharedBlocks(nn.Module):
         numbers, offsets = self._blocks(num_tokens)
         queries, end = numbers[:, None] * self.block_size + offsets, places[-1:]  # (C, c), (1,)
         live_blocks = live[:, torch.minimum(queries, end)] * _exist(queries, end, live)  # (B, C, c)
-        select, is_long, may_be_last = self._select(live_blocks, numbers)
+        select, is_long, may_be_next = self._select(live_blocks, numbers)
         keys = self.first_places[:, numbers][..., None] + offsets  # (H, C, 3 + r, c)
-        exist = (_exist(keys, end, live) * self.is_used[:, numbers][..., None]).flatten(-2)
-        keys = torch.minimum(keys.flatten(-2), end)  # (H, C, (3 + r) c)
+        exist = _exist(keys, end, live) * self.is_used[:, numbers][..., None]
+        # The next block is not attended to as such where it is the last.
+        near = 1.0 - self.is_next * (1.0 - may_be_next)  # (B, 1, C, 3 + r)
+        keys = torch.minimum(keys, end)
+        near = (live[:, keys] * exist * near[..., None]).flatten(-2)  # (B, H, C, (3 + r) c)
         live_ends = select @ live_blocks[:, None]  # (B, 1, 2, c)
-        # The last block is not attended to as such where it is the next.
-        times = torch.cat([may_be_last * 0.0 + 1.0, may_be_last], dim=-1)  # (B, 1, C, 2)
-        ends = (times[..., None] * live_ends[:, :, None]).flatten(-2)  # (B, 1, C, 2 c)
-        seen = torch.cat([ends * self.ones[:num_heads], live[:, keys] * exist], dim=-1)
+        seen = torch.cat([near[..., :1] * 0.0 + live_ends.flatten(-2)[:, :, None], near], dim=-1)
         parts = BlockParts(
             queries=torch.minimum(queries, end) * num_heads + self.heads,
-            keys=keys * num_heads + self.heads,
+            keys=keys.flatten(-2) * num_heads + self.heads,
             mask=prepare_mask(seen[:, :, :, None], keep.dtype),
             all_keys=prepare_mask(keep, keep.dtype),
             select=select,
