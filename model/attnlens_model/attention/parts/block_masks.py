@@ -131,9 +131,10 @@ class SharedBlocks(nn.Module):
         by the tracer.
         """
         count = (num_tokens + self.block_size - 1) // self.block_size
-        beyond = num_tokens - self.full_tokens
-        numbers = self.numbers[: torch.sym_max(2, torch.sym_min(count, beyond * self.max_tokens))]
-        return numbers, self.offsets[: torch.sym_max(2, beyond * self.block_size)]
+        # 0 where no text can be long. A product of a sum is an axis that tract does not recognise.
+        times = num_tokens // (self.full_tokens + 1)
+        numbers = self.numbers[: torch.sym_max(2, torch.sym_min(count, times * self.max_tokens))]
+        return numbers, self.offsets[: torch.sym_max(2, torch.sym_min(self.block_size, times * self.block_size))]
 
     def _select(self, live_blocks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `select` and `is_long` of `BlockParts`, and (B, 1, C, 1): 1 two or more before the last."""
@@ -142,8 +143,9 @@ class SharedBlocks(nn.Module):
         after = (counts @ reaches).clamp(0.0, 1.0)  # (B, 4, 1, C)
         last = after[:, :1] - after[:, 1:2]  # (B, 1, 1, C)
         first = (1.0 - numbers.to(last.dtype)).clamp(0.0, 1.0)  # (C,)
-        select = torch.cat([last * 0.0 + first, last], dim=2)
-        return select, after[:, 3:, :, :1], after[:, 2:3].transpose(-1, -2)
+        is_long = after[:, 3:, :, :1]
+        select = torch.cat([first * (is_long * 0.0 + 1.0), last], dim=2)
+        return select, is_long, after[:, 2:3].transpose(-1, -2)
 
 
 def _exist(places: Tensor, end: Tensor, like: Tensor) -> Tensor:
