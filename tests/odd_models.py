@@ -57,10 +57,14 @@ class OddModel:
         model: Any = getattr(transformers, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            # What is not trained is a table that the model has computed.
+            for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
-                is_scale = name.lower().endswith(("norm.weight", "norm.gamma"))
-                parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
+                if name.lower().endswith(("norm.weight", "norm.gamma", ".ln.weight")):
+                    # Fresh ones are 0 where a norm multiplies by 1 + weight: fp32 must hold that sum exactly.
+                    parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
+                else:
+                    parameter.copy_(self.std * noise)
         return model.eval()
 
 
@@ -74,10 +78,17 @@ def float64_throughout(model: Any) -> Iterator[None]:
     with (
         mock.patch.object(torch, "float32", torch.float64),
         mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(torch, "FloatTensor", torch.DoubleTensor),
         mock.patch.object(Tensor, "float", Tensor.double),
     ):
         if hasattr(model, "rotary_emb"):
             model.rotary_emb = type(model.rotary_emb)(config=model.config)
+        for module in model.modules():
+            # RoFormer's table of angles.
+            if hasattr(module, "create_weight"):
+                module.weight.data = module.create_weight()
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
         yield
 
 

@@ -85,7 +85,7 @@ class EncoderConfig(ConfigPart):
         self.require("attention", len(_pattern(self.attention)) <= self.num_layers, limit)
         divides = groups is None or (groups >= 1 and self.num_layers % groups == 0)
         self.require("num_hidden_groups", divides, f"must divide num_layers={self.num_layers}, or be null")
-        limit = "must be null where norm.placement='pre', whose first layer is unlike the others"
+        limit = "must be null where norm.placement is not 'post': the first layer may be unlike the others"
         self.require("num_hidden_groups", groups is None or self.norm.placement == "post", limit)
         limit = "must be null where attention differs from layer to layer"
         self.require("num_hidden_groups", groups is None or len(set(self.layer_attentions)) == 1, limit)

@@ -18,7 +18,7 @@ def random_table(size: int, max_full_blocks: int, num_rows: int, num_random: int
 def laid_out(blocks: Blocks, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Random rows and the weights that they stand for, one number at a time, as the .proto file has them."""
     generator, size = np.random.default_rng(num_tokens), blocks.block_size
-    num_heads, num_blocks, num_slots = blocks.key_blocks.shape
+    num_heads, _, num_slots = blocks.key_blocks.shape
     rows = np.zeros((num_heads, num_tokens, blocks.width))
     dense = np.zeros((num_heads, num_tokens, num_tokens))
     for head, query in np.ndindex(num_heads, num_tokens):
@@ -90,5 +90,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"have not 36 columns"):
         blocks.dense(rows[..., 1:])
     for wrong in (rows[:1], rows[:, :32]):
-        with pytest.raises(ValueError, match=r"do not fit the key blocks of 2 heads and 9 blocks of 4 tokens"):
+        with pytest.raises(
+            ValueError, match=r"do not fit the key blocks of 2 heads and 9 blocks of 4 tokens"
+        ):
             blocks.dense(wrong)

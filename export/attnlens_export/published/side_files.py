@@ -36,10 +36,11 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
+    content.setdefault("intermediate_size", config.feed_forward.intermediate_size)
     # What no publisher writes and this family needs, such as a choice at the export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if external_data:
@@ -82,6 +83,8 @@ def write_tokenizer(
         check_ids(loaded, str(source), config)
     elif path and (tokenizer or path.exists()):
         loaded, content = load_tokenizer(path, config), read_object(path)
+        if tokenizer is None:
+            _check_end_token(path, loaded)
     else:
         return ""
     # Checkpoints carry the settings of their last use; these make every reader do what the server does.
@@ -116,6 +119,29 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
         raise SourceError(f"{path} is not a tokenizer: {error}") from error
     check_ids(tokenizer, str(path), config)
     return tokenizer
+
+
+def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse a `tokenizer.json` that adds no end token although `tokenizer_config.json` beside it says so.
+
+    transformers 5 then adds none, versions before it add one for some classes, and so does code of a
+    publisher's own: the last token, which decoders are pooled by, is another.
+
+    Raises:
+        SourceError: it is such a file.
+    """
+    settings = read_object(path.parent / "tokenizer_config.json")
+    token = settings.get("eos_token")
+    spelled = token.get("content") if isinstance(token, dict) else token
+    if settings.get("add_eos_token") is not True or not isinstance(spelled, str):
+        return
+    if tokenizer.encode("a").ids[-1:] != [tokenizer.token_to_id(spelled)]:
+        raise SourceError(
+            f"tokenizer_config.json in {path.parent} says add_eos_token, and tokenizer.json adds no "
+            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the "
+            "token. Write add_eos_token false for texts without it, or give a tokenizer.json whose "
+            "post-processor adds it with --tokenizer"
+        )
 
 
 def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:

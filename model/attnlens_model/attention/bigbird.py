@@ -192,7 +192,9 @@ class BigBirdSelfAttention(HeadProjections):
         bias = parts.all_keys.bias[..., : self.full_tokens]
         return attend(*first, bias, self.dropout)
 
-    def _blocks(self, query: Tensor, key: Tensor, value: Tensor, parts: BlockParts) -> tuple[Attended, Attended]:
+    def _blocks(
+        self, query: Tensor, key: Tensor, value: Tensor, parts: BlockParts
+    ) -> tuple[Attended, Attended]:
         """Attend from all blocks to some, and from the first and the last to all.
 
         Returns:

@@ -73,6 +73,8 @@ def _load(directory: Path) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
     with torch.device("meta"):
         encoder = Encoder(config)
     family = family_named(config.family)
-    fitted = fit_tensors(read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers)
+    fitted = fit_tensors(
+        read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers, config.num_heads
+    )
     encoder.load_state_dict(fitted.parameters, assign=True)
     return config, encoder.eval(), fitted.unused

@@ -1,4 +1,4 @@
-"""Attention between blocks against a dense one in numpy: weights, context, padding, and no memory of other texts."""
+"""Attention between blocks against a dense one in numpy, whatever is padding; no text changes another."""
 
 import hashlib
 from collections.abc import Iterator
@@ -105,14 +105,14 @@ def layer(request: pytest.FixtureRequest) -> Layer:
     return Layer(*request.param)
 
 
-def draw(layer: Layer, batch: int, length: int) -> Tensor:
+def draw(batch: int, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(length)
     return 3 * torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=generator)
 
 
 def test_weights_and_context_are_those_of_the_definition_wherever_padding_is(layer: Layer) -> None:
     for length in layer.lengths():
-        hidden, mask = draw(layer, 6, length), torch.ones(6, length, dtype=torch.int64)
+        hidden, mask = draw(6, length), torch.ones(6, length, dtype=torch.int64)
         mask[1, max(1, length // 2) :] = 0
         mask[2, layer.num_full :] = 0
         mask[3] = 0
@@ -136,7 +136,7 @@ def test_weights_and_context_are_those_of_the_definition_wherever_padding_is(lay
 
 def test_a_text_gives_the_same_alone_in_a_batch_and_with_padding_on_its_right(layer: Layer) -> None:
     longest, full = layer.longest, layer.num_full
-    hidden = draw(layer, 4, longest)
+    hidden = draw(4, longest)
     lengths = [longest, full, full + 1, 1]
     mask = (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()
     contexts, rows = layer.run(hidden, mask)
@@ -147,7 +147,7 @@ def test_a_text_gives_the_same_alone_in_a_batch_and_with_padding_on_its_right(la
 
 
 def test_a_short_text_in_between_changes_nothing_for_a_long_one(layer: Layer) -> None:
-    hidden, mask = draw(layer, 1, layer.longest), torch.ones(1, layer.longest, dtype=torch.int64)
+    hidden, mask = draw(1, layer.longest), torch.ones(1, layer.longest, dtype=torch.int64)
     before = layer.run(hidden, mask)
     layer.run(hidden[:, : layer.num_full], mask[:, : layer.num_full])
     for first, second in zip(before, layer.run(hidden, mask), strict=True):
@@ -169,7 +169,7 @@ def test_half_precision_stays_finite_whatever_is_masked() -> None:
     mask[1] = 0
     mask[2, 20:] = 0
     (parts,) = shared(BatchInputs(mask, mask.half()[:, None, None]))
-    context, outputs = module(draw(layer, 3, 62).half(), parts)
+    context, outputs = module(draw(3, 62).half(), parts)
     assert context.isfinite().all()
     rows = outputs[ATTENTION_WEIGHTS]
     assert rows.dtype == torch.float16

@@ -134,7 +134,9 @@ class SharedBlocks(nn.Module):
         # 0 where no text can be long. A product of a sum is an axis that tract does not recognise.
         times = num_tokens // (self.full_tokens + 1)
         numbers = self.numbers[: torch.sym_max(2, torch.sym_min(count, times * self.max_tokens))]
-        return numbers, self.offsets[: torch.sym_max(2, torch.sym_min(self.block_size, times * self.block_size))]
+        return numbers, self.offsets[
+            : torch.sym_max(2, torch.sym_min(self.block_size, times * self.block_size))
+        ]
 
     def _select(self, live_blocks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `select` and `is_long` of `BlockParts`, and (B, 1, C, 1): 1 two or more before the last."""

@@ -62,7 +62,9 @@ def _allowed(inner: npt.NDArray[np.int32], block: int, count: int, end: int) -> 
 
 
 @lru_cache(maxsize=128)
-def first_block_repeated(num_heads: int, num_tokens: int, block_size: int, num_random: int) -> npt.NDArray[np.int32]:
+def first_block_repeated(
+    num_heads: int, num_tokens: int, block_size: int, num_random: int
+) -> npt.NDArray[np.int32]:
     """Return the table that transformers has outside of training: the first block in every place.
 
     Returns:

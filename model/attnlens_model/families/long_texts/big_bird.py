@@ -6,6 +6,7 @@ training alone, and attends to the first block in their place afterwards. `attnl
 "original" (what the weights were trained with) unless the file says "first_block".
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from attnlens_model.family import Family
 
 RANDOM_BLOCKS_KEY = "attnlens_random_blocks"
 _DEFAULT_POSITIONS = 4096
-_KINDS = {"block_sparse": "big_bird", "original_full": "softmax"}
+_KINDS = ("block_sparse", "original_full")
 
 _KEYS = {
     **bert.KEYS,
@@ -26,11 +27,7 @@ _KEYS = {
 _CONFIG = ConfigTable(
     keys=_KEYS,
     activation=("hidden_act", "gelu_new"),
-    required_values={
-        **bert.REQUIRED_VALUES,
-        "use_bias": (True, None),
-        "rescale_embeddings": (False, None),
-    },
+    required_values={**bert.REQUIRED_VALUES, "use_bias": (True, None)},
 )
 _BLOCKS = ConfigTable(
     keys={
@@ -47,26 +44,29 @@ _BLOCKS = ConfigTable(
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
-    kind = content.get("attention_type", "block_sparse")
+    kind, is_scaled = content.get("attention_type", "block_sparse"), content.get("rescale_embeddings", False)
     if kind not in _KINDS:
         known = ", ".join(_KINDS)
         raise ConfigError(f"attention_type={kind!r} is not supported: this version knows {known}")
+    values = (_BLOCKS if kind == "block_sparse" else _CONFIG).read(content)
+    width, num_layers = values["hidden_size"], values["num_layers"]
+    # A number that is none is refused, with its name, when the configuration is made.
+    if is_scaled and isinstance(width, int) and width > 0:
+        values["embeddings.scale"] = math.sqrt(width)
     if kind == "original_full":
-        return _CONFIG.read(content)
-    values = _BLOCKS.read(content)
-    num_layers = values["num_layers"]
+        return values
     common = {path: value for path, value in values.items() if path.startswith("attention.")}
     rest = {path: value for path, value in values.items() if path not in common}
-    # A number that is none is refused, with its name, when the configuration is made.
     seeds = range(num_layers) if isinstance(num_layers, int) and num_layers > 0 else (0,)
     return rest | {"attention": [nested(common | {"attention.seed": seed})["attention"] for seed in seeds]}
 
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
-    if values["attention.kind"] == "softmax":
-        return _CONFIG.write(values) | {"attention_type": "original_full"}
-    return _BLOCKS.write(values) | {
-        "attention_type": "block_sparse",
+    is_full = values["attention.kind"] == "softmax"
+    content = (_CONFIG if is_full else _BLOCKS).write(values)
+    return content | {
+        "attention_type": "original_full" if is_full else "block_sparse",
+        "rescale_embeddings": values.get("embeddings.scale", 1.0) != 1.0,
         # Two of ours have this key: the table may be longer, which this family's files can't say.
         "max_position_embeddings": values["positions.max_position_embeddings"],
     }
