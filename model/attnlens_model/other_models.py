@@ -57,7 +57,6 @@ _KINDS: Mapping[str, Sequence[str]] = {
 
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
-    "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
     "ernie_m": "",

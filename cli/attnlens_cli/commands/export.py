@@ -76,6 +76,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     help="Longformer: so many tokens at the start of a text attend to all, and all to them.",
 )
 @click.option(
+    "--random-blocks",
+    type=click.Choice(["original", "transformers"]),
+    help="BigBird: those that it was trained with, or what transformers computes.  [default: original]",
+)
+@click.option(
     "--prompt",
     "prompts",
     metavar="NAME=TEXT",
