@@ -4,9 +4,11 @@ A default value or a square matrix would hide a wrong mapping; here none of the 
 is the identity and no bias is zero.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -35,6 +37,7 @@ class OddModel:
         kind: what the class of the encoder alone ends with.
         std: of the weights. Where scores are not scaled, or products multiplied as behind a gate, rounding
             grows faster with the weights, in both implementations.
+        source: the module with the classes.
     """
 
     name: str
@@ -42,24 +45,25 @@ class OddModel:
     num_tokens: int = 40
     kind: str = "Model"
     std: float = 0.15
+    source: ModuleType = transformers
 
     def __str__(self) -> str:
         changes = [f"{key}={value}" for key, value in self.changes.items()]
         return " ".join([self.name, *changes, f"tokens={self.num_tokens}"])
 
     def config(self) -> Any:
-        return getattr(transformers, f"{self.name}Config")(**SIZES | self.changes)
+        return getattr(self.source, f"{self.name}Config")(**SIZES | self.changes)
 
     def make(self, kind: str | None = None, seed: int = 5) -> Any:
         """The random model in eval mode; `kind` "ForMaskedLM" and the like have a head on top."""
         config = self.config()
         config._attn_implementation = "eager"  # the only one that returns attention maps
-        model: Any = getattr(transformers, self.name + (kind or self.kind))(config)
+        model: Any = getattr(self.source, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                is_scale = name.lower().endswith(("norm.weight", "norm.gamma"))
+                is_scale = re.search(r"norm[^.]*\.(weight|gamma)$", name.lower())
                 parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
         return model.eval()
 

@@ -13,7 +13,7 @@ from attnlens_model.config_part import ConfigPart, flat, nested
 from attnlens_model.convolution import ConvolutionConfig
 from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
 from attnlens_model.errors import ConfigError
-from attnlens_model.families import FAMILIES, family_named, family_of_model_type
+from attnlens_model.families import FAMILIES, family_named, family_of_config
 from attnlens_model.feed_forward import FeedForwardConfig
 from attnlens_model.norm import NormConfig
 
@@ -86,7 +86,7 @@ class EncoderConfig(ConfigPart):
         divides = groups is None or (groups >= 1 and self.num_layers % groups == 0)
         self.require("num_hidden_groups", divides, f"must divide num_layers={self.num_layers}, or be null")
         limit = "must be null where norm.placement='pre', whose first layer is unlike the others"
-        self.require("num_hidden_groups", groups is None or self.norm.placement == "post", limit)
+        self.require("num_hidden_groups", groups is None or self.norm.placement != "pre", limit)
         limit = "must be null where attention differs from layer to layer"
         self.require("num_hidden_groups", groups is None or len(set(self.layer_attentions)) == 1, limit)
 
@@ -143,11 +143,11 @@ class EncoderConfig(ConfigPart):
             ConfigError: an unknown or missing key, an unsupported `model_type`, or a bad value.
         """
         if "model_type" in values:
-            family = family_of_model_type(str(values["model_type"]), values.get("architectures"))
+            family = family_of_config(values)
             values = nested(family.read_config(values) | {"family": family.name})
         published = next((key for key in values if key in _PUBLISHED_KEYS), None)
         if published is not None:
-            known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
+            known = ", ".join(sorted({name for family in FAMILIES.values() for name in family.model_types}))
             raise ConfigError(
                 f"{published} is a key of a Hugging Face config.json, which must state its model_type too: "
                 f'add, for instance, "model_type": "bert" (one of {known}), or use the keys of '

@@ -60,6 +60,8 @@ class Family:
         other_layouts: further ones, as of checkpoints that were published with code of their own.
         buffers: tensors under the roots that hold no weights, or once more the same, in older files.
         legacy_suffixes: old name endings -> today's.
+        claims: whether such a file's content means this family, where another has the same `model_type`;
+            None: it does where no other claims it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Family:
     other_layouts: tuple[Layout, ...] = ()
     buffers: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+    claims: Callable[[Mapping[str, object]], bool] | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

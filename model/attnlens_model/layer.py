@@ -16,6 +16,7 @@ class EncoderLayer(nn.Module):
 
     The norm follows the residual sum (post-LN, Vaswani et al. 2017), or it precedes attention and
     feed-forward and the sum stays as it is (pre-LN, Xiong et al. 2020, https://arxiv.org/abs/2002.04745).
+    Post-LN has one more form, in which attention's residual is added and normalised twice.
     """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
@@ -24,6 +25,8 @@ class EncoderLayer(nn.Module):
         self.is_pre_norm = config.norm.placement == "pre"
         is_normalised = self.is_pre_norm and config.embeddings.norm and index == 0
         self.attention_norm = None if is_normalised else make_norm(config.norm, config.hidden_size)
+        is_twice = config.norm.placement == "post_twice"
+        self.second_attention_norm = make_norm(config.norm, config.hidden_size) if is_twice else None
         self.feed_forward = FeedForward(config.feed_forward, config.hidden_size)
         self.output_norm = make_norm(config.norm, config.hidden_size)
         """After (or, in pre-LN, before) the feed-forward."""
@@ -37,7 +40,10 @@ class EncoderLayer(nn.Module):
         """(B, T, D) -> (B, T, D), and the outputs of attention, which takes `shared` beside hidden states."""
         before, after = (self.attention_norm, None) if self.is_pre_norm else (None, self.attention_norm)
         attended, outputs = self.attention(_normalised(hidden_states, before), *shared)
-        hidden_states = _normalised(hidden_states + self.dropout(attended), after)
+        attended = _normalised(hidden_states + self.dropout(attended), after)
+        if self.second_attention_norm is not None:
+            attended = self.second_attention_norm(hidden_states + attended)
+        hidden_states = attended
         before, after = (self.output_norm, None) if self.is_pre_norm else (None, self.output_norm)
         output = self.feed_forward(_normalised(hidden_states, before))
         return _normalised(hidden_states + self.dropout(output), after), outputs

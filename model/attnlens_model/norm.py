@@ -22,13 +22,14 @@ class NormConfig(ConfigPart, path="norm"):
         bias: whether a LayerNorm has a bias; of no effect for "rms".
         placement: "post": a norm after each residual sum. "pre": a norm before attention and feed-forward,
             and one after the last layer; attention of the first layer has none where the embeddings were just
-            normalised.
+            normalised. "post_twice": as "post", but attention's residual is added and normalised twice:
+            norm(x + norm(x + attention(x))).
     """
 
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
-    placement: Literal["post", "pre"] = "post"
+    placement: Literal["post", "pre", "post_twice"] = "post"
 
     def _check(self) -> None:
         self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")

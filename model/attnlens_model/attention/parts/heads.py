@@ -28,6 +28,7 @@ class HeadProjections(nn.Module):
         num_key_value_heads: int | None = None,
         scale: float | None = None,
         bias: bool = True,
+        projection_norm_eps: float | None = None,
     ) -> None:
         """Make the four projections.
 
@@ -39,6 +40,7 @@ class HeadProjections(nn.Module):
             num_key_value_heads: G, a divisor of H; None: H.
             scale: what the dot products of queries and keys are multiplied by; None: 1 / sqrt(K).
             bias: whether the projections have biases.
+            projection_norm_eps: of the LayerNorms of projected queries and keys, over all heads; None: none.
 
         Raises:
             ValueError: H does not divide D, or G not H.
@@ -61,6 +63,9 @@ class HeadProjections(nn.Module):
         self.key = nn.Linear(hidden_size, shared_width, bias=bias)
         self.value = nn.Linear(hidden_size, shared_width, bias=bias)
         self.output = nn.Linear(width, hidden_size, bias=bias)
+        eps = projection_norm_eps
+        self.query_norm = None if eps is None else nn.LayerNorm(width, eps=eps)
+        self.key_norm = None if eps is None else nn.LayerNorm(shared_width, eps=eps)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
@@ -73,9 +78,12 @@ class HeadProjections(nn.Module):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query (B, H, T, K), key and value (B, G, T, K) of (B, T, D)."""
+        query, key = self.query(hidden_states), self.key(hidden_states)  # (B, T, H * K), (B, T, G * K)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         return (
-            self.split_heads(self.query(hidden_states), self.num_heads),
-            self.split_heads(self.key(hidden_states), self.num_key_value_heads),
+            self.split_heads(query, self.num_heads),
+            self.split_heads(key, self.num_key_value_heads),
             self.split_heads(self.value(hidden_states), self.num_key_value_heads),
         )
 
