@@ -45,6 +45,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class TaskAdapters:
+    """The low-rank adapters that a checkpoint has beside its weights.
+
+    Attributes:
+        tasks: what each is for, in the order in which the checkpoint stacks them.
+        scale: what the product of their two matrices is multiplied by.
+    """
+
+    tasks: tuple[str, ...]
+    scale: float
+
+
+@dataclass(frozen=True)
 class Family:
     """The names that one family of checkpoints uses, beside ours.
 
@@ -62,6 +75,7 @@ class Family:
         legacy_suffixes: old name endings -> today's.
         claims: whether such a file's content means this family, where another has the same `model_type`;
             None: it does where no other claims it.
+        read_adapters: what such a file's content says of adapters among the tensors; None: there are none.
     """
 
     name: str
@@ -77,6 +91,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     claims: Callable[[Mapping[str, object]], bool] | None = None
+    read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

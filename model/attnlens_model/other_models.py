@@ -69,7 +69,6 @@ _NOT_YET = {
     "fnet": "Fourier transforms in place of attention",
     "funnel": "layers that shorten the sequence",
     "ibert": "arithmetic in integers",
-    "jina_embeddings_v3": "rotation, and adapters for each task",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
     "longformer": "attention in a sliding window",

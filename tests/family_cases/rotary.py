@@ -86,10 +86,20 @@ EUROBERT = [
         std=0.1,
     ),
 ]
+JINA_V3 = [
+    OddModel("JinaEmbeddingsV3", std=0.1),
+    OddModel(
+        "JinaEmbeddingsV3",
+        {"num_attention_heads": 6, "type_vocab_size": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}
+        | {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        64,
+        std=0.1,
+    ),
+]
 
 CASES = FamilyCases(
-    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT],
-    one_of_each=[MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1]],
+    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT, *JINA_V3],
+    one_of_each=[MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], JINA_V3[0]],
     heads=[
         (MODERNBERT[1], "ForMaskedLM", {"head.dense.weight", "decoder.bias"}),
         (MODERNBERT[2], "ForSequenceClassification", {"head.dense.weight", "classifier.weight"}),
@@ -97,6 +107,7 @@ CASES = FamilyCases(
         (GTE[0], "ForMaskedLM", {"lm_head.dense.weight"}),
         (EUROBERT[1], "ForMaskedLM", {"lm_head.weight"}),
         (EUROBERT[0], "ForSequenceClassification", {"classifier.weight"}),
+        (JINA_V3[0], "ForMaskedLM", {"lm_head.dense.weight"}),
     ],
     exported={
         "modernbert": OddModel(
@@ -104,6 +115,7 @@ CASES = FamilyCases(
         ),
         "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 2}, std=0.1),
         "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 2}, std=0.1),
+        "jina_v3": OddModel("JinaEmbeddingsV3", {"num_hidden_layers": 2}, std=0.1),
         "eurobert": OddModel(
             "EuroBert",
             {"pad_token_id": 2, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
@@ -114,6 +126,7 @@ CASES = FamilyCases(
         "modernbert": {"Abs", "Clip", "Concat"},
         "nomic_bert": {"Concat", "Sigmoid"},
         "gte": {"Concat"},
+        "jina_v3": {"Concat"},
         "eurobert": {"Concat", "ReduceSum", "Sigmoid", "Sqrt"},
     },
 )

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 
+from attnlens_model.checkpoint.adapters import for_task, has_adapters
 from attnlens_model.checkpoint.fitting import fit_tensors
 from attnlens_model.checkpoint.hub import locate_checkpoint
 from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
-from attnlens_model.errors import ModelError
+from attnlens_model.errors import CheckpointError, ModelError
 from attnlens_model.families import family_named
 from attnlens_model.other_models import check_directory, read_object
 
@@ -27,6 +28,7 @@ class Checkpoint:
         unused_tensors: names of tensors that do not belong to the encoder: pooler and task heads.
         commit: of the hub's repository; empty where it is not known, as for a directory.
         has_own_code: whether the publisher has code for it, which is not run.
+        task: whose adapters were merged into the weights, or "none"; empty: the checkpoint has none.
     """
 
     encoder: Encoder
@@ -36,9 +38,12 @@ class Checkpoint:
     unused_tensors: tuple[str, ...]
     commit: str = ""
     has_own_code: bool = False
+    task: str = ""
 
 
-def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    source: str | Path, revision: str | None = None, *, task: str | None = None
+) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
     What is read is `config.json` and the first that exists of `model.safetensors`, its sharded form,
@@ -47,32 +52,41 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     Args:
         source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
         revision: branch, tag or commit on the Hub; None is its default branch.
+        task: whose adapters are merged into the weights, or "none"; must be given where a checkpoint has
+            adapters for tasks, and can't be where it has none.
 
     Raises:
-        CheckpointError: not found or unreadable, or tensors are missing, unexpected or misshapen.
+        CheckpointError: not found or unreadable, tensors are missing, unexpected or misshapen, or `task` is
+            not one of the checkpoint's.
         ConfigError: `config.json` describes no encoder that is supported.
     """
     location = locate_checkpoint(source, revision)
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused = _load(location.directory)
+        config, encoder, unused, found = _load(location.directory, task)
     except ModelError as error:
         if has_own_code:
             error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
         raise
-    return Checkpoint(
-        encoder, config, location.directory, location.name, unused, location.commit, has_own_code
-    )
+    directory, commit = location.directory, location.commit
+    return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, found)
 
 
-def _load(directory: Path) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
-    """Return the encoder, its configuration, and the names of the tensors that it has no use for."""
+def _load(directory: Path, task: str | None) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
+    """Return the encoder, its configuration, the tensors that it has no use for by name, and the task."""
     config = read_config(directory / "config.json")
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):
         encoder = Encoder(config)
     family = family_named(config.family)
-    fitted = fit_tensors(read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers)
+    tensors = read_tensors(directory)
+    if family.read_adapters is not None and has_adapters(tensors):
+        tensors = for_task(tensors, family.read_adapters(read_object(directory / "config.json")), task)
+    elif task is not None:
+        raise CheckpointError(
+            f"the checkpoint has no adapters, for the task {task!r} or another: choose none"
+        )
+    fitted = fit_tensors(tensors, encoder.state_dict(), family, config.num_distinct_layers)
     encoder.load_state_dict(fitted.parameters, assign=True)
-    return config, encoder.eval(), fitted.unused
+    return config, encoder.eval(), fitted.unused, task or ""

@@ -50,7 +50,5 @@ def family_of_config(content: Mapping[str, object]) -> Family:
     if not families:
         supported = sorted({known for family in FAMILIES.values() for known in family.model_types})
         raise ConfigError(refusal(model_type, content.get("architectures"), supported))
-    return next(
-        (family for family in families if family.claims is not None and family.claims(content)),
-        next(family for family in families if family.claims is None),
-    )
+    claiming = [family for family in families if family.claims is not None and family.claims(content)]
+    return (claiming or [family for family in families if family.claims is None])[0]
