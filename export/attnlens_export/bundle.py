@@ -262,9 +262,9 @@ def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progre
     max_bytes = options.max_embedded_bytes
     if sum(array.nbytes for array in weights.values()) > max_bytes:
         places = write_data(directory / DATA_PATH, weights)
-        write_referring(directory / EMBEDDINGS_PATH, embeddings.proto, weights, places)
+        write_referring(directory / EMBEDDINGS_PATH, embeddings.proto, embeddings.weights, places)
     else:
-        places = write_embedded(directory / EMBEDDINGS_PATH, embeddings.proto, weights)
+        places = write_embedded(directory / EMBEDDINGS_PATH, embeddings.proto, embeddings.weights)
     write_referring(directory / ATTENTIONS_PATH, attentions.proto, weights, places)
     verify_places(directory / "onnx", weights, places)
     return Fp32Graph(directory, model.config, embeddings, places, max_bytes)

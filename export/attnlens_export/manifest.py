@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from attnlens.bundle import FORMAT_VERSION, describe_file
+from attnlens.pattern_messages import write_pattern
 from attnlens.v1.manifest_pb2 import (
     Architecture,
     Graph,
@@ -146,7 +147,7 @@ def _describe_output(
             layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
         )
     layer, output = described[value.name]
-    return GraphOutput(
+    message = GraphOutput(
         value=info,
         role=role_number(output.role),
         layer=layer,
@@ -154,6 +155,8 @@ def _describe_output(
         num_heads=output.num_heads,
         row_sum=RowSum.Value(f"ROW_SUM_{output.row_sum.upper()}"),
     )
+    write_pattern(message, output.pattern)
+    return message
 
 
 def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:

@@ -14,11 +14,18 @@ from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import LintError
-from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_name
+from attnlens_export.graph.names import (
+    BATCH_AXIS,
+    HIDDEN_OUTPUT,
+    LENGTH_AXIS,
+    input_names,
+    output_axes,
+    output_name,
+)
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import AttentionOutput, Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -184,19 +191,11 @@ def _expected_outputs(config: EncoderConfig, purpose: GraphPurpose.ValueType) ->
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden
     layers: Interface = {
-        output_name(output.role, layer): (TensorProto.FLOAT, _axes(output))
+        output_name(output.role, layer): (TensorProto.FLOAT, output_axes(output))
         for layer in range(config.num_layers)
         for output in config.layer_outputs(layer)
     }
     return hidden | layers
-
-
-def _axes(output: AttentionOutput) -> tuple[int | str, ...]:
-    axes: dict[str, tuple[int | str, ...]] = {
-        "dense": (BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS),
-        "per_token": (BATCH_AXIS, LENGTH_AXIS, output.num_heads),
-    }
-    return axes[output.layout]
 
 
 def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:

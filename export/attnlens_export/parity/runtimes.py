@@ -16,10 +16,13 @@ import numpy as np
 
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
+    BATCH_AXIS,
     EMBEDDINGS_PATH,
     GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
+    LENGTH_AXIS,
     layer_outputs,
+    output_axes,
 )
 from attnlens_export.parity.grid import Case, Inputs, make_inputs
 from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
@@ -187,13 +190,10 @@ class _ProcessGraph:
         shapes: dict[str, tuple[int, ...]] = {HIDDEN_OUTPUT: (batch_size, length, self._config.hidden_size)}
         if self.path == EMBEDDINGS_PATH:
             return shapes
+        sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
         for name, (_, output) in layer_outputs(self._config).items():
-            is_dense = output.layout == "dense"
-            shapes[name] = (
-                (batch_size, output.num_heads, length, length)
-                if is_dense
-                else (batch_size, length, output.num_heads)
-            )
+            axes = output_axes(output)
+            shapes[name] = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
         return shapes
 
 

@@ -1,10 +1,12 @@
 """The table of attention mechanisms. Adding one means adding its module to this package and a line here."""
 
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
+from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import AttentionConfig
 from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
 ATTENTION_KINDS: dict[str, type[AttentionConfig]] = {
     "softmax": SoftmaxAttentionConfig,
     "disentangled": DisentangledAttentionConfig,
+    "longformer": LongformerAttentionConfig,
 }
