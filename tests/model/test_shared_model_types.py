@@ -27,9 +27,12 @@ QK_POST_NORM = "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"
         (BERT | {"auto_map": {"AutoModel": "modeling_bert.JinaBertModel"}}, "bert"),
         (JINA, "jina_bert"),
         (BERT | {"position_embedding_type": "alibi"}, "jina_bert"),
+        (BERT | {"model_type": "xlm-roberta"}, "roberta"),
+        (BERT | {"model_type": "xlm-roberta", "position_embedding_type": "rotary"}, "jina_v3"),
+        (BERT | {"model_type": "jina_embeddings_v3"}, "jina_v3"),
     ],
 )
-def test_jina_is_told_from_bert(content: dict[str, Any], family: str) -> None:
+def test_jina_is_told_from_bert_and_from_roberta(content: dict[str, Any], family: str) -> None:
     assert EncoderConfig.from_dict(content).family == family
 
 
