@@ -105,7 +105,7 @@ def _describe_architecture(config: EncoderConfig) -> Architecture:
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
-        intermediate_size=config.feed_forward.intermediate_size,
+        intermediate_size=config.intermediate_size,
         vocab_size=config.embeddings.vocab_size,
         type_vocab_size=config.embeddings.type_vocab_size if "token_type_ids" in input_names(config) else 0,
         max_position_embeddings=config.max_tokens,

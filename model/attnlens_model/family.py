@@ -4,7 +4,8 @@ A family is data: one `FAMILY = Family(...)` in one module of `families`. All sh
 `EncoderConfig` chooses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 # A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
@@ -17,7 +18,8 @@ class Layout:
 
     Attributes:
         weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number. Empty: the checkpoint has our names.
+            name. `{layer}` stands for the layer number; `{expert}` for that of an expert: those of a layer are
+            stored as one. Empty: the checkpoint has our names.
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.
@@ -36,12 +38,15 @@ class Layout:
             num_layers: layers that share their weights count once.
             parameters: of the encoder.
         """
+        known = tuple(parameters)
         if not self.weights:
-            yield from (((name,), name) for name in parameters)
+            yield from (((name,), name) for name in known)
         for stored, theirs in self.weights.items():
             ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
-                yield tuple(name.format(layer=layer) for name in ours), theirs.format(layer=layer)
+                names = [name.replace("{layer}", str(layer)) for name in ours]
+                if experts := tuple(_of_experts(names, known)):
+                    yield experts, theirs.format(layer=layer)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Family:
         architecture: the class that such a file names for the encoder alone.
         read_config: turns such a file's content into values of an `EncoderConfig` by path.
         write_config: turns such values into a file's content. `attention` is the list of its pattern,
-            `attention.num_heads` and the like are of its first.
+            `attention.num_heads` and the like are of its first; `feed_forward` likewise.
         weights: see `Layout`, as are `anchor` and `roots`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
@@ -104,6 +109,18 @@ class Family:
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
+
+
+def _of_experts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
+    """Yield the names, each with `{expert}` once for every expert that there is."""
+    for name in names:
+        if "{expert}" not in name:
+            yield name
+            continue
+        for number in itertools.count():
+            if (expert := name.format(expert=number)) not in parameters:
+                break
+            yield expert
 
 
 def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnlens_model.attention.mechanism import Outputs
 from attnlens_model.config import EncoderConfig
-from attnlens_model.feed_forward import FeedForward
+from attnlens_model.feed_forward import make_feed_forward
 from attnlens_model.norm import make_norm
 
 
@@ -21,13 +21,14 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
-        self.attention = config.layer_attentions[index * config.times_in_a_row].make_layer(config.sizes)
+        number = index * config.times_in_a_row
+        self.attention = config.layer_attentions[number].make_layer(config.sizes)
         self.is_pre_norm = config.norm.placement == "pre"
         is_normalised = self.is_pre_norm and config.embeddings.norm and index == 0
         self.attention_norm = None if is_normalised else make_norm(config.norm, config.hidden_size)
         is_twice = config.norm.placement == "post_twice"
         self.second_attention_norm = make_norm(config.norm, config.hidden_size) if is_twice else None
-        self.feed_forward = FeedForward(config.feed_forward, config.hidden_size)
+        self.feed_forward = make_feed_forward(config.layer_feed_forwards[number], config.hidden_size)
         self.output_norm = make_norm(config.norm, config.hidden_size)
         """After (or, in pre-LN, before) the feed-forward."""
         self.dropout = nn.Dropout(config.hidden_dropout)

@@ -42,7 +42,7 @@ def write_config(
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward.intermediate_size,
+        "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }

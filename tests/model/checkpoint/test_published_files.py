@@ -277,7 +277,7 @@ def test_what_is_not_built_is_refused_with_its_name(content: dict[str, Any], mes
 
 
 def test_the_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
-    assert EncoderConfig.from_dict(T5).feed_forward.kind == "plain"
+    assert EncoderConfig.from_dict(T5).layer_feed_forwards[0].kind == "plain"
     multilingual = EncoderConfig.from_dict(T5 | {"model_type": "mt5"})
     assert (multilingual.feed_forward.kind, multilingual.feed_forward.activation) == ("gated", "gelu_tanh")
     assert multilingual.by_path()["attention.head_size"] == 64
