@@ -1,12 +1,12 @@
 """A feed-forward part of several experts, of which each token goes to a few (Shazeer et al. 2017).
 
-https://arxiv.org/abs/1701.06538, in the form of Nussbaum & Duderstadt 2025, "Training Sparse Mixture Of Experts
-Text Embedding Models", https://arxiv.org/abs/2502.07972: the router's probabilities over all experts weigh
-those that are selected, and are not scaled to a sum of 1; one bias is added to the weighted sum.
+https://arxiv.org/abs/1701.06538, in the form of Nussbaum & Duderstadt 2025, "Training Sparse Mixture Of
+Experts Text Embedding Models", https://arxiv.org/abs/2502.07972: the router's probabilities over all experts
+weigh those that are selected, and are not scaled to a sum of 1; one bias is added to the weighted sum.
 
-Every expert computes every token, and those that a token does not go to count 0. In a graph without sizes that
-depend on data the only other way is to look up each token's matrices, which for experts of 768 x 3,072 takes
-38 MB for each token. With 8 experts this part costs 8 plain ones, and not the 2 that a token needs.
+Every expert computes every token, and those that a token does not go to count 0. In a graph without sizes
+that depend on data the only other way is to look up each token's matrices, which for experts of 768 x 3,072
+takes 38 MB for each token. With 8 experts this part costs 8 plain ones, and not the 2 that a token needs.
 
 Letters in shapes: B batch, T tokens, D width, F width of an expert's middle, E experts.
 """

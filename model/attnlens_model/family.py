@@ -18,8 +18,8 @@ class Layout:
 
     Attributes:
         weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number; `{expert}` for that of an expert: those of a layer are
-            stored as one. Empty: the checkpoint has our names.
+            name. `{layer}` stands for the layer number, `{expert}` for that of an expert: those of a layer
+            are stored as one. Empty: the checkpoint has our names.
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.

@@ -76,5 +76,6 @@ def make_feed_forward(config: FeedForwardConfig, width: int) -> nn.Module:
     """Return a fresh feed-forward part, (B, T, D) -> (B, T, D) for D = `width`."""
     if config.experts is None:
         return FeedForward(config, width)
-    activation = ACTIVATIONS[config.activation]
+    # What goes through it is multiplied by the router's number.
+    activation = GATE_ACTIVATIONS[config.activation]
     return Experts(config.experts, width, config.intermediate_size, activation, bias=config.down_bias)

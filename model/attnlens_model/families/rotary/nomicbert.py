@@ -1,9 +1,11 @@
 """NomicBERT (nomic-embed-text v1 and v1.5): BERT with rotation for positions, gated SiLU and no biases.
 
 Nussbaum et al. 2024, https://arxiv.org/abs/2402.01613. In version 2 (Nussbaum & Duderstadt 2025,
-https://arxiv.org/abs/2502.07972) layers have biases, plain GELU and, every other one, experts. The checkpoints were published with code of their own,
-whose configuration has GPT-2's names and whose projections are fused. transformers 5 splits and renames them
-when it loads a checkpoint, and joins them again when it saves one.
+https://arxiv.org/abs/2502.07972) layers have biases and plain GELU, and every other one has experts.
+
+The checkpoints were published with code of their own, whose configuration has GPT-2's names and whose
+projections are fused. transformers 5 splits and renames them when it loads a checkpoint, and joins them again
+when it saves one; it has no experts.
 """
 
 from collections.abc import Mapping
@@ -95,8 +97,8 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
     name = str(content.get("activation_function"))
     if name != _PLAIN_ACTIVATION and name not in _GATED_ACTIVATIONS:
         raise ConfigError(
-            f"activation_function={content.get('activation_function')!r} is not supported: this version knows "
-            f"{', '.join(_GATED_ACTIVATIONS)}, {_PLAIN_ACTIVATION}"
+            f"activation_function={content.get('activation_function')!r} is not supported: this version "
+            f"knows {', '.join(_GATED_ACTIVATIONS)}, {_PLAIN_ACTIVATION}"
         )
     fields = _HUB_CONFIG.read({**content, "activation_function": _GATED_ACTIVATIONS.get(name, name)})
     fields["feed_forward.kind"] = "gated" if name in _GATED_ACTIVATIONS else "plain"
@@ -131,8 +133,8 @@ def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> d
             raise ConfigError(f"{key}={content.get(key)!r} is not supported: only {accepted[0]!r} is")
     if fields["feed_forward.kind"] == "gated":
         raise ConfigError(
-            f"activation_function={content['activation_function']!r} is not supported where there are experts: "
-            f"only {_PLAIN_ACTIVATION!r} is"
+            f"activation_function={content['activation_function']!r} is not supported where there are "
+            f"experts: only {_PLAIN_ACTIVATION!r} is"
         )
     plain = {path: value for path, value in fields.items() if path.startswith("feed_forward.")}
     experts = plain | {
