@@ -61,9 +61,10 @@ class OddModel:
         model: Any = getattr(self.source, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            # What is not trained is a table that the model has computed.
+            for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
-                is_scale = re.search(r"norm[^.]*\.(weight|gamma)$", name.lower())
+                is_scale = re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower())
                 parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
         return model.eval()
 
@@ -78,10 +79,15 @@ def float64_throughout(model: Any) -> Iterator[None]:
     with (
         mock.patch.object(torch, "float32", torch.float64),
         mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(torch, "FloatTensor", torch.DoubleTensor),
         mock.patch.object(Tensor, "float", Tensor.double),
     ):
         if hasattr(model, "rotary_emb"):
             model.rotary_emb = type(model.rotary_emb)(config=model.config)
+        for part in model.modules():
+            # RoFormer's table of angles.
+            if hasattr(part, "create_weight"):
+                part.weight.data = part.create_weight()
         yield
 
 

@@ -9,7 +9,6 @@ is what a process takes at its peak beyond what it had once the graph was open, 
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -112,9 +111,16 @@ def print_peak(path: Path, length: int, threads: int) -> None:
     """Run a graph once here, and print how much more memory that took."""
     session = open_graph(path, threads)
     session.run(None, feed(8))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory_bytes()
     session.run(None, feed(length))
-    print(json.dumps(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))
+    print(json.dumps(most_memory_bytes() - before))
+
+
+def most_memory_bytes() -> int:
+    """The most memory that this process has had, since it began."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])
 
 
 def rows(name: str, directory: Path, threads: int) -> Iterator[str]:

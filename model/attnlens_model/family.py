@@ -8,8 +8,13 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 # A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
 Parameters = str | tuple[str, ...]
+
+# Makes, of the number of heads and of all rows' numbers, (rows,) int64, these in the order of our parameters.
+RowOrder = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,14 @@ class Layout:
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.
+        row_orders: what a tensor's name ends with -> the order of its rows, where it is not that of our
+            parameters.
     """
 
     weights: Mapping[Parameters, str]
     anchor: str
     roots: tuple[str, ...]
+    row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
 
     def weight_names(
         self, num_layers: int, parameters: Iterable[str]
@@ -47,6 +55,10 @@ class Layout:
                 names = [name.replace("{layer}", str(layer)) for name in ours]
                 if experts := tuple(_of_experts(names, known)):
                     yield experts, theirs.format(layer=layer)
+
+    def row_order(self, name: str) -> RowOrder | None:
+        """Return the order of the rows of the checkpoint's tensor `name`; None: that of our parameters."""
+        return next((order for ending, order in self.row_orders.items() if name.endswith(ending)), None)
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class Family:
         read_config: turns such a file's content into values of an `EncoderConfig` by path.
         write_config: turns such values into a file's content. `attention` is the list of its pattern,
             `attention.num_heads` and the like are of its first; `feed_forward` likewise.
-        weights: see `Layout`, as are `anchor` and `roots`: the layout that is tried first.
+        weights: see `Layout`, as are `anchor`, `roots` and `row_orders`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
         buffers: tensors under the roots that hold no weights, or once more the same, in older files.
@@ -94,6 +106,7 @@ class Family:
     roots: tuple[str, ...]
     other_layouts: tuple[Layout, ...] = ()
     buffers: tuple[str, ...] = ()
+    row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     claims: Callable[[Mapping[str, object]], bool] | None = None
     read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
@@ -101,7 +114,7 @@ class Family:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """All layouts, in the order in which they are tried."""
-        return (Layout(self.weights, self.anchor, self.roots), *self.other_layouts)
+        return (Layout(self.weights, self.anchor, self.roots, self.row_orders), *self.other_layouts)
 
     def modern_name(self, name: str) -> str:
         """Return `name` with a legacy ending replaced by today's."""

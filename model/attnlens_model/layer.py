@@ -25,7 +25,8 @@ class EncoderLayer(nn.Module):
         self.attention = config.layer_attentions[number].make_layer(config.sizes)
         self.is_pre_norm = config.norm.placement == "pre"
         is_normalised = self.is_pre_norm and config.embeddings.norm and index == 0
-        self.attention_norm = None if is_normalised else make_norm(config.norm, config.hidden_size)
+        has_none = is_normalised and not config.norm.first_layer
+        self.attention_norm = None if has_none else make_norm(config.norm, config.hidden_size)
         is_twice = config.norm.placement == "post_twice"
         self.second_attention_norm = make_norm(config.norm, config.hidden_size) if is_twice else None
         self.feed_forward = make_feed_forward(config.layer_feed_forwards[number], config.hidden_size)

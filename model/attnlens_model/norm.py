@@ -24,12 +24,14 @@ class NormConfig(ConfigPart, path="norm"):
             and one after the last layer; attention of the first layer has none where the embeddings were just
             normalised. "post_twice": as "post", but attention's residual is added and normalised twice:
             norm(x + norm(x + attention(x))).
+        first_layer: whether attention of the first layer has one even there; of no effect for "post".
     """
 
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
     placement: Literal["post", "pre", "post_twice"] = "post"
+    first_layer: bool = False
 
     def _check(self) -> None:
         self.require("eps", is_positive(self.eps), "must be greater than 0, for example 1e-12")

@@ -14,7 +14,9 @@ _DECODER = (
     "a decoder, a language model that reads from left to right; embedders built on decoders, such as "
     "Qwen3-Embedding or E5-Mistral, are not supported yet"
 )
-_ENCODER_DECODER = "an encoder and a decoder together, of which this version reads those of T5 and mT5 alone"
+_ENCODER_DECODER = (
+    "an encoder and a decoder together, of which this version reads those of T5, mT5 and umT5 alone"
+)
 _SPEECH = "a model of speech or sound, not of text"
 _VISION = "a model of images, not of text"
 _IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
@@ -55,14 +57,9 @@ _KINDS: Mapping[str, Sequence[str]] = {
 
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
-    "bert-generation": "",
     "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
-    "data2vec-text": "",
-    "deberta": "version 1 keeps query, key and value interleaved in one tensor; versions 2 and 3 (model_type "
-    "'deberta-v2') are supported",
-    "ernie": "task types beside token types",
     "ernie_m": "",
     "esm": "made for proteins",
     "flaubert": "",
@@ -74,24 +71,15 @@ _NOT_YET = {
     "longformer": "attention in a sliding window",
     "luke": "entities beside tokens",
     "markuplm": "",
-    "megatron-bert": "BERT with its norms first",
-    "mobilebert": "bottlenecks around each layer",
+    "mobilebert": "bottlenecks around each layer, and norms that don't normalise",
     "mra": "approximated attention",
-    "neobert": "an architecture published with code of its own",
     "nezha": "relative positions in each layer",
     "nystromformer": "approximated attention",
     "reformer": "attention within hash buckets",
-    "rembert": "",
-    "roberta-prelayernorm": "RoBERTa with its norms first",
     "roc_bert": "",
-    "roformer": "rotation of neighbouring components",
-    "splinter": "",
     "squeezebert": "convolutions in place of projections",
     "tapas": "rows and columns of tables",
-    "umt5": "each of its layers has a bias by distance of its own; mT5 (model_type 'mt5'), where all layers "
-    "share that of the first, is supported",
     "xlm": "languages beside tokens",
-    "xlm-roberta-xl": "RoBERTa with its norms first",
     "xlnet": "permuted language modelling",
     "xmod": "adapters for each language",
     "yoso": "approximated attention",

@@ -1,7 +1,7 @@
 """Nomic-embed-text v2, from the formulas of the publisher's code: experts in every n-th layer.
 
-Nussbaum & Duderstadt 2025, https://arxiv.org/abs/2502.07972. The code was read in public copies and is not run
-here; `transformers` 5 has NomicBERT without experts. Here each expert runs on the tokens that chose it.
+Nussbaum & Duderstadt 2025, https://arxiv.org/abs/2502.07972. The code was read in public copies and is not
+run here; `transformers` 5 has NomicBERT without experts. Here each expert runs on the tokens that chose it.
 
 B batch, T tokens, D width, H heads, K head width, N = B * T.
 """

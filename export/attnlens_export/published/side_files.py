@@ -42,10 +42,11 @@ def write_config(
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
+    content.setdefault("intermediate_size", config.intermediate_size)
     if task:
         content[TASK_KEY] = task
     if external_data:

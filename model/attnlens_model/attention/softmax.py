@@ -20,7 +20,13 @@ from attnlens_model.attention.mechanism import (
 from attnlens_model.attention.parts.alibi import AlibiBias
 from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask, window_keep_mask
-from attnlens_model.attention.parts.relative_bias import RelativeBiasConfig, RelativePositionBias
+from attnlens_model.attention.parts.relative_bias import (
+    RelativeBiasConfig,
+    RelativePositionBias,
+    RelativePositionBuckets,
+    bias_table,
+    biases_of,
+)
 from attnlens_model.attention.parts.rotary import RotaryConfig, RotaryTables, Rotation, rotate
 from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.config_part import is_positive
@@ -36,6 +42,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
             heads of queries; None means `num_heads`.
         scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
         bias: whether the projections to queries, keys, values and output have biases.
+        key_bias: whether that to keys has one where the others do.
         window: a token sees the keys at most so many places away; None means all.
         rotary: how queries and keys are turned by their positions; None means that they are not.
         relative_bias: the biases by distance that are added to scores; None means none.
@@ -48,6 +55,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
     num_key_value_heads: int | None = None
     scale: float | None = None
     bias: bool = True
+    key_bias: bool = True
     window: int | None = None
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
@@ -92,6 +100,10 @@ class SoftmaxAttentionConfig(AttentionConfig):
         return self.window
 
     @property
+    def _has_biases_per_layer(self) -> bool:
+        return self.relative_bias is not None and self.relative_bias.per_layer
+
+    @property
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
         # Concat swaps the halves of queries and keys, and repeats heads that are shared.
@@ -111,6 +123,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
             scale=self.scale,
             bias=self.bias,
             projection_norm_eps=sizes.layer_norm_eps if self.projection_norm else None,
+            key_bias=self.key_bias,
+            relative_bias=self.relative_bias if self._has_biases_per_layer else None,
         )
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:
@@ -126,7 +140,11 @@ class SharedSoftmaxParts(nn.Module):
     def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
         limit, bias, rotary = sizes.max_tokens, config.relative_bias, config.rotary
-        self.relative_bias = None if bias is None else RelativePositionBias(bias, config.num_heads, limit)
+        self.relative_bias = self.buckets = None
+        if bias is not None and bias.per_layer:
+            self.buckets = RelativePositionBuckets(bias, limit)
+        elif bias is not None:
+            self.relative_bias = RelativePositionBias(bias, config.num_heads, limit)
         self.alibi = AlibiBias(config.num_heads, limit) if config.alibi else None
         head_dim = config.head_dim(sizes.hidden_size)
         self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, limit)
@@ -135,7 +153,9 @@ class SharedSoftmaxParts(nn.Module):
             # The device is named so that the values exist even when the rest is built without storage.
             self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
 
-    def forward(self, inputs: BatchInputs) -> tuple[AttentionMask, Tensor | None, Rotation | None]:
+    def forward(
+        self, inputs: BatchInputs
+    ) -> tuple[AttentionMask, Tensor | None, Rotation | None, Tensor | None]:
         """Return what `MultiHeadSelfAttention` takes beside hidden states."""
         num_tokens, keep = inputs.attention_mask.shape[1], inputs.keep
         if self.window is not None:
@@ -143,11 +163,41 @@ class SharedSoftmaxParts(nn.Module):
         rotation = None if self.rotary is None else self.rotary(num_tokens)
         mask = prepare_mask(keep, keep.dtype)
         bias = self.alibi if self.relative_bias is None else self.relative_bias
-        return mask, None if bias is None else bias(num_tokens), rotation
+        position_bias = None if bias is None else bias(num_tokens)
+        buckets = None if self.buckets is None else self.buckets(num_tokens)
+        return mask, position_bias, rotation, buckets
 
 
 class MultiHeadSelfAttention(HeadProjections):
     """Self-attention with H heads; `num_heads=1` is plain attention."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        head_dim: int | None = None,
+        num_key_value_heads: int | None = None,
+        scale: float | None = None,
+        bias: bool = True,
+        key_bias: bool = True,
+        projection_norm_eps: float | None = None,
+        relative_bias: RelativeBiasConfig | None = None,
+    ) -> None:
+        """Make the projections, as `HeadProjections`, and a table for biases of the layer's own, if any."""
+        super().__init__(
+            hidden_size,
+            num_heads,
+            dropout,
+            head_dim=head_dim,
+            num_key_value_heads=num_key_value_heads,
+            scale=scale,
+            bias=bias,
+            key_bias=key_bias,
+            projection_norm_eps=projection_norm_eps,
+        )
+        self.relative_bias = None if relative_bias is None else bias_table(relative_bias, num_heads)
 
     def forward(
         self,
@@ -155,6 +205,7 @@ class MultiHeadSelfAttention(HeadProjections):
         keep_mask: Tensor | AttentionMask | None = None,
         position_bias: Tensor | None = None,
         rotation: Rotation | None = None,
+        buckets: Tensor | None = None,
     ) -> tuple[Tensor, Outputs]:
         """Attend.
 
@@ -163,6 +214,7 @@ class MultiHeadSelfAttention(HeadProjections):
             keep_mask: as for `attention_weights`.
             position_bias: as for `attention_weights`.
             rotation: turns queries and keys; None leaves them as they are.
+            buckets: (T, T, 1) int64, of query and key, where the layer has biases of its own.
 
         Returns:
             The context (B, T, D), and the weights (B, H, T, T) as they are before dropout.
@@ -170,6 +222,8 @@ class MultiHeadSelfAttention(HeadProjections):
         query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K) twice
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
+        if self.relative_bias is not None and buckets is not None:
+            position_bias = biases_of(buckets, self.relative_bias)  # (1, H, T, T)
         key, value = self.repeat_heads(key), self.repeat_heads(value)  # (B, H, T, K)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         return self.combine(weights, value), {ATTENTION_WEIGHTS: weights}

@@ -224,6 +224,9 @@ EURO = {
     "intermediate_size": 160,
     "pad_token_id": 1,
 }
+BERT = {key: value for key, value in EURO.items() if key != "model_type"} | {"max_position_embeddings": 64}
+DEBERTA = BERT | {"model_type": "deberta", "relative_attention": True, "pos_att_type": "c2p|p2c"}
+ROFORMER = BERT | {"model_type": "roformer"}
 T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "num_heads": 3, "d_ff": 160}
 
 
@@ -280,9 +283,15 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (MODERNBERT[1] | {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers=0 must be"),
         (T5 | {"feed_forward_proj": "gated-tanh"}, "dense_act_fn='tanh' is not supported"),
         (T5 | {"is_decoder": True}, "is_decoder=True is not supported"),
+        (T5 | {"model_type": "umt5", "d_kv": 20, "head_dim": 32}, "d_kv=20 contradicts head_dim=32"),
+        (DEBERTA | {"talking_head": True}, "talking_head=True is not supported: only False is"),
+        (DEBERTA | {"pos_att_type": "c2p|p2p"}, "pos_att_type='c2p|p2p' is not supported: only c2p, p2c"),
+        (DEBERTA | {"relative_attention": False}, "with relative_attention=False is not supported"),
+        (ROFORMER | {"rotary_value": True}, "rotary_value=True is not supported: only False is"),
+        (ROFORMER | {"num_attention_heads": 32}, "must be null for heads of the odd width 3"),
         (
-            {"model_type": "umt5"},
-            "'umt5' is an encoder that is not supported yet .each of its layers has a bias.*model_type 'mt5'",
+            BERT | {"model_type": "ernie", "use_task_id": True, "task_type_vocab_size": -1},
+            "task_vocab_size=-1",
         ),
         (T5 | {"num_hidden_layers": 3}, "num_layers=2 contradicts num_hidden_layers=3: .*remove the other"),
         (T5 | {"hidden_size": 48}, "d_model=96 contradicts hidden_size=48"),

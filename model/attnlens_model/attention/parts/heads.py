@@ -28,6 +28,7 @@ class HeadProjections(nn.Module):
         num_key_value_heads: int | None = None,
         scale: float | None = None,
         bias: bool = True,
+        key_bias: bool = True,
         projection_norm_eps: float | None = None,
     ) -> None:
         """Make the four projections.
@@ -40,6 +41,7 @@ class HeadProjections(nn.Module):
             num_key_value_heads: G, a divisor of H; None: H.
             scale: what the dot products of queries and keys are multiplied by; None: 1 / sqrt(K).
             bias: whether the projections have biases.
+            key_bias: whether that to keys has one where the others do.
             projection_norm_eps: of the LayerNorms of projected queries and keys, over all heads; None: none.
 
         Raises:
@@ -60,7 +62,7 @@ class HeadProjections(nn.Module):
         self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
         width, shared_width = num_heads * self.head_dim, num_shared * self.head_dim
         self.query = nn.Linear(hidden_size, width, bias=bias)
-        self.key = nn.Linear(hidden_size, shared_width, bias=bias)
+        self.key = nn.Linear(hidden_size, shared_width, bias=bias and key_bias)
         self.value = nn.Linear(hidden_size, shared_width, bias=bias)
         self.output = nn.Linear(width, hidden_size, bias=bias)
         eps = projection_norm_eps
