@@ -64,8 +64,11 @@ class OddModel:
             # What is not trained is a table that the model has computed.
             for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
-                is_scale = re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower())
-                parameter.copy_(1 + 0.3 * noise if is_scale else self.std * noise)
+                if re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower()):
+                    # Fresh ones are 0 where a norm multiplies by 1 + weight: fp32 must hold that sum exactly.
+                    parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
+                else:
+                    parameter.copy_(self.std * noise)
         return model.eval()
 
 
@@ -84,10 +87,12 @@ def float64_throughout(model: Any) -> Iterator[None]:
     ):
         if hasattr(model, "rotary_emb"):
             model.rotary_emb = type(model.rotary_emb)(config=model.config)
-        for part in model.modules():
+        for module in model.modules():
             # RoFormer's table of angles.
-            if hasattr(part, "create_weight"):
-                part.weight.data = part.create_weight()
+            if hasattr(module, "create_weight"):
+                module.weight.data = module.create_weight()
+            if hasattr(module, "scalar_embed_scale"):
+                module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
         yield
 
 

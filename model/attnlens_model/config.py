@@ -89,8 +89,11 @@ class EncoderConfig(ConfigPart):
         self.require("feed_forward", len(_pattern(self.feed_forward)) <= self.num_layers, limit)
         divides = groups is None or (groups >= 1 and self.num_layers % groups == 0)
         self.require("num_hidden_groups", divides, f"must divide num_layers={self.num_layers}, or be null")
-        limit = "must be null where norm.placement='pre', whose first layer is unlike the others"
-        self.require("num_hidden_groups", groups is None or self.norm.placement != "pre", limit)
+        limit = (
+            "must be null where norm.placement is 'pre' or 'both': the first layer may be unlike the others"
+        )
+        are_alike = self.norm.placement in ("post", "post_twice")
+        self.require("num_hidden_groups", groups is None or are_alike, limit)
         for name, layers in (
             ("attention", self.layer_attentions),
             ("feed_forward", self.layer_feed_forwards),

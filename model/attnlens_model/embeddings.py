@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from attnlens_model.config_part import ConfigPart
+from attnlens_model.config_part import ConfigPart, is_positive
 from attnlens_model.norm import NormConfig, make_norm
 
 # The standard deviation of fresh embeddings (Devlin et al. 2018, the published implementation).
@@ -29,6 +29,7 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
             are `hidden_size` wide and are not projected.
         projection: "after_norm", with a bias, or "before_norm", without.
         norm: whether the embeddings are normalised.
+        scale: what the token's embedding is multiplied by, before anything is added.
     """
 
     vocab_size: int
@@ -38,6 +39,7 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
     size: int | None = None
     projection: Literal["after_norm", "before_norm"] = "after_norm"
     norm: bool = True
+    scale: float = 1.0
 
     def _check(self) -> None:
         self.require("vocab_size", self.vocab_size >= 1, "must be at least 1")
@@ -48,6 +50,7 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
         limit = "must be at least 0 (0: no tasks)"
         self.require("task_vocab_size", self.task_vocab_size >= 0, limit)
         self.require("size", self.size is None or self.size >= 1, "must be at least 1, or null")
+        self.require("scale", is_positive(self.scale), "must be greater than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,8 @@ def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tenso
 class Embeddings(nn.Module):
     """The sum of token, type, position and task embeddings, then a norm, then a projection if E is not D.
 
-    Only the token embeddings are in every family.
+    Only the token embeddings are in every family. Multiplying them by sqrt(D) is Vaswani et al. 2017, section
+    3.4.
 
     The projection is ELECTRA's (Clark et al. 2020, section 3.3) and ALBERT's (Lan et al. 2019, section 3.1).
     DeBERTa's implementation projects before the norm, and without a bias.
@@ -116,6 +120,7 @@ class Embeddings(nn.Module):
         self.dropout = nn.Dropout(dropout)
         has_bias = not self.is_projected_first
         self.projection = nn.Linear(width, hidden_size, has_bias) if config.size else None
+        self.scale = config.scale
         self.position_scheme = positions.scheme
         self.pad_token_id = config.pad_token_id
         for table in (self.token, self.position, self.token_type, self.task):
@@ -129,6 +134,8 @@ class Embeddings(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """Embed (B, T) ids -> (B, T, D). No `token_type_ids` means type 0 everywhere."""
         embedded: Tensor = self.token(input_ids)  # (B, T, E)
+        if self.scale != 1.0:
+            embedded = embedded * self.scale
         if self.token_type is not None:
             embedded = embedded + self._type_embeddings(self.token_type, token_type_ids)
         if self.position is not None:

@@ -89,7 +89,10 @@ class Family:
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
         buffers: tensors under the roots that hold no weights, or once more the same, in older files.
+            `{layer}` stands for the layer number.
         legacy_suffixes: old name endings -> today's.
+        transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
+            fp32.
         claims: whether such a file's content means this family, where another has the same `model_type`;
             None: it does where no other claims it.
         read_adapters: what such a file's content says of adapters among the tensors; None: there are none.
@@ -108,6 +111,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+    transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     claims: Callable[[Mapping[str, object]], bool] | None = None
     read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
 
@@ -122,6 +126,18 @@ class Family:
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
+
+    def buffer_names(self, num_layers: int) -> Iterator[str]:
+        """Yield the names of `buffers` without prefix."""
+        for name in self.buffers:
+            yield from dict.fromkeys(name.format(layer=layer) for layer in range(num_layers))
+
+    def transformed(self, name: str, values: Tensor) -> Tensor:
+        """Return what our parameter `name` is, given its values in the checkpoint."""
+        for ending, transform in self.transforms.items():
+            if name.endswith(ending):
+                return transform(values)
+        return values
 
 
 def _of_experts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:

@@ -11,8 +11,8 @@ from typing import Any
 from attnlens_model.errors import CheckpointError, suggestion
 
 _DECODER = (
-    "a decoder, a language model that reads from left to right; embedders built on decoders, such as "
-    "Qwen3-Embedding or E5-Mistral, are not supported yet"
+    "a decoder, a language model that reads from left to right, of which this version reads Llama, Mistral, "
+    "Qwen2, Qwen3 and Gemma 3 of text alone"
 )
 _ENCODER_DECODER = (
     "an encoder and a decoder together, of which this version reads those of T5, mT5 and umT5 alone"
@@ -25,11 +25,11 @@ _STATIC = "a table of one vector for each token, without layers: use model2vec o
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (
         *("bloom", "codegen", "cohere", "cohere2", "ctrl", "deepseek_v2", "deepseek_v3", "falcon", "gemma"),
-        *("gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
-        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama", "llama4", "llama4_text"),
-        *("mamba", "mamba2", "ministral", "mistral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
-        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
+        *("gemma2", "gemma3", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama4", "llama4_text"),
+        *("mamba", "mamba2", "ministral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
+        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2_moe"),
+        *("qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
     ),
     _ENCODER_DECODER: (
         *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led"),

@@ -95,6 +95,8 @@ def write_tokenizer(
         check_ids(loaded, str(source), config)
     elif path and (tokenizer or path.exists()):
         loaded, content = load_tokenizer(path, config), read_object(path)
+        if tokenizer is None:
+            _check_end_token(path, loaded)
     else:
         return ""
     # Checkpoints carry the settings of their last use; these make every reader do what the server does.
@@ -129,6 +131,29 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
         raise SourceError(f"{path} is not a tokenizer: {error}") from error
     check_ids(tokenizer, str(path), config)
     return tokenizer
+
+
+def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse a `tokenizer.json` that adds no end token although `tokenizer_config.json` beside it says so.
+
+    transformers 5 then adds none, versions before it add one for some classes, and so does code of a
+    publisher's own: the last token, which decoders are pooled by, is another.
+
+    Raises:
+        SourceError: it is such a file.
+    """
+    settings = read_object(path.parent / "tokenizer_config.json")
+    token = settings.get("eos_token")
+    spelled = token.get("content") if isinstance(token, dict) else token
+    if settings.get("add_eos_token") is not True or not isinstance(spelled, str):
+        return
+    if tokenizer.encode("a").ids[-1:] != [tokenizer.token_to_id(spelled)]:
+        raise SourceError(
+            f"tokenizer_config.json in {path.parent} says add_eos_token, and tokenizer.json adds no "
+            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the "
+            "token. Write add_eos_token false for texts without it, or give a tokenizer.json whose "
+            "post-processor adds it with --tokenizer"
+        )
 
 
 def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:

@@ -43,6 +43,9 @@ class SoftmaxAttentionConfig(AttentionConfig):
         scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
         bias: whether the projections to queries, keys, values and output have biases.
         key_bias: whether that to keys has one where the others do.
+        output_bias: whether that to the output has one; None means as `bias` says.
+        head_norm: whether the query and the key of each head go through an RMSNorm, before rotation; its eps
+            is `norm.eps`.
         window: a token sees the keys at most so many places away; None means all.
         rotary: how queries and keys are turned by their positions; None means that they are not.
         relative_bias: the biases by distance that are added to scores; None means none.
@@ -56,6 +59,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
     scale: float | None = None
     bias: bool = True
     key_bias: bool = True
+    output_bias: bool | None = None
+    head_norm: bool = False
     window: int | None = None
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
@@ -110,7 +115,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
         # The distance of two tokens, cut at the window.
         window = {"Abs", "Clip"} if self.window else set()
-        return frozenset(joining | window | ({"Abs"} if self.alibi else set()))
+        alibi = {"Abs"} if self.alibi else set()
+        return frozenset(joining | window | alibi | ({"ReduceSum", "Sqrt"} if self.head_norm else set()))
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer."""
@@ -125,6 +131,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
             projection_norm_eps=sizes.layer_norm_eps if self.projection_norm else None,
             key_bias=self.key_bias,
             relative_bias=self.relative_bias if self._has_biases_per_layer else None,
+            output_bias=self.output_bias,
+            head_norm_eps=sizes.layer_norm_eps if self.head_norm else None,
         )
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:
@@ -182,6 +190,8 @@ class MultiHeadSelfAttention(HeadProjections):
         scale: float | None = None,
         bias: bool = True,
         key_bias: bool = True,
+        output_bias: bool | None = None,
+        head_norm_eps: float | None = None,
         projection_norm_eps: float | None = None,
         relative_bias: RelativeBiasConfig | None = None,
     ) -> None:
@@ -195,6 +205,8 @@ class MultiHeadSelfAttention(HeadProjections):
             scale=scale,
             bias=bias,
             key_bias=key_bias,
+            output_bias=output_bias,
+            head_norm_eps=head_norm_eps,
             projection_norm_eps=projection_norm_eps,
         )
         self.relative_bias = None if relative_bias is None else bias_table(relative_bias, num_heads)

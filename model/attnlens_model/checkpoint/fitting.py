@@ -53,7 +53,7 @@ def fit_tensors(
         if all(name in parameters for name in ours)
     }
     _check_all_named(parameters, wanted.values(), family)
-    known = {*wanted, *(prefix + buffer for buffer in family.buffers)}
+    known = {*wanted, *(prefix + buffer for buffer in family.buffer_names(num_layers))}
     others = [name for name in originals if name not in known]
     roots = tuple(prefix + root for root in layout.roots)
     places = {originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals}
@@ -65,7 +65,8 @@ def fit_tensors(
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        parts = _split(tensors[originals[name]], shapes, layout.row_order(name), num_heads)
+        split = _split(tensors[originals[name]], shapes, layout.row_order(name), num_heads)
+        parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
         # After the cast, which makes an infinity of a large float64.
         if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])

@@ -97,12 +97,13 @@ _PLAIN_LAYOUT = Layout(
     roots=_ROOTS,
 )
 
+_SELF = "encoder.layer.{layer}.attention.self"
 _NORMALISING: Mapping[Parameters, str] = {
     **_COMMON,
     **linear_and_norm_names(
         {
-            "layers.{layer}.attention.query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
-            "layers.{layer}.attention.key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
+            "layers.{layer}.attention.query_projection_norm": f"{_SELF}.layer_norm_q",
+            "layers.{layer}.attention.key_projection_norm": f"{_SELF}.layer_norm_k",
             "layers.{layer}.second_attention_norm": "encoder.layer.{layer}.layer_norm_1",
             "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.mlp.down_layer",
             "layers.{layer}.output_norm": "encoder.layer.{layer}.layer_norm_2",
