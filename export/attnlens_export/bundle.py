@@ -6,6 +6,7 @@ All of it happens in a hidden directory beside the target, which only a finished
 export that is interrupted leaves the target as it was.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,14 @@ from attnlens_export.published.side_files import (
 from attnlens_export.report import write_report
 from attnlens_export.staging import staged
 from attnlens_export.verdict import Verdict
-from attnlens_model import Checkpoint, Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model import (
+    Checkpoint,
+    Encoder,
+    EncoderConfig,
+    LongformerAttentionConfig,
+    load_checkpoint,
+    new_encoder,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class ExportOptions:
         skipped_modules: the kinds of the checkpoint's modules to leave out.
         without_head: whether a classifier, a reranker, a sparse or late-interaction retriever is exported:
             its encoder alone, whose embeddings are then those of a checkpoint without modules.
+        global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
+            configuration says.
         prompts: prompts by name, besides those of the checkpoint or instead of them.
         default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
@@ -80,6 +90,7 @@ class ExportOptions:
     normalize: bool | None = None
     skipped_modules: Sequence[str] = ()
     without_head: bool = False
+    global_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     tokenizer: Path | None = None
@@ -173,17 +184,39 @@ def export_bundle(
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
+    def change(config: EncoderConfig) -> EncoderConfig:
+        return config if options.global_tokens is None else _with_global_tokens(config, options.global_tokens)
+
     if isinstance(source, EncoderConfig):
+        source = change(source)
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, task=options.task)
+        checkpoint = load_checkpoint(source, options.revision, change, task=options.task)
         model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
         if not text.isprintable():
             raise SourceError(f"{text!r} can't be printed: choose another --name and directory of the SOURCE")
     return model
+
+
+def _with_global_tokens(config: EncoderConfig, number: int) -> EncoderConfig:
+    """Return the configuration with so many global tokens in every layer that can have them."""
+    attentions = config.layer_attentions
+    if not any(isinstance(attention, LongformerAttentionConfig) for attention in attentions):
+        kinds = ", ".join(dict.fromkeys(attention.kind for attention in attentions))
+        raise SourceError(
+            f"--global-tokens {number} is about attention of the kind longformer, this encoder has {kinds}: "
+            "leave the option out"
+        )
+    changed = (
+        dataclasses.replace(attention, num_global_tokens=number)
+        if isinstance(attention, LongformerAttentionConfig)
+        else attention
+        for attention in attentions
+    )
+    return dataclasses.replace(config, attention=tuple(changed))
 
 
 def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:

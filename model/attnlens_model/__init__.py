@@ -1,6 +1,7 @@
 """The encoder in PyTorch: configuration, attention, layers, and published weights."""
 
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
+from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderOutput",
     "FeedForwardConfig",
+    "LongformerAttentionConfig",
     "ModelError",
     "MultiHeadSelfAttention",
     "NormConfig",

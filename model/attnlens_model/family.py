@@ -93,6 +93,8 @@ class Family:
         legacy_suffixes: old name endings -> today's.
         transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
             fp32.
+        spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
+            configuration describes has no use for them.
         claims: whether such a file's content means this family, where another has the same `model_type`;
             None: it does where no other claims it.
         read_adapters: what such a file's content says of adapters among the tensors; None: there are none.
@@ -112,6 +114,7 @@ class Family:
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    spare: tuple[str, ...] = ()
     claims: Callable[[Mapping[str, object]], bool] | None = None
     read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
 

@@ -68,7 +68,6 @@ _NOT_YET = {
     "ibert": "arithmetic in integers",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
-    "longformer": "attention in a sliding window",
     "luke": "entities beside tokens",
     "markuplm": "",
     "mobilebert": "bottlenecks around each layer, and norms that don't normalise",

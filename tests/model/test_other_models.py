@@ -32,7 +32,7 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
         ("model2vec", "is a table of one vector for each token"),
         *(
             (name, "is an encoder that is not supported yet")
-            for name in ("big_bird", "longformer", "nystromformer", "ernie_m")
+            for name in ("big_bird", "nystromformer", "ernie_m")
         ),
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
     ],

@@ -47,6 +47,9 @@ def write_config(
     }
     # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
     content.setdefault("intermediate_size", config.intermediate_size)
+    if EncoderConfig.from_dict(content) != config:
+        # A choice made at export. The class is the checkpoint's own.
+        content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
     if task:
         content[TASK_KEY] = task
     if external_data:

@@ -1,5 +1,6 @@
 """Published weights in a directory or on the Hub -> an `Encoder`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,11 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    source: str | Path, revision: str | None = None, *, task: str | None = None
+    source: str | Path,
+    revision: str | None = None,
+    change: Callable[[EncoderConfig], EncoderConfig] | None = None,
+    *,
+    task: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
@@ -52,6 +57,8 @@ def load_checkpoint(
     Args:
         source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
         revision: branch, tag or commit on the Hub; None is its default branch.
+        change: gets what `config.json` says and returns the configuration to load the weights into; what it
+            raises is passed on.
         task: whose adapters are merged into the weights, or "none"; must be given where a checkpoint has
             adapters for tasks, and can't be where it has none.
 
@@ -64,7 +71,7 @@ def load_checkpoint(
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused, found = _load(location.directory, task)
+        config, encoder, unused, found = _load(location.directory, change, task)
     except ModelError as error:
         if has_own_code:
             error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
@@ -73,9 +80,12 @@ def load_checkpoint(
     return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, found)
 
 
-def _load(directory: Path, task: str | None) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
+def _load(
+    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, task: str | None
+) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
     """Return the encoder, its configuration, the tensors that it has no use for by name, and the task."""
     config = read_config(directory / "config.json")
+    config = config if change is None else change(config)
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):
         encoder = Encoder(config)
