@@ -59,6 +59,8 @@ class ExportOptions:
     Attributes:
         name: the model's name; None: the last part of the hub id or of the directory.
         revision: branch, tag or commit on the hub.
+        task: whose adapters are merged into the weights, where the checkpoint has adapters for tasks; "none":
+            those of no task.
         seed: for the weights of a fresh encoder.
         pooling: one of `pooling.POOLINGS` instead of what the checkpoint says; its Dense modules stay.
         normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
@@ -83,6 +85,7 @@ class ExportOptions:
 
     name: str | None = None
     revision: str | None = None
+    task: str | None = None
     seed: int = 0
     pooling: str | None = None
     normalize: bool | None = None
@@ -136,6 +139,7 @@ class _Model:
     commit: str = ""
     head: Head | None = None
     warnings: tuple[str, ...] = ()
+    task: str = ""
 
     @property
     def embedder(self) -> Path | None:
@@ -174,7 +178,7 @@ def export_bundle(
         manifest, verdict, built_tokenizer = _build(staging, model, options, progress)
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = describe_decisions(
-        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None
+        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None, task=model.task
     )
     return BundleSummary(
         output, manifest, verdict, model.unused_tensors, built_tokenizer, decisions, model.warnings
@@ -188,7 +192,7 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, choices.applied)
+        checkpoint = load_checkpoint(source, options.revision, choices.applied, task=options.task)
         model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
@@ -219,6 +223,7 @@ def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         checkpoint.commit,
         head,
         tuple(warnings),
+        checkpoint.task,
     )
 
 
@@ -241,7 +246,8 @@ def _build(
     fp32 = _write_graphs(directory, model, options, progress)
     progress("Writing the tokenizer and configuration", "", 0, 1)
     copy_described(directory, model.directory, is_embedder=model.head is None)
-    write_config(directory, model.directory, config, external_data=(directory / DATA_PATH).is_file())
+    has_data = (directory / DATA_PATH).is_file()
+    write_config(directory, model.directory, config, external_data=has_data, task=model.task)
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     write_pooling(directory, model.embedder, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)

@@ -65,7 +65,6 @@ _NOT_YET = {
     "fnet": "Fourier transforms in place of attention",
     "funnel": "layers that shorten the sequence",
     "ibert": "arithmetic in integers",
-    "jina_embeddings_v3": "rotation, and adapters for each task",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
     "luke": "entities beside tokens",
