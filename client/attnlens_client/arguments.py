@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
 RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
-ViewName: TypeAlias = Literal["full", "head_mean"]
+ViewName: TypeAlias = Literal["full", "head_mean", "dense"]
 
 MAX_INT32 = 2**31 - 1
 
@@ -37,7 +37,8 @@ class AttentionQuery:
     Attributes:
         layers: from 0, in this order; -1 is the last. None: all that have such an output.
         heads: from 0, in this order; -1 is the last. None: all.
-        view: "full" returns each head by itself, "head_mean" the mean of the heads as an axis of length 1.
+        view: "full" returns each head by itself, "head_mean" the mean of the heads as an axis of length 1,
+            "dense" each head by itself, with bands and blocks put together by the server.
         role: which output of the layers, one of those in `ModelInfo.outputs`.
 
     Raises:

@@ -30,7 +30,8 @@ class OutputInfo:
     Attributes:
         role: `last_hidden_state`, or what an `AttentionQuery` may ask for.
         layer: the layer that it belongs to, from 0. None: it belongs to none.
-        layout: `dense`: a number for each head and pair of tokens; `per_token`: a row for each token.
+        layout: `dense`: a number for each head and pair of tokens; `per_token`: a row for each token; `band`,
+            `blocks`: numbers for some pairs of tokens, see `Attention`.
         num_heads: 0 where it has none.
         row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said.
     """

@@ -6,11 +6,14 @@ Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
+from attnlens.patterns import Band, Blocks
 from attnlens_client.arguments import AttentionQuery
 
 Array: TypeAlias = npt.NDArray[Any]
+LayerPattern: TypeAlias = Band | Blocks
 
 _SHOWN_VERSION = 12
 
@@ -79,9 +82,13 @@ class Attention:
         layers: the layer number of each entry of axis 0, from 0.
         heads: the head numbers, from 0; with the view "head_mean" those that were averaged.
         layout: where the axes of `weights` are, as below.
-        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said.
+        row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said. Of a band and
+            of blocks it is the rows of `dense()`.
         weights: `dense`: shape (L', H', T, T), [l, h, i, j] is how much token i draws from token j;
-            `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h.
+            `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h;
+            `band`: shape (L', H', T, 2G + 2w + 1) and `blocks`: shape (L', H', T, S * b + 2b), as the classes
+            of `patterns` say.
+        patterns: between which tokens each layer has weights, for `band` and `blocks`; else empty.
     """
 
     query: AttentionQuery
@@ -90,6 +97,20 @@ class Attention:
     layout: str
     row_sum: str
     weights: Array
+    patterns: tuple[LayerPattern, ...] = ()
+
+    def dense(self) -> Array:
+        """Return the weights (L', H', T, T), query by key, whatever the layout; a new array for a pattern.
+
+        Raises:
+            ValueError: the layout is `per_token`.
+        """
+        if self.layout == "per_token":
+            raise ValueError(f"{self.role} has a row for each token, and no weights between tokens")
+        if not self.patterns:
+            return self.weights
+        layers = zip(self.patterns, self.weights, strict=True)
+        return np.stack([pattern.dense(rows) for pattern, rows in layers])
 
     @property
     def role(self) -> str:
@@ -170,7 +191,8 @@ class LayerPart:
         query_index: the number of the query, from 0.
         layer: its number, from 0.
         heads, layout, row_sum: as in `Attention`.
-        weights: as in `Attention`, without the axis of layers: (H', T, T) or (T, H').
+        weights: as in `Attention`, without the axis of layers: (H', T, T), (T, H') or (H', T, W).
+        pattern: as in `Attention.patterns`; None where there is none.
     """
 
     input_index: int
@@ -180,6 +202,7 @@ class LayerPart:
     layout: str
     row_sum: str
     weights: Array
+    pattern: LayerPattern | None = None
 
     def __repr__(self) -> str:
         return (

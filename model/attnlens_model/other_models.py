@@ -11,10 +11,12 @@ from typing import Any
 from attnlens_model.errors import CheckpointError, suggestion
 
 _DECODER = (
-    "a decoder, a language model that reads from left to right; embedders built on decoders, such as "
-    "Qwen3-Embedding or E5-Mistral, are not supported yet"
+    "a decoder, a language model that reads from left to right, of which this version reads Llama, Mistral, "
+    "Qwen2, Qwen3 and Gemma 3 of text alone"
 )
-_ENCODER_DECODER = "an encoder and a decoder together, of which this version reads those of T5 and mT5 alone"
+_ENCODER_DECODER = (
+    "an encoder and a decoder together, of which this version reads those of T5, mT5 and umT5 alone"
+)
 _SPEECH = "a model of speech or sound, not of text"
 _VISION = "a model of images, not of text"
 _IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
@@ -23,11 +25,11 @@ _STATIC = "a table of one vector for each token, without layers: use model2vec o
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (
         *("bloom", "codegen", "cohere", "cohere2", "ctrl", "deepseek_v2", "deepseek_v3", "falcon", "gemma"),
-        *("gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
-        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama", "llama4", "llama4_text"),
-        *("mamba", "mamba2", "ministral", "mistral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
-        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
+        *("gemma2", "gemma3", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo"),
+        *("gpt_neox", "gpt_oss", "gptj", "granite", "helium", "lfm2", "llama4", "llama4_text"),
+        *("mamba", "mamba2", "ministral", "mixtral", "modernbert-decoder", "mpt", "nemotron"),
+        *("olmo", "olmo2", "olmo3", "openai-gpt", "opt", "persimmon", "phi", "phi3", "qwen2_moe"),
+        *("qwen3_moe", "qwen3_next", "rwkv", "smollm3", "stablelm", "starcoder2", "xglm"),
     ),
     _ENCODER_DECODER: (
         *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led"),
@@ -55,43 +57,27 @@ _KINDS: Mapping[str, Sequence[str]] = {
 
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
-    "bert-generation": "",
-    "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
-    "data2vec-text": "",
-    "deberta": "version 1 keeps query, key and value interleaved in one tensor; versions 2 and 3 (model_type "
-    "'deberta-v2') are supported",
-    "ernie": "task types beside token types",
     "ernie_m": "",
     "esm": "made for proteins",
     "flaubert": "",
     "fnet": "Fourier transforms in place of attention",
     "funnel": "layers that shorten the sequence",
     "ibert": "arithmetic in integers",
-    "jina_embeddings_v3": "rotation, and adapters for each task",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
     "luke": "entities beside tokens",
     "markuplm": "",
-    "megatron-bert": "BERT with its norms first",
-    "mobilebert": "bottlenecks around each layer",
+    "mobilebert": "bottlenecks around each layer, and norms that don't normalise",
     "mra": "approximated attention",
-    "neobert": "an architecture published with code of its own",
     "nezha": "relative positions in each layer",
     "nystromformer": "approximated attention",
     "reformer": "attention within hash buckets",
-    "rembert": "",
-    "roberta-prelayernorm": "RoBERTa with its norms first",
     "roc_bert": "",
-    "roformer": "rotation of neighbouring components",
-    "splinter": "",
     "squeezebert": "convolutions in place of projections",
     "tapas": "rows and columns of tables",
-    "umt5": "each of its layers has a bias by distance of its own; mT5 (model_type 'mt5'), where all layers "
-    "share that of the first, is supported",
     "xlm": "languages beside tokens",
-    "xlm-roberta-xl": "RoBERTa with its norms first",
     "xlnet": "permuted language modelling",
     "xmod": "adapters for each language",
     "yoso": "approximated attention",

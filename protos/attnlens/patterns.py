@@ -7,6 +7,7 @@ Letters in shapes: T tokens, G global tokens, w window, b block size, C = ceil(T
 block, r random blocks, H heads. Dots stand for any axes before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,7 +44,7 @@ class Band:
         """How many columns a row has."""
         return 2 * self.num_global_tokens + 2 * self.window + 1
 
-    def dense(self, rows: ArrayT, mask: npt.NDArray[np.integer] | None = None) -> ArrayT:
+    def dense(self, rows: ArrayT, mask: npt.NDArray[Any] | None = None) -> ArrayT:
         """Return the weights (..., T, T), query by key, that rows (..., T, 2G + 2w + 1) stand for.
 
         Args:
@@ -156,6 +157,10 @@ class BlockTable:
     def width(self) -> int:
         """How many columns a row has."""
         return (self.num_slots + 2) * self.block_size
+
+    def of_heads(self, heads: Sequence[int]) -> "BlockTable":
+        """Return the table of some heads, in this order."""
+        return BlockTable(self.block_size, self.max_full_blocks, self.random_blocks[list(heads)])
 
     def at(self, num_tokens: int) -> Blocks:
         """Return the blocks of a text of T = `num_tokens`, at least 1."""

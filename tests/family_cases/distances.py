@@ -30,6 +30,17 @@ T5 = [
     OddModel("T5", T5_SIZES | {"feed_forward_proj": "gated-silu", "num_attention_heads": 1}, 1, **T5_SHAPE),
     OddModel("MT5", T5_SIZES | {"d_kv": 40, "layer_norm_epsilon": 1e-3}, 17, **T5_SHAPE),
 ]
+UMT5 = [
+    OddModel("UMT5", T5_SIZES | {"d_kv": 20}, **T5_SHAPE),
+    OddModel(
+        "UMT5",
+        T5_SIZES
+        | {"d_kv": 32, "feed_forward_proj": "relu", "layer_norm_epsilon": 1e-2, "num_attention_heads": 4}
+        | {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 50},
+        138,
+        **T5_SHAPE,
+    ),
+]
 # On both sides of the first log bucket and of the last, beyond which all distances are alike.
 DEBERTA_V3 = {
     "relative_attention": True,
@@ -67,15 +78,31 @@ DEBERTA = [
         | {"type_vocab_size": 3, "pad_token_id": 7},
     ),
 ]
+# Version 1; the second has distances beyond the last, on both sides.
+DEBERTA_V1 = {"relative_attention": True, "pos_att_type": "c2p|p2c", "position_biased_input": False}
+DEBERTA1 = [
+    OddModel("Deberta", DEBERTA_V1, 64),
+    OddModel("Deberta", DEBERTA_V1 | {"max_relative_positions": 12, "type_vocab_size": 2, "pad_token_id": 7}),
+    OddModel(
+        "Deberta", DEBERTA_V1 | {"pos_att_type": ["p2c"], "embedding_size": 40, "num_attention_heads": 6}
+    ),
+    OddModel("Deberta", DEBERTA_V1 | {"pos_att_type": "c2p", "position_biased_input": True}, 1),
+    OddModel("Deberta", {"hidden_act": "relu", "num_attention_heads": 1, "layer_norm_eps": 1e-3}),
+]
 
 CASES = FamilyCases(
-    models=[*MPNET, *T5, *DEBERTA],
-    one_of_each=[MPNET[0], T5[0], T5[1], DEBERTA[0], DEBERTA[4], DEBERTA[5], DEBERTA[7]],
+    models=[*MPNET, *T5, *UMT5, *DEBERTA, *DEBERTA1],
+    one_of_each=[
+        *(MPNET[0], T5[0], T5[1], UMT5[0], UMT5[1], DEBERTA[0], DEBERTA[4], DEBERTA[5], DEBERTA[7]),
+        *(DEBERTA1[0], DEBERTA1[2], DEBERTA1[4]),
+    ],
     heads=[
         (DEBERTA[0], "ForMaskedLM", {"cls.predictions.bias"}),
         (DEBERTA[4], "ForTokenClassification", {"classifier.weight"}),
         (MPNET[0], "ForMaskedLM", {"lm_head.dense.weight"}),
         (T5[0], "ForConditionalGeneration", {"decoder.final_layer_norm.weight"}),
+        (DEBERTA1[1], "ForMaskedLM", {"cls.predictions.bias"}),
+        (UMT5[0], "ForConditionalGeneration", {"decoder.final_layer_norm.weight"}),
         (T5[1], "ForSequenceClassification", {"classification_head.dense.weight"}),
     ],
     exported={
@@ -105,6 +132,19 @@ CASES = FamilyCases(
             kind="EncoderModel",
             std=0.05,
         ),
+        "umt5": OddModel(
+            "UMT5",
+            {"num_hidden_layers": 2, "d_kv": 20, "d_ff": 160, "n_positions": 132},
+            130,
+            kind="EncoderModel",
+            std=0.05,
+        ),
+        "deberta": OddModel("Deberta", DEBERTA_V1 | {"max_relative_positions": 12, "num_hidden_layers": 2}),
     },
-    operators={"mpnet": {"CumSum"}, "deberta_v2": {"Conv"}, "t5": {"ReduceSum", "Sqrt"}},
+    operators={
+        "mpnet": {"CumSum"},
+        "deberta_v2": {"Conv"},
+        "t5": {"ReduceSum", "Sqrt"},
+        "umt5": {"ReduceSum", "Sqrt"},
+    },
 )

@@ -13,6 +13,8 @@ from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
     from attnlens_cli.show.attention_map import AttentionMap
+    from attnlens_client import ModelInfo
+    from attnlens_client.arguments import RoleName
 
 
 @click.command(
@@ -40,6 +42,10 @@ Example:
 @click.option(
     "--top", type=click.IntRange(min=1), help="Show this many of the largest weights of each token only."
 )
+@click.option("--composed", is_flag=True, help="Show weights as composed of several heads, if there are any.")
+@click.option(
+    "--gates", is_flag=True, help="Show how much each token uses each head, where the model has gates."
+)
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with tokens and all weights.")
 @click.option("--png", metavar="FILE", help="Write a heat map; needs the extra `plot`.")
@@ -53,6 +59,8 @@ def attend(
     head: int | None,
     token: str | None,
     top: int | None,
+    composed: bool,
+    gates: bool,
     truncate: bool,
     as_json: bool,
     png: str | None,
@@ -60,8 +68,8 @@ def attend(
 ) -> None:
     """Show the attention weights of TEXT: rows are tokens, columns are what they attend to.
 
-    Each row sums to 1. Where the table does not fit the terminal, the largest weights of each token
-    are shown. Tokens of a prompt and of the second text of a pair are marked.
+    Each row sums to 1, except of composed weights. Where the table does not fit the terminal, the largest
+    weights of each token are shown. Tokens of a prompt and of the second text of a pair are marked.
     """
     for name, given in (
         ("TEXT", text),
@@ -73,13 +81,11 @@ def attend(
             raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
     if prompt_name is not None and prompt is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
-    if as_json and (token is not None or top is not None):
-        raise click.UsageError("--json prints all weights: leave out --token and --top")
-    if png and top is not None and token is None:
-        raise click.UsageError("--top is for what is printed: with --png it needs --token")
+    _check_shape(token, top, png, composed=composed, gates=gates, as_json=as_json)
     png_path = checked_path(png, "--png", (".png",)) if png else None
     options = {"prompt_name": prompt_name, "prompt": prompt, "truncate": truncate}
-    attention = _fetch(text, pair, layer, head, server, options)
+    role: RoleName = "head_gates" if gates else "attention_composed" if composed else "attention_weights"
+    attention = _fetch(text, pair, (role, layer, head), server, options)
     if png_path:
         from attnlens_cli.show.attention_png import write_png
 
@@ -90,19 +96,47 @@ def attend(
     elif token is not None:
         _print_rows(attention, token, top)
     elif not png_path:
+        _print_all(attention, top)
+
+
+def _check_shape(
+    token: str | None, top: int | None, png: str | None, *, composed: bool, gates: bool, as_json: bool
+) -> None:
+    """Refuse options that do not go together."""
+    if gates and (composed or token is not None or top is not None or png):
+        raise click.UsageError("--gates goes without --composed, --token, --top and --png")
+    if as_json and (token is not None or top is not None):
+        raise click.UsageError("--json prints all weights: leave out --token and --top")
+    if png and top is not None and token is None:
+        raise click.UsageError("--top is for what is printed: with --png it needs --token")
+
+
+def _print_all(attention: "AttentionMap", top: int | None) -> None:
+    if attention.role == "head_gates":
+        from attnlens_cli.show.gates_table import print_gates
+
+        print_gates(attention)
+    else:
         from attnlens_cli.show.attention_text import print_map
 
         print_map(attention, top)
 
 
 def _fetch(
-    text: str, pair: str | None, layer: int, head: int | None, server: ServerOptions, options: dict[str, Any]
+    text: str,
+    pair: str | None,
+    wanted: "tuple[RoleName, int, int | None]",
+    server: ServerOptions,
+    options: dict[str, Any],
 ) -> "AttentionMap":
+    """Ask for a role, a layer and a head."""
     from attnlens_cli.show.attention_map import AttentionMap
     from attnlens_client import AttentionQuery, Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
+        role, layer, head = wanted
+        _check_role(role, model)
         _check_number("layer", layer, model.num_layers, model.name)
         if head is not None:
             _check_number("head", head, model.num_heads, model.name)
@@ -111,7 +145,8 @@ def _fetch(
         query = AttentionQuery(
             layers=[layer % model.num_layers],
             heads=None if head is None else [head % model.num_heads],
-            view="head_mean",  # of one head: that head
+            view="full" if role == "head_gates" else "head_mean",  # of one head: that head
+            role=role,
         )
         given = text if pair is None else (text, pair)
         try:
@@ -131,6 +166,13 @@ def _fetch(
         prompt = model.prompts.get(options["prompt_name"] or model.default_prompt_name, "")
     texts = {"text": text, "prompt": prompt} | ({} if pair is None else {"second_text": pair})
     return AttentionMap(texts=texts, model=model, result=result)
+
+
+def _check_role(role: str, model: "ModelInfo") -> None:
+    roles = list(dict.fromkeys(output.role for output in model.outputs if output.layer is not None))
+    if role not in roles:
+        option = "'--gates'" if role == "head_gates" else "'--composed'"
+        raise click.BadParameter(f"{model.name} has {', '.join(roles)} alone", param_hint=option)
 
 
 def _check_number(kind: str, number: int, count: int, model_name: str) -> None:
@@ -153,6 +195,14 @@ def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None
 
 
 def _as_json(attention: "AttentionMap") -> dict[str, object]:
+    if attention.role == "head_gates":
+        from attnlens_cli.show.gates_table import gates_as_json
+
+        return _described(attention) | gates_as_json(attention)
+    return _described(attention) | {"weights": attention.weights.tolist()}
+
+
+def _described(attention: "AttentionMap") -> dict[str, object]:
     result, texts = attention.result, attention.texts
     pair = {"text_pair": texts["second_text"]} if "second_text" in texts else {}
     return {
@@ -167,5 +217,4 @@ def _as_json(attention: "AttentionMap") -> dict[str, object]:
         "num_tokens_total": result.num_tokens_total,
         "truncated": result.truncated,
         "tokens": [dataclasses.asdict(token) for token in result.tokens],
-        "weights": attention.weights.tolist(),
     }

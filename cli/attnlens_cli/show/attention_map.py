@@ -3,8 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from attnlens_cli.show.printable import counted, printable
@@ -14,7 +16,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _MARKS = {"prompt": " (prompt)", "second_text": " (second)"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AttentionMap:
     """The weights of one layer and one head, or the mean of all heads.
 
@@ -28,11 +30,35 @@ class AttentionMap:
     model: ModelInfo
     result: EncodedText
 
-    @property
+    @cached_property
     def weights(self) -> npt.NDArray[Any]:
-        """Return the weights (T, T); row i says what token i attends to."""
-        weights: npt.NDArray[Any] = self.result.weights[0, 0]
+        """The weights (T, T); row i says what token i attends to."""
+        weights: npt.NDArray[Any] = self.result.attention[0].dense()[0, 0]
         return weights
+
+    @cached_property
+    def has_weight(self) -> npt.NDArray[np.bool_]:
+        """Where (T, T) there is a weight: not beyond a window, nor where blocks do not attend."""
+        attention = self.result.attention[0]
+        if not attention.patterns:
+            return np.ones(self.weights.shape, dtype=np.bool_)
+        ones = np.ones_like(attention.weights[0])
+        return np.asarray(attention.patterns[0].dense(ones)[0] > 0)
+
+    @property
+    def role(self) -> str:
+        """Which output of the layer it is."""
+        return self.result.attention[0].role
+
+    @property
+    def has_distributions(self) -> bool:
+        """Whether each row sums to 1."""
+        return self.result.attention[0].row_sum == "one"
+
+    @property
+    def largest(self) -> float:
+        """The largest weight in magnitude, 1 where all are 0."""
+        return float(np.abs(self.weights).max()) or 1.0
 
     @property
     def spellings(self) -> list[str]:
@@ -57,6 +83,8 @@ class AttentionMap:
         """Say which map this is, and what was left out of it."""
         heads = self.result.attention[0].heads
         which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
+        if self.role != "attention_weights":
+            which += f", {self.role.replace('_', ' ')}"
         used = counted(self.result.num_tokens, "token")
         if self.result.truncated:
             used = f"the first {used} of {self.result.num_tokens_total}"

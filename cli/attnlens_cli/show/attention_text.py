@@ -1,6 +1,7 @@
 """Attention maps for the terminal: a coloured table, the largest weights, or one row as bars. T tokens."""
 
 import numpy as np
+import numpy.typing as npt
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -22,8 +23,8 @@ _COLUMN_GAP = 2
 _TOP_OF_MAP = 5
 _TOP_OF_ROW = 20
 _BAR_WIDTH = 30
-# The colours of the smallest and the largest weight; below _FAINT of the largest: none.
-_DARK, _BRIGHT = np.array([40, 40, 60]), np.array([255, 170, 0])
+# The colours of the smallest, the largest and the most negative weight; below _FAINT of the largest: none.
+_DARK, _BRIGHT, _NEGATIVE = np.array([40, 40, 60]), np.array([255, 170, 0]), np.array([90, 150, 255])
 _FAINT = 0.05
 _DARK_TEXT_FROM = 0.6
 
@@ -33,16 +34,28 @@ def _console() -> Console:
 
 
 def _style(share: float) -> Style:
-    """Return the background for a weight that is `share` of the largest."""
-    if share < _FAINT:
+    """Return the background for a weight that is `share` of the largest, below 0 for a negative one."""
+    if abs(share) < _FAINT:
         return Style(dim=True)
-    text = "black" if share >= _DARK_TEXT_FROM else "white"
+    text = "black" if abs(share) >= _DARK_TEXT_FROM else "white"
     return Style.parse(f"{text} on {_colour(share)}")
 
 
 def _colour(share: float) -> str:
-    red, green, blue = (_DARK + (_BRIGHT - _DARK) * share).astype(int)
+    towards = _BRIGHT if share >= 0 else _NEGATIVE
+    red, green, blue = (_DARK + (towards - _DARK) * abs(share)).astype(int)
     return f"rgb({red},{green},{blue})"
+
+
+def _order(row: npt.NDArray[np.floating]) -> npt.NDArray[np.intp]:
+    """Return the columns of a row from the largest weight in magnitude."""
+    return np.argsort(-np.abs(row), kind="stable")
+
+
+def _meaning(attention: AttentionMap) -> str:
+    if attention.has_distributions:
+        return "Rows attend to columns; each row sums to 1."
+    return "Rows attend to columns; a row may sum to any number, and weights may be negative."
 
 
 def _label(attention: AttentionMap, row: int) -> str:
@@ -57,7 +70,7 @@ def print_map(attention: AttentionMap, top: int | None) -> None:
     console.print(attention.caption)
     fitting = [width for width in _CELL_WIDTHS if label_width + count * (width + _GAP) <= console.width]
     if top is None and fitting:
-        console.print("Rows attend to columns; each row sums to 1.")
+        console.print(_meaning(attention))
         _print_table(console, attention, label_width, fitting[0])
         return
     rows = _largest(attention, top or _TOP_OF_MAP)
@@ -68,12 +81,13 @@ def print_map(attention: AttentionMap, top: int | None) -> None:
             f"The table needs {needed} columns and there are {console.width}: these are the {len(rows[0])} "
             "largest weights of each token. --png, --json and --token show more."
         )
+    if not attention.has_distributions:
+        console.print(_meaning(attention))
     _print_largest(console, attention, rows, label_width)
 
 
 def _print_table(console: Console, attention: AttentionMap, label_width: int, cell_width: int) -> None:
-    weights = attention.weights
-    largest = float(weights.max()) or 1.0
+    weights, largest = attention.weights, attention.largest
     numbers = Text(" " * label_width)
     tokens = Text(" " * label_width)
     for column, label in enumerate(attention.spellings):
@@ -85,23 +99,30 @@ def _print_table(console: Console, attention: AttentionMap, label_width: int, ce
         line = Text(set_cell_size(_label(attention, row), label_width), Style(bold=True))
         for weight in weights[row]:
             line.append(" " * _GAP)
-            number = (
-                f"{weight:.2f}" if cell_width >= _LEADING_ZERO_FROM else f"{weight:.2f}".removeprefix("0")
-            )
-            line.append(number.rjust(cell_width)[:cell_width], _style(float(weight) / largest))
+            line.append(_number(float(weight), cell_width), _style(float(weight) / largest))
         console.print(line, soft_wrap=True)
+
+
+def _number(weight: float, width: int) -> str:
+    """Return a weight in `width` characters, with as many digits as they hold."""
+    for digits in (2, 1, 0):
+        number = f"{weight:.{digits}f}"
+        if width < _LEADING_ZERO_FROM:
+            number = number.replace("0.", ".", 1) if abs(weight) < 1 and digits else number
+        if len(number) <= width:
+            break
+    return number.rjust(width)[:width]
 
 
 def _largest(attention: AttentionMap, top: int) -> list[list[Text]]:
     """Return for each token the `top` largest weights and what they go to."""
-    weights = attention.weights
-    largest = float(weights.max()) or 1.0
+    weights, largest = attention.weights, attention.largest
     return [
         [
             Text.assemble(
                 (f"{row[column]:.2f} {attention.labels[column]}", _style(float(row[column]) / largest))
             )
-            for column in np.argsort(-row, kind="stable")[:top]
+            for column in _order(row)[:top]
         ]
         for row in weights
     ]
@@ -134,8 +155,8 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     """Print what token number `row` attends to, the `top` largest weights first, as bars."""
     console = _console()
     weights = attention.weights[row]
-    order = np.argsort(-weights, kind="stable")[: top or _TOP_OF_ROW]
-    largest = float(weights.max()) or 1.0
+    order = _order(weights)[: top or _TOP_OF_ROW]
+    largest = float(np.abs(weights).max()) or 1.0
     console.print(attention.caption)
     console.print(f"Token {row}, {attention.result.tokens[row].text!r}, attends to:")
     table = Table(box=box.SIMPLE, show_header=False, show_edge=False, padding=(0, 1))
@@ -144,10 +165,11 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     table.add_column(no_wrap=True)
     for column in order:
         share = float(weights[column]) / largest
-        bar = Text("█" * max(1, round(_BAR_WIDTH * share)), Style.parse(_colour(max(share, _FAINT))))
+        length, tint = max(1, round(_BAR_WIDTH * abs(share))), max(share, _FAINT) if share >= 0 else share
+        bar = Text("█" * length, Style.parse(_colour(tint)))
         table.add_row(f"{weights[column]:.4f}", _label(attention, int(column)), bar)
     console.print(table)
     if len(order) < len(weights):
-        rest = 1.0 - float(weights[order].sum(dtype=np.float64))
+        rest = float((weights.sum(dtype=np.float64)) - weights[order].sum(dtype=np.float64))
         left = len(weights) - len(order)
         console.print(f"{counted(left, 'more token')} {'has' if left == 1 else 'share'} {rest:.4f}.")

@@ -11,7 +11,8 @@ from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.checks import Agreed, check_finite, checked_array, wrong_reply, wrong_text
 from attnlens_client.core.enums import name_of
-from attnlens_client.results import Attention
+from attnlens_client.core.patterns import read_patterns
+from attnlens_client.results import Attention, LayerPattern
 
 
 class QueryReader:
@@ -52,12 +53,18 @@ class QueryReader:
         num_layers = len(message.layers)
         num_heads = 1 if self.query.view == "head_mean" else len(message.heads)
         layout = message.WhichOneof("data")
+        patterns: tuple[LayerPattern, ...] = ()
         if layout == "dense":
             shape = (num_layers, num_heads, num_tokens, num_tokens)
             weights = checked_array(message.dense, self._data_type, shape, f"weights in {what}")
         elif layout == "per_token":
             shape_per_token = (num_layers, num_tokens, num_heads)
             weights = checked_array(message.per_token, self._data_type, shape_per_token, f"rows in {what}")
+        elif layout is not None:
+            sizes = (num_layers, num_heads, num_tokens)
+            patterns = read_patterns(message, sizes, what)
+            tensor, width = getattr(message, layout), patterns[0].width if patterns else None
+            weights = checked_array(tensor, self._data_type, (*sizes, width), f"rows in {what}")
         else:
             raise wrong_reply(f"{what} has a layout that is not known here: install a newer attnlens")
         self._agreed.check(f"layout of {self._name}", layout, f"texts[{index}]")
@@ -69,6 +76,7 @@ class QueryReader:
             layout=layout,
             row_sum=row_sum,
             weights=weights,
+            patterns=patterns,
         )
 
     def check_layer(self, index: int, place: int, layer: int, previous: int) -> None:

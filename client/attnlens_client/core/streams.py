@@ -99,7 +99,8 @@ class StreamReader:
             heads=attention.heads,
             layout=attention.layout,
             row_sum=attention.row_sum,
-            weights=attention.weights[0],  # (H', T, T) or (T, H')
+            weights=attention.weights[0],  # (H', T, T), (T, H') or (H', T, W)
+            pattern=attention.patterns[0] if attention.patterns else None,
         )
 
     def _end_query(self) -> None:
@@ -150,7 +151,7 @@ class Assembler:
 
 
 def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
-    weights: Array = np.stack([layer.weights for layer in layers])  # (L', H', T, T) or (L', T, H')
+    weights: Array = np.stack([layer.weights for layer in layers])  # with an axis of L' first
     weights.flags.writeable = False  # like the arrays of `encode`
     return Attention(
         query=query,
@@ -159,4 +160,5 @@ def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
         layout=layers[0].layout,
         row_sum=layers[0].row_sum,
         weights=weights,
+        patterns=tuple(layer.pattern for layer in layers if layer.pattern is not None),
     )

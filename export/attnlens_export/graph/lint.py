@@ -14,11 +14,18 @@ from onnx import TensorProto
 
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_export.errors import LintError
-from attnlens_export.graph.names import BATCH_AXIS, HIDDEN_OUTPUT, LENGTH_AXIS, input_names, output_name
+from attnlens_export.graph.names import (
+    BATCH_AXIS,
+    HIDDEN_OUTPUT,
+    LENGTH_AXIS,
+    input_names,
+    output_axes,
+    output_name,
+)
 from attnlens_export.graph.read import read_weight
 from attnlens_export.graph.simplify import IR_VERSION
 from attnlens_export.graph.trace import OPSET
-from attnlens_model import AttentionOutput, Encoder, EncoderConfig
+from attnlens_model import Encoder, EncoderConfig
 
 # What an encoder of the BERT kind needs. Each runs, at opset 17, in every runtime of docs/runtimes.md.
 ENCODER_OPERATORS = frozenset(
@@ -37,6 +44,9 @@ RMS_OPERATORS = frozenset({"ReduceSum", "Sqrt"})
 SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
+
+# The experts of a token are those with the greatest numbers.
+EXPERTS_OPERATORS = frozenset({"Abs", "ArgMax", "Clip"})
 
 MAX_FP16 = float(np.finfo(np.float16).max)
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
@@ -110,7 +120,8 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
         RMS_OPERATORS: config.norm.kind == "rms",
-        SILU_OPERATORS: config.feed_forward.activation == "silu",
+        SILU_OPERATORS: any(layer.activation == "silu" for layer in config.layer_feed_forwards),
+        EXPERTS_OPERATORS: any(layer.experts is not None for layer in config.layer_feed_forwards),
         CONVOLUTION_OPERATORS: config.convolution is not None,
     }
     attention = (layer.operators for layer in config.layer_attentions)
@@ -184,19 +195,11 @@ def _expected_outputs(config: EncoderConfig, purpose: GraphPurpose.ValueType) ->
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden
     layers: Interface = {
-        output_name(output.role, layer): (TensorProto.FLOAT, _axes(output))
+        output_name(output.role, layer): (TensorProto.FLOAT, output_axes(output))
         for layer in range(config.num_layers)
         for output in config.layer_outputs(layer)
     }
     return hidden | layers
-
-
-def _axes(output: AttentionOutput) -> tuple[int | str, ...]:
-    axes: dict[str, tuple[int | str, ...]] = {
-        "dense": (BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS),
-        "per_token": (BATCH_AXIS, LENGTH_AXIS, output.num_heads),
-    }
-    return axes[output.layout]
 
 
 def _interface_findings(role: str, values: Iterable[onnx.ValueInfoProto], expected: Interface) -> list[str]:

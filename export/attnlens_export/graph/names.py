@@ -55,6 +55,18 @@ def layer_outputs(config: EncoderConfig) -> dict[str, tuple[int, AttentionOutput
     }
 
 
+def output_axes(output: AttentionOutput) -> tuple[int | str, ...]:
+    """Return the axes of an output that belongs to a layer: a length where it is fixed, else a name."""
+    match output.layout:
+        case "per_token":
+            return BATCH_AXIS, LENGTH_AXIS, output.num_heads
+        case "dense":
+            return BATCH_AXIS, output.num_heads, LENGTH_AXIS, LENGTH_AXIS
+    if output.pattern is None:
+        raise GraphError(f"the role {output.role} is laid out as {output.layout}, without a pattern")
+    return BATCH_AXIS, output.num_heads, LENGTH_AXIS, output.pattern.width
+
+
 def role_number(role: str) -> manifest_pb2.OutputRole.ValueType:
     """Return what the manifest calls a role.
 

@@ -25,7 +25,15 @@ from onnxscript import opset17 as op17
 from torch import nn
 
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import ATTENTION_PREFIX, BATCH_AXIS, LENGTH_AXIS, input_names, output_names
+from attnlens_export.graph.names import (
+    ATTENTION_PREFIX,
+    BATCH_AXIS,
+    LENGTH_AXIS,
+    input_names,
+    layer_outputs,
+    output_axes,
+    output_names,
+)
 from attnlens_export.graph.simplify import simplify
 from attnlens_model import Encoder, EncoderConfig
 
@@ -119,9 +127,24 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     if program is None:
         raise GraphError(f"torch.onnx returned no graph for the {config.family} encoder")
     model = program.model
+    _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
     simplify(model, parameters)
     return _split_weights(model)
+
+
+def _name_axes(graph: ir.Graph, config: EncoderConfig) -> None:
+    """Give the length that varies its name in the outputs of layers.
+
+    Where a mechanism pads and cuts, torch derives an expression of the length. That it always is the length,
+    parity shows: another shape does not compare.
+    """
+    described = layer_outputs(config)
+    for value in graph.outputs:
+        if value.name in described and value.shape is not None:
+            axes = output_axes(described[value.name][1])
+            found = zip(value.shape, axes, strict=True)
+            value.shape = ir.Shape([size if isinstance(size, int) else axis for size, axis in found])
 
 
 def _index_one_axis(tensor: FLOAT, indices: Sequence[INT64 | None]) -> FLOAT:

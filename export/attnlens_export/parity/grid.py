@@ -6,8 +6,11 @@
 | 7, 33                | 3           | one row of nothing but padding                               |
 | 128                  | 1, 2, 3, 8  | all live; padded left, in the middle, right                  |
 | the longest possible | 1, 2        | all live; padded right                                       |
+| edges, and 1 beyond  | 2, 3        | padded right and left; padded in the middle                  |
 
-An attention map grows with the square of the length, so the longest input is not always possible to compare:
+Edges are lengths at which the computation of a mechanism changes: a window, a number of blocks.
+
+Dense attention maps grow with the square of the length, so the longest input can't always be compared:
 `default_grid` ends where the maps of one layer, in float64, or those of all layers, in fp32, would take more
 memory than `MAX_LAYER_MAP_BYTES` and `MAX_MAP_BYTES`. Where only the second is exceeded, hidden states are
 still compared, and both are at the longest length whose maps fit.
@@ -19,7 +22,8 @@ tokens. Ids are uniform over the whole vocabulary, the padding id among them; pa
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -27,7 +31,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_export.graph.names import input_names
+from attnlens_export.graph.names import input_names, output_axes
 from attnlens_model import EncoderConfig
 
 SEED = 20_260_101
@@ -96,10 +100,11 @@ def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case
         longest: the longest length, all its attention maps included; None: what the limits of this module
             allow. Never more than the encoder takes.
     """
+    edges = sorted({edge for attention in config.layer_attentions for edge in attention.edges})
     if longest is not None:
-        return full_grid(min(longest, config.max_tokens))
+        return full_grid(min(longest, config.max_tokens), edges)
     both, hidden_only = longest_lengths(config)
-    cases = full_grid(hidden_only)
+    cases = full_grid(hidden_only, edges)
     if both < hidden_only:
         cases += [case for case in _longest_cases(both) if case not in cases]
     return [
@@ -109,22 +114,37 @@ def default_grid(config: EncoderConfig, longest: int | None = None) -> list[Case
 
 def longest_lengths(config: EncoderConfig) -> tuple[int, int]:
     """Return the longest input whose attention maps are compared, and whose hidden states are."""
-    # All layers at 4 bytes, one layer at 8.
-    one_token = Case(LONGEST_BATCH_SIZE, 1, Padding.NONE)
-    all_layers = math.isqrt(MAX_MAP_BYTES // map_bytes(one_token, config))
-    one_layer = math.isqrt(MAX_LAYER_MAP_BYTES // (8 * config.num_heads * LONGEST_BATCH_SIZE))
-    hidden_only = min(config.max_tokens, one_layer)
-    return min(hidden_only, all_layers), hidden_only
+    lengths = range(1, config.max_tokens + 1)
+    layers = range(config.num_layers)
+
+    def layer_bytes(length: int) -> int:
+        """In float64, of the layer that takes most."""
+        return 8 * LONGEST_BATCH_SIZE * max(_num_values(config, layer, length) for layer in layers)
+
+    def all_bytes(length: int) -> int:
+        return map_bytes(Case(LONGEST_BATCH_SIZE, length, Padding.NONE), config)
+
+    # At least 1: an encoder of which one token takes more has no memory to run either.
+    hidden_only = max(1, bisect_right(lengths, MAX_LAYER_MAP_BYTES, key=layer_bytes))
+    return max(1, min(hidden_only, bisect_right(lengths, MAX_MAP_BYTES, key=all_bytes))), hidden_only
 
 
 def map_bytes(case: Case, config: EncoderConfig) -> int:
-    """Return the size of all fp32 attention maps of a case."""
-    return 4 * config.num_layers * config.num_heads * case.batch_size * case.length**2
+    """Return the size of all that layers return of attention for a case, in fp32."""
+    layers = range(config.num_layers)
+    return 4 * case.batch_size * sum(_num_values(config, layer, case.length) for layer in layers)
 
 
-def full_grid(max_length: int) -> list[Case]:
+def _num_values(config: EncoderConfig, layer: int, length: int) -> int:
+    """Return how many numbers a layer returns of attention for a text."""
+    shapes = [output_axes(output)[1:] for output in config.layer_outputs(layer)]
+    return sum(math.prod(axis if isinstance(axis, int) else length for axis in axes) for axes in shapes)
+
+
+def full_grid(max_length: int, edges: Sequence[int] = ()) -> list[Case]:
     """Return the grid of this module's table for an encoder that takes up to `max_length` tokens."""
-    return [case for case in (*_short_cases(), *_long_cases(max_length)) if case.length <= max_length]
+    cases = dict.fromkeys((*_short_cases(), *_long_cases(max_length), *_edge_cases(edges)))
+    return [case for case in cases if case.length <= max_length]
 
 
 def small_grid(max_length: int) -> list[Case]:
@@ -174,6 +194,14 @@ def _long_cases(max_length: int) -> Iterator[Case]:
 def _longest_cases(length: int) -> Iterator[Case]:
     yield Case(1, length, Padding.NONE)
     yield Case(LONGEST_BATCH_SIZE, length, Padding.RIGHT)
+
+
+def _edge_cases(edges: Sequence[int]) -> Iterator[Case]:
+    for edge in edges:
+        for length in (edge, edge + 1):
+            yield Case(2, length, Padding.RIGHT)
+            yield Case(2, length, Padding.LEFT if length > 1 else Padding.NONE)
+        yield Case(3, edge + 1, Padding.MIDDLE)
 
 
 def _row_mask(case: Case, row: int, generator: np.random.Generator) -> IntArray:

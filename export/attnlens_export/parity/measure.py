@@ -26,9 +26,11 @@ from attnlens_export.parity.compare import (
     max_abs_difference,
     select_live,
 )
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.grid import Case, Inputs
+from attnlens_export.parity.patterns import pattern_errors
 from attnlens_export.parity.reference import Tensors, run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
+from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 
@@ -130,7 +132,7 @@ def measure_parity(subject: Subject, graph_paths: Sequence[str], progress: Stage
         The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
     """
     directory, config, cases = subject.directory, subject.config, subject.cases
-    inputs = {case: make_inputs(case, config) for case in cases}
+    inputs = {case: make_clear_inputs(case, config, subject.encoder) for case in cases}
     with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
     kept: dict[str, dict[Case, Run]] = {}
     for path in graph_paths:
@@ -254,8 +256,9 @@ def _alone_errors(
     errors: dict[str, list[float]] = {}
     for name, tensor in graph.run(own).items():
         whole = tensors[name][row : row + 1]
-        is_dense = name in described and described[name][1].layout == "dense"
-        together = whole[:, :, :length, :length] if is_dense else whole[:, :length]
+        layout = described[name][1].layout if name in described else "per_token"
+        num_columns = length if layout == "dense" else None
+        together = whole[:, :length] if layout == "per_token" else whole[:, :, :length, :num_columns]
         errors.setdefault(_role(name, described), []).append(_live_error(tensor, together, live))
     return {role: max_or_nan(found) for role, found in errors.items()}
 
@@ -277,7 +280,13 @@ def _check_invariants(
     distances = np.abs(places[:, None] - places)
     row_sum_error = masked_weight = empty_row_weight = 0.0
     for name, (layer, output) in described.items():
-        if name not in tensors or output.layout != "dense":
+        if name not in tensors or output.layout == "per_token":
+            continue
+        if output.pattern is not None:
+            errors = pattern_errors(tensors[name], output.pattern, live)
+            row_sum_error = max(row_sum_error, errors.row_sum if output.row_sum == "one" else 0.0)
+            masked_weight = max(masked_weight, errors.masked_weight)
+            empty_row_weight = max(empty_row_weight, errors.empty_row_weight)
             continue
         weights = tensors[name]
         if output.row_sum == "one":

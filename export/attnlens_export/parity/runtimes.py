@@ -16,15 +16,19 @@ import numpy as np
 
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
+    BATCH_AXIS,
     EMBEDDINGS_PATH,
     GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
+    LENGTH_AXIS,
     layer_outputs,
+    output_axes,
 )
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
 from attnlens_export.parity.reference import Tensors
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
+from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 from attnlens_runtimes import (
@@ -187,13 +191,10 @@ class _ProcessGraph:
         shapes: dict[str, tuple[int, ...]] = {HIDDEN_OUTPUT: (batch_size, length, self._config.hidden_size)}
         if self.path == EMBEDDINGS_PATH:
             return shapes
+        sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
         for name, (_, output) in layer_outputs(self._config).items():
-            is_dense = output.layout == "dense"
-            shapes[name] = (
-                (batch_size, output.num_heads, length, length)
-                if is_dense
-                else (batch_size, length, output.num_heads)
-            )
+            axes = output_axes(output)
+            shapes[name] = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
         return shapes
 
 
@@ -227,7 +228,7 @@ def _measure(
         graphs = _open(subject, runtime, timeout_s, processes, stops)
         for number, case in enumerate(cases):
             progress(str(case), number, len(cases))
-            inputs = make_inputs(case, config)
+            inputs = make_clear_inputs(case, config, subject.encoder)
             runs = _run_case(case, inputs, graphs, config, stops)
             invariants += [run.invariants for run in runs.values()]
             if runs:

@@ -12,13 +12,18 @@ from attnlens_export.json_files import read_object, write_json
 from attnlens_export.tokenizer.build import build_tokenizer
 from attnlens_model import EncoderConfig, read_config
 
+TASK_KEY = "attnlens_task"
+"""The key of a bundle's `config.json` that names the task whose adapters were merged into the weights."""
+
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 _TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
 _COPIED_FILES = ("vocab.txt",)
 _EMBEDDERS_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
 
 
-def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
+def write_config(
+    directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool, task: str = ""
+) -> None:
     """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
 
     Args:
@@ -26,6 +31,7 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         source: the checkpoint's directory, None for a fresh encoder.
         config: the encoder.
         external_data: whether the weights are outside the ONNX files; transformers.js needs to know.
+        task: whose adapters were merged into the weights; empty: the checkpoint has none.
 
     Raises:
         SourceError: the file would be read back as another encoder.
@@ -36,13 +42,18 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward.intermediate_size,
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
+    # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
+    content.setdefault("intermediate_size", config.intermediate_size)
+    # What no publisher writes and this family needs.
+    content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if EncoderConfig.from_dict(content) != config:
         # A choice made at export. The class is the checkpoint's own.
         content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
+    if task:
+        content[TASK_KEY] = task
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)
@@ -53,6 +64,12 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
             f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
             "choose the family that is built so"
         )
+
+
+def read_task(directory: Path) -> str:
+    """Return the task that a bundle's `config.json` names; empty: none."""
+    task = read_object(directory / "config.json").get(TASK_KEY)
+    return task if isinstance(task, str) else ""
 
 
 def write_tokenizer(
@@ -83,6 +100,8 @@ def write_tokenizer(
         check_ids(loaded, str(source), config)
     elif path and (tokenizer or path.exists()):
         loaded, content = load_tokenizer(path, config), read_object(path)
+        if tokenizer is None:
+            _check_end_token(path, loaded)
     else:
         return ""
     # Checkpoints carry the settings of their last use; these make every reader do what the server does.
@@ -117,6 +136,29 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
         raise SourceError(f"{path} is not a tokenizer: {error}") from error
     check_ids(tokenizer, str(path), config)
     return tokenizer
+
+
+def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse a `tokenizer.json` that adds no end token although `tokenizer_config.json` beside it says so.
+
+    transformers 5 then adds none, versions before it add one for some classes, and so does code of a
+    publisher's own: the last token, which decoders are pooled by, is another.
+
+    Raises:
+        SourceError: it is such a file.
+    """
+    settings = read_object(path.parent / "tokenizer_config.json")
+    token = settings.get("eos_token")
+    spelled = token.get("content") if isinstance(token, dict) else token
+    if settings.get("add_eos_token") is not True or not isinstance(spelled, str):
+        return
+    if tokenizer.encode("a").ids[-1:] != [tokenizer.token_to_id(spelled)]:
+        raise SourceError(
+            f"tokenizer_config.json in {path.parent} says add_eos_token, and tokenizer.json adds no "
+            f"{spelled} at the end: transformers 5 reads the latter alone, versions before it added the "
+            "token. Write add_eos_token false for texts without it, or give a tokenizer.json whose "
+            "post-processor adds it with --tokenizer"
+        )
 
 
 def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:

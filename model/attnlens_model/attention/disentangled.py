@@ -45,6 +45,7 @@ class DisentangledAttentionConfig(AttentionConfig):
         max_relative_positions: from this distance on all are alike; None means the longest input.
         share_att_key: whether distances are projected as content is; else they have projections of their own.
         distance_norm: whether the distances' embeddings go through a LayerNorm.
+        key_bias: whether the projections to keys, of content and of distances, have biases.
     """
 
     kind: Literal["disentangled"] = "disentangled"
@@ -53,6 +54,7 @@ class DisentangledAttentionConfig(AttentionConfig):
     max_relative_positions: int | None = None
     share_att_key: bool = False
     distance_norm: bool = False
+    key_bias: bool = True
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
         """Check what depends on the encoder: that heads divide its width, and that buckets fit distances."""
@@ -172,16 +174,17 @@ class DisentangledSelfAttention(HeadProjections):
     def __init__(self, config: DisentangledAttentionConfig, sizes: EncoderSizes) -> None:
         terms, width = config.terms.split("|"), sizes.hidden_size
         scale = 1.0 / math.sqrt(width // config.num_heads * (1 + len(terms)))
-        super().__init__(width, config.num_heads, config.dropout, scale=scale)
+        super().__init__(width, config.num_heads, config.dropout, scale=scale, key_bias=config.key_bias)
         self.has_c2p, self.has_p2c = "c2p" in terms, "p2c" in terms
         has_own = not config.share_att_key
-        self.distance_key = nn.Linear(width, width) if has_own and self.has_c2p else None
+        self.distance_key = nn.Linear(width, width, config.key_bias) if has_own and self.has_c2p else None
         self.distance_query = nn.Linear(width, width) if has_own and self.has_p2c else None
         self.distance_dropout = nn.Dropout(sizes.hidden_dropout)
         for projection in (self.distance_key, self.distance_query):
             if projection is not None:
                 nn.init.xavier_uniform_(projection.weight)
-                nn.init.zeros_(projection.bias)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
 
     def forward(
         self, hidden_states: Tensor, keep_mask: Tensor | AttentionMask | None, distances: Distances

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnlens_model.errors import CheckpointError
-from attnlens_model.family import Family, Layout
+from attnlens_model.family import Family, Layout, RowOrder
 
 # Of each kind of misfit so many are named; the rest is a count.
 _MAX_NAMED = 10
@@ -26,7 +26,11 @@ class FittedTensors(NamedTuple):
 
 
 def fit_tensors(
-    tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], family: Family, num_layers: int
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    family: Family,
+    num_layers: int,
+    num_heads: int,
 ) -> FittedTensors:
     """Find the tensor for every parameter.
 
@@ -35,6 +39,7 @@ def fit_tensors(
         parameters: the encoder's, by our names; only their shapes are looked at.
         family: how the checkpoint names things.
         num_layers: how many layers have weights of their own.
+        num_heads: of every layer, by which a checkpoint may order rows.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that weights do not have, or
@@ -48,7 +53,7 @@ def fit_tensors(
         if all(name in parameters for name in ours)
     }
     _check_all_named(parameters, wanted.values(), family)
-    known = {*wanted, *(prefix + buffer for buffer in family.buffers)}
+    known = {*wanted, *(prefix + buffer for buffer in family.buffer_names(num_layers))}
     others = [name for name in originals if name not in known]
     roots = tuple(prefix + root for root in layout.roots)
     spare = {
@@ -66,7 +71,8 @@ def fit_tensors(
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        parts = _split(tensors[originals[name]], shapes)
+        split = _split(tensors[originals[name]], shapes, layout.row_order(name), num_heads)
+        parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
         # After the cast, which makes an infinity of a large float64.
         if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])
@@ -95,9 +101,16 @@ def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
     return (sum(shape[0] for shape in shapes.values()), *next(iter(shapes.values()))[1:])
 
 
-def _split(tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def _split(
+    tensor: Tensor, shapes: Mapping[str, torch.Size], order: RowOrder | None, num_heads: int
+) -> dict[str, Tensor]:
     """Return the parameters of a tensor, in fp32."""
-    parts = torch.split(tensor, [shape[0] for shape in shapes.values()])
+    sizes = [shape[0] for shape in shapes.values()]
+    if order is not None:
+        # Looked up by a list of rows, each part is a copy.
+        rows = torch.split(order(num_heads, torch.arange(tensor.shape[0])), sizes)
+        return {name: tensor[part].to(torch.float32) for name, part in zip(shapes, rows, strict=True)}
+    parts = torch.split(tensor, sizes)
     # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
     return {
         name: part.to(torch.float32, copy=True).contiguous() for name, part in zip(shapes, parts, strict=True)

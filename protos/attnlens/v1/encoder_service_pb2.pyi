@@ -34,17 +34,25 @@ class _AttentionViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Attenti
     ATTENTION_VIEW_FULL: _AttentionView.ValueType  # 1
     """Every chosen head by itself."""
     ATTENTION_VIEW_HEAD_MEAN: _AttentionView.ValueType  # 2
-    """The mean over the chosen heads, as an axis of length 1."""
+    """The mean over the chosen heads, as an axis of length 1. Of OUTPUT_LAYOUT_BLOCKS it is dense, since heads may attend to
+    different blocks.
+    """
+    ATTENTION_VIEW_DENSE: _AttentionView.ValueType  # 3
+    """Every chosen head by itself; OUTPUT_LAYOUT_BAND and OUTPUT_LAYOUT_BLOCKS are put together as dense weights."""
 
 class AttentionView(_AttentionView, metaclass=_AttentionViewEnumTypeWrapper):
-    """What to make of an output of a layer, of shape (H, T, T) or (T, H). Readers must expect further views."""
+    """What to make of an output of a layer. Readers must expect further views."""
 
 ATTENTION_VIEW_UNSPECIFIED: AttentionView.ValueType  # 0
 """The same as ATTENTION_VIEW_FULL."""
 ATTENTION_VIEW_FULL: AttentionView.ValueType  # 1
 """Every chosen head by itself."""
 ATTENTION_VIEW_HEAD_MEAN: AttentionView.ValueType  # 2
-"""The mean over the chosen heads, as an axis of length 1."""
+"""The mean over the chosen heads, as an axis of length 1. Of OUTPUT_LAYOUT_BLOCKS it is dense, since heads may attend to
+different blocks.
+"""
+ATTENTION_VIEW_DENSE: AttentionView.ValueType  # 3
+"""Every chosen head by itself; OUTPUT_LAYOUT_BAND and OUTPUT_LAYOUT_BLOCKS are put together as dense weights."""
 Global___AttentionView: _TypeAlias = AttentionView  # noqa: Y015
 
 class _TokenSource:
@@ -620,6 +628,10 @@ class AttentionResult(_message.Message):
     ROW_SUM_FIELD_NUMBER: _builtins.int
     DENSE_FIELD_NUMBER: _builtins.int
     PER_TOKEN_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BAND_PATTERN_FIELD_NUMBER: _builtins.int
+    BLOCK_PATTERN_FIELD_NUMBER: _builtins.int
     query_index: _builtins.int
     """The number of the query in the request, from 0."""
     role: _manifest_pb2.OutputRole.ValueType
@@ -644,6 +656,22 @@ class AttentionResult(_message.Message):
     def per_token(self) -> _tensor_pb2.Tensor:
         """OUTPUT_LAYOUT_PER_TOKEN: element (l, i, h) is what token i has of head h; shape (layers, T, heads)."""
 
+    @_builtins.property
+    def band(self) -> _tensor_pb2.Tensor:
+        """OUTPUT_LAYOUT_BAND: shape (layers, heads, T, 2G + 2w + 1), as `band_pattern` says."""
+
+    @_builtins.property
+    def blocks(self) -> _tensor_pb2.Tensor:
+        """OUTPUT_LAYOUT_BLOCKS: shape (layers, heads, T, S * b + 2b), as `block_pattern` says."""
+
+    @_builtins.property
+    def band_pattern(self) -> _manifest_pb2.Band:
+        """Set with `band`."""
+
+    @_builtins.property
+    def block_pattern(self) -> Global___BlockPattern:
+        """Set with `blocks`."""
+
     def __init__(
         self,
         *,
@@ -655,16 +683,53 @@ class AttentionResult(_message.Message):
         row_sum: _manifest_pb2.RowSum.ValueType = ...,
         dense: _tensor_pb2.Tensor | None = ...,
         per_token: _tensor_pb2.Tensor | None = ...,
+        band: _tensor_pb2.Tensor | None = ...,
+        blocks: _tensor_pb2.Tensor | None = ...,
+        band_pattern: _manifest_pb2.Band | None = ...,
+        block_pattern: Global___BlockPattern | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dense", b"dense", "per_token", b"per_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token"]  # noqa: Y015
+    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 
 Global___AttentionResult: _TypeAlias = AttentionResult  # noqa: Y015
+
+@_typing.final
+class BlockPattern(_message.Message):
+    """Between which tokens of a text there are weights in `AttentionResult.blocks`; C is the number of blocks of the text,
+    its last one perhaps shorter. The row of token i has S slots of b numbers: what it gives to the tokens of each of the
+    S blocks that are named for its own; what two slots give to the same token adds up. Then b numbers: what each token of
+    the first block gives to token i; and b more: the same of the last block. Those 2b numbers matter where the S blocks of
+    the first, or the last, block are all -1.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    KEY_BLOCKS_FIELD_NUMBER: _builtins.int
+    block_size: _builtins.int
+    """b."""
+    @_builtins.property
+    def key_blocks(self) -> _tensor_pb2.Tensor:
+        """Shape (layers, heads, C, S), DATA_TYPE_INT32: the numbers of blocks of keys, from 0; -1 is a slot that is not used."""
+
+    def __init__(
+        self,
+        *,
+        block_size: _builtins.int = ...,
+        key_blocks: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key_blocks", b"key_blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "key_blocks", b"key_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockPattern: _TypeAlias = BlockPattern  # noqa: Y015
 
 @_typing.final
 class EncodeStreamRequest(_message.Message):

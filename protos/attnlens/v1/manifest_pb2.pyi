@@ -207,6 +207,10 @@ class _OutputLayoutEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputLa
     """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
     OUTPUT_LAYOUT_DENSE: _OutputLayout.ValueType  # 2
     """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
+    OUTPUT_LAYOUT_BAND: _OutputLayout.ValueType  # 3
+    """Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
+    OUTPUT_LAYOUT_BLOCKS: _OutputLayout.ValueType  # 4
+    """Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
 
 class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
     """How an output is laid out. B texts, T tokens, H heads."""
@@ -217,6 +221,10 @@ OUTPUT_LAYOUT_PER_TOKEN: OutputLayout.ValueType  # 1
 """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
 OUTPUT_LAYOUT_DENSE: OutputLayout.ValueType  # 2
 """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
+OUTPUT_LAYOUT_BAND: OutputLayout.ValueType  # 3
+"""Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
+OUTPUT_LAYOUT_BLOCKS: OutputLayout.ValueType  # 4
+"""Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
 Global___OutputLayout: _TypeAlias = OutputLayout  # noqa: Y015
 
 class _RowSum:
@@ -350,6 +358,7 @@ class Manifest(_message.Message):
     PARITY_FIELD_NUMBER: _builtins.int
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -369,6 +378,10 @@ class Manifest(_message.Message):
     text_pairs: _builtins.bool
     """True where the tokenizer joins a pair of texts as the publisher's does: with separators and, where the graphs take
     them, token types.
+    """
+    task: _builtins.str
+    """The task whose adapters were merged into the weights; `none`: the checkpoint has adapters, and none was merged.
+    Empty: it has none.
     """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
@@ -416,10 +429,11 @@ class Manifest(_message.Message):
         parity: Global___Parity | None = ...,
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
+        task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,6 +714,8 @@ class GraphOutput(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     NUM_HEADS_FIELD_NUMBER: _builtins.int
     ROW_SUM_FIELD_NUMBER: _builtins.int
+    BAND_FIELD_NUMBER: _builtins.int
+    BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     role: Global___OutputRole.ValueType
     """What it is."""
     layer: _builtins.int
@@ -709,10 +725,18 @@ class GraphOutput(_message.Message):
     num_heads: _builtins.int
     """The number of heads. 0 where it has none."""
     row_sum: Global___RowSum.ValueType
-    """What its rows sum to."""
+    """What its rows sum to. Those of a band or of blocks once they are put together as weights (T, T)."""
     @_builtins.property
     def value(self) -> Global___ValueInfo:
         """Its name, element type and axes."""
+
+    @_builtins.property
+    def band(self) -> Global___Band:
+        """A sliding window and global tokens."""
+
+    @_builtins.property
+    def block_table(self) -> Global___BlockTable:
+        """Blocks of tokens."""
 
     def __init__(
         self,
@@ -723,16 +747,94 @@ class GraphOutput(_message.Message):
         layout: Global___OutputLayout.ValueType = ...,
         num_heads: _builtins.int = ...,
         row_sum: Global___RowSum.ValueType = ...,
+        band: Global___Band | None = ...,
+        block_table: Global___BlockTable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "band", b"band", "block_table", b"block_table", "layer", b"layer", "pattern", b"pattern", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "layer", b"layer", "layout", b"layout", "num_heads", b"num_heads", "role", b"role", "row_sum", b"row_sum", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_layer", b"_layer", "band", b"band", "block_table", b"block_table", "layer", b"layer", "layout", b"layout", "num_heads", b"num_heads", "pattern", b"pattern", "role", b"role", "row_sum", b"row_sum", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__layer: _TypeAlias = _typing.Literal["layer"]  # noqa: Y015
     _WhichOneofArgType__layer: _TypeAlias = _typing.Literal["_layer", b"_layer"]  # noqa: Y015
+    _WhichOneofReturnType_pattern: _TypeAlias = _typing.Literal["band", "block_table"]  # noqa: Y015
+    _WhichOneofArgType_pattern: _TypeAlias = _typing.Literal["pattern", b"pattern"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__layer) -> _WhichOneofReturnType__layer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_pattern) -> _WhichOneofReturnType_pattern | None: ...
 
 Global___GraphOutput: _TypeAlias = GraphOutput  # noqa: Y015
+
+@_typing.final
+class Band(_message.Message):
+    """A sliding window of w tokens on each side, and G global tokens: the first G of a text attend to all and all attend to
+    them. A row of the weights has 2G + 2w + 1 numbers for token i: what it gives to each global token; what it gives to
+    the tokens i - w to i + w, 0 for global ones; what each global token gives to it. In the row of a global token the
+    first G + 2w + 1 numbers are 0.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_FIELD_NUMBER: _builtins.int
+    NUM_GLOBAL_TOKENS_FIELD_NUMBER: _builtins.int
+    window: _builtins.int
+    """w."""
+    num_global_tokens: _builtins.int
+    """G."""
+    def __init__(
+        self,
+        *,
+        window: _builtins.int = ...,
+        num_global_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_global_tokens", b"num_global_tokens", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Band: _TypeAlias = Band  # noqa: Y015
+
+@_typing.final
+class BlockTable(_message.Message):
+    """Which blocks of b tokens attend to which. In a text of at most `max_full_blocks` blocks, all to all. In a longer one
+    the first and the last block attend to all; any other block to the first, the last, the one before, itself, the one
+    after, and r random ones. A row of the weights has S slots of b numbers and 2b more for token i, where S is the
+    larger of `max_full_blocks` and 5 + r: what it gives to the tokens of each block that its own attends to, in the order
+    above (what two slots give to the same token adds up; a slot of a neighbour that is the first or the last block is
+    not used); then what each token of the first block gives to it, and what each of the last block does, where these
+    attend to all. In the rows of those two blocks the slots are 0 then.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_FULL_BLOCKS_FIELD_NUMBER: _builtins.int
+    RANDOM_BLOCKS_FIELD_NUMBER: _builtins.int
+    block_size: _builtins.int
+    """b."""
+    max_full_blocks: _builtins.int
+    """See above."""
+    @_builtins.property
+    def random_blocks(self) -> _tensor_pb2.Tensor:
+        """The random blocks: shape (H, N, r), DATA_TYPE_INT32, for each head and for the blocks 1 to N. -1, and a block beyond
+        the text, is not attended to.
+        """
+
+    def __init__(
+        self,
+        *,
+        block_size: _builtins.int = ...,
+        max_full_blocks: _builtins.int = ...,
+        random_blocks: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["random_blocks", b"random_blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "max_full_blocks", b"max_full_blocks", "random_blocks", b"random_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockTable: _TypeAlias = BlockTable  # noqa: Y015
 
 @_typing.final
 class ValueInfo(_message.Message):

@@ -1,6 +1,7 @@
 """From a manifest that was checked to what the server knows of its model."""
 
 from attnlens.bundle import embedding_size, find_graph, max_dimensions
+from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
 from attnlens.v1 import manifest_pb2 as pb
 from attnlens_server.bundle.model import Graph, Kind, Layout, Model, ModelOutputs, Output, OutputRole, RowSum
@@ -55,7 +56,11 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
 
 
 def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
-    """Return a graph as the server knows it."""
+    """Return a graph as the server knows it.
+
+    Raises:
+        BundleError: the pattern of an output can't be.
+    """
     known = [output for output in graph.outputs if is_known(output)]
     return Graph(
         graph.path,
@@ -79,4 +84,5 @@ def _read_output(output: pb.GraphOutput, hidden_size: int) -> Output:
         output.num_heads,
         0 if output.num_heads else hidden_size,
         RowSum(output.row_sum) if int(output.row_sum) in _ROW_SUMS else RowSum.UNSPECIFIED,
+        read_pattern(output),
     )

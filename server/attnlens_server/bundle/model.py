@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import Pooling
 
 Kind = Literal["embeddings", "attention"]
@@ -30,6 +31,10 @@ class Layout(IntEnum):
     """(B, T, D), or (B, T, H)."""
     DENSE = 2
     """(B, H, T, T)."""
+    BAND = 3
+    """(B, H, T, 2G + 2w + 1), see `attnlens.patterns.Band`."""
+    BLOCKS = 4
+    """(B, H, T, S * b + 2b), see `attnlens.patterns.Blocks`."""
 
 
 class RowSum(IntEnum):
@@ -53,6 +58,7 @@ class Output:
         num_heads: H; 0 where it has none.
         width: D; 0 where it has heads.
         row_sum: what its rows sum to.
+        pattern: between which tokens a band or blocks have weights; None for other layouts.
     """
 
     name: str
@@ -62,17 +68,22 @@ class Output:
     num_heads: int = 0
     width: int = 0
     row_sum: RowSum = RowSum.UNSPECIFIED
+    pattern: Band | BlockTable | None = None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
         """Its shape; None is an axis that varies."""
         if self.layout is Layout.DENSE:
             return (None, self.num_heads, None, None)
+        if self.pattern is not None:
+            return (None, self.num_heads, None, self.pattern.width)
         return (None, None, self.num_heads or self.width)
 
     def num_values(self, num_tokens: int, num_heads: int) -> int:
         """Return how many numbers a text has in it, of some of the heads."""
-        return num_heads * num_tokens ** (2 if self.layout is Layout.DENSE else 1)
+        if self.layout is Layout.DENSE:
+            return num_heads * num_tokens**2
+        return num_heads * num_tokens * (self.pattern.width if self.pattern else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,12 @@ class Model:
 
     @property
     def pair_bytes(self) -> int:
-        """What the attention of all layers takes for a pair of tokens, in fp32."""
+        """What the dense attention of all layers takes for a pair of tokens, in fp32."""
         dense = [output for output in self.graphs["attention"].outputs if output.layout is Layout.DENSE]
         return 4 * sum(output.num_heads for output in dense)
+
+    @property
+    def row_bytes(self) -> int:
+        """What the bands and blocks of all layers take for a token, in fp32."""
+        patterns = [output for output in self.graphs["attention"].outputs if output.pattern]
+        return 4 * sum(output.num_values(1, output.num_heads) for output in patterns)

@@ -2,11 +2,12 @@
 
 All heads of a batch are many times what a request for some of them, or for their mean, wants.
 
-Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, H heads, K of them.
+Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, H heads, K of them,
+W columns of a band or of blocks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,18 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from attnlens_server.bundle import Layout
 from attnlens_server.engine.batch import GraphInputs
 from attnlens_server.engine.item import HeadSelection, Wanted
-from attnlens_server.engine.outputs import HostOutputs
+from attnlens_server.engine.outputs import HostOutputs, put_together
 from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
 from attnlens_server.engine.time_limit import TimeLimit
 
-# Slice of attentions (B, H, T', T') from `starts` to `ends`, both (row, token, token), then Gather of `heads`
-# (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node of one
-# whatever outputs are fetched.
+# Slice of attentions (B, H, T', T' or W) from `starts` to `ends`, both (row, token, column), then Gather of
+# `heads` (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node
+# of one whatever outputs are fetched.
 _SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
 _MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
-_DENSE_RANK = 4  # of (B, H, T', T')
+_WEIGHTS_RANK = 4  # of (B, H, T', T') and (B, H, T', W)
 _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
 
 
@@ -49,7 +51,7 @@ class DeviceSession(Session):
         super().__init__(graph, provider, threads=threads, device_id=device_id, limit=limit)
         self._device = (provider, device_id)  # ONNX Runtime's devices are called like our providers
         self._cutter = AttentionCutter(provider, device_id)
-        self._kept_there = {value.name for value in self.outputs if len(value.shape) == _DENSE_RANK}
+        self._kept_there = {value.name for value in self.outputs if len(value.shape) == _WEIGHTS_RANK}
 
     def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> "DeviceOutputs":
         """Run a batch to the named outputs, fp32."""
@@ -71,7 +73,7 @@ class DeviceOutputs:
 
     Attributes:
         host: those with a row for each token.
-        attentions: by the graph's names, (B, H, T', T') on the device.
+        attentions: by the graph's names, (B, H, T', T') or (B, H, T', W) on the device.
         cutter: cuts them there.
     """
 
@@ -84,7 +86,15 @@ class DeviceOutputs:
         if wanted.name not in self.attentions:
             return self.host.part(row, num_tokens, wanted)
         selection = wanted.keep if isinstance(wanted.keep, HeadSelection) else HeadSelection()
-        return self.cutter.cut(self.attentions[wanted.name], row, num_tokens, selection)
+        attentions = self.attentions[wanted.name]
+        if wanted.layout is Layout.DENSE:
+            return self.cutter.cut(attentions, row, (num_tokens, num_tokens), selection)
+        sizes = num_tokens, attentions.shape()[-1]
+        if not selection.is_dense or wanted.pattern is None:
+            return self.cutter.cut(attentions, row, sizes, selection)
+        rows = self.cutter.cut(attentions, row, sizes, replace(selection, is_mean=False))
+        weights = put_together(rows, wanted.pattern, selection.heads)
+        return weights.mean(axis=0, keepdims=True) if selection.is_mean else weights
 
 
 class AttentionCutter:
@@ -104,19 +114,26 @@ class AttentionCutter:
             check_placement(count_placements(self._mean), _MEAN_GRAPH, _OPERATORS)
 
     def cut(
-        self, attentions: ort.OrtValue, row: int, num_tokens: int, selection: HeadSelection
+        self, attentions: ort.OrtValue, row: int, sizes: tuple[int, int], selection: HeadSelection
     ) -> npt.NDArray[np.float32]:
-        """Cut (B, H, T', T') on the device to (K, T, T) or, averaged, (1, T, T) on the host."""
+        """Cut weights on the device to (K, *sizes) or, averaged, (1, *sizes) on the host.
+
+        Args:
+            attentions: (B, H, T', T') or (B, H, T', W).
+            row: of the text.
+            sizes: (T, T) or (T, W).
+            selection: of heads; nothing is put together here.
+        """
         session = self._mean if selection.is_mean else self._select
         num_heads = attentions.shape()[1]
         heads = range(num_heads) if selection.heads is None else selection.heads
         binding = session.io_binding()
         binding.bind_ortvalue_input("attentions", attentions)
         binding.bind_cpu_input("starts", np.array([row, 0, 0], np.int64))
-        binding.bind_cpu_input("ends", np.array([row + 1, num_tokens, num_tokens], np.int64))
+        binding.bind_cpu_input("ends", np.array([row + 1, *sizes], np.int64))
         binding.bind_cpu_input("heads", np.array(heads, np.int64))
         binding.bind_output("weights")  # on the host
         session.run_with_iobinding(binding)
         [output] = binding.get_outputs()
-        weights: npt.NDArray[np.float32] = output.numpy()[0]  # (1, K, T, T) -> (K, T, T)
+        weights: npt.NDArray[np.float32] = output.numpy()[0]  # (1, K, ...) -> (K, ...)
         return weights

@@ -64,17 +64,18 @@ class Engine:
         self._threads = self._config.threads or cpu_count(only_physical_cores=True)
         self._num_lanes = self._config.lanes or (self._threads if provider == "cpu" else 1)
         self.max_batch_tokens = self._config.max_batch_tokens or DEFAULT_BATCH_TOKENS[provider]
-        pair_bytes = max(1, self._bundle.model.pair_bytes)
-        max_square_tokens = self._config.max_attention_bytes // pair_bytes // self._num_lanes
+        model, lane_bytes = self._bundle.model, self._config.max_attention_bytes // self._num_lanes
+        attention_limits = BatchLimits(
+            min(self.max_batch_tokens, max(1, lane_bytes // max(1, model.row_bytes))),
+            max_square_tokens=lane_bytes // max(1, model.pair_bytes),
+        )
         self._openers: dict[Kind, GraphOpener] = {
             "embeddings": self._opener("embeddings"),
             "attention": self._opener("attention"),
         }
         self.lanes: dict[Kind, Lanes] = {
             "embeddings": self._make_lanes("embeddings", BatchLimits(self.max_batch_tokens)),
-            "attention": self._make_lanes(
-                "attention", BatchLimits(self.max_batch_tokens, max_square_tokens=max_square_tokens)
-            ),
+            "attention": self._make_lanes("attention", attention_limits),
         }
 
     def submit(self, items: Sequence[Item], *, kind: Kind) -> "list[Future[ItemResult]]":

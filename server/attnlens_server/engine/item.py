@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.patterns import Pattern
 from attnlens.pooling import Pooling
 from attnlens_server.bundle import Layout
 
@@ -17,10 +18,12 @@ class HeadSelection:
     Attributes:
         heads: the numbers of the K heads to keep or to average, in this order; None: all, K = H.
         is_mean: keep only the mean over these heads.
+        is_dense: put a band or blocks together as dense weights, before the mean.
     """
 
     heads: tuple[int, ...] | None = None
     is_mean: bool = False
+    is_dense: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,13 @@ class Wanted:
         name: the graph's name for it.
         layout: where its axes are.
         keep: some heads, or the pooled vector; None: all.
+        pattern: of a band or of blocks.
     """
 
     name: str
     layout: Layout = Layout.PER_TOKEN
     keep: HeadSelection | TokenPooling | None = None
+    pattern: Pattern | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class ItemResult:
 
     Attributes:
         arrays: one for each `Wanted` of the item, without padding, in fp32: (T, D), pooled (D,); of what has
-            heads (K, T, T) or (T, K), and with the mean over heads (1, T, T) or (T, 1).
+            heads (K, T, T), (T, K) or, of a band or blocks, (K, T, W); with the mean over heads K is 1.
         queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
     """

@@ -1,7 +1,7 @@
 """What a batch has brought, and each text's part of it.
 
 Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, D hidden size, H heads,
-K of them.
+K of them, W columns of a band or of blocks.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.patterns import Band, Pattern
 from attnlens.pooling import pool
 from attnlens_server.bundle import Layout
 from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted
@@ -27,7 +28,7 @@ class HostOutputs:
     """Outputs in the memory of the process.
 
     Attributes:
-        arrays: by the graph's names, (B, T', D), (B, T', H) or (B, H, T', T').
+        arrays: by the graph's names, (B, T', D), (B, T', H), (B, H, T', T') or (B, H, T', W).
     """
 
     arrays: dict[str, npt.NDArray[np.float32]]
@@ -39,17 +40,36 @@ class HostOutputs:
         outputs of all of them in memory.
         """
         batch = self.arrays[wanted.name]
-        if wanted.layout is Layout.DENSE:
-            part, head_axis = batch[row, :, :num_tokens, :num_tokens], 0  # (H, T, T)
-        else:
+        if wanted.layout is Layout.PER_TOKEN:
             part, head_axis = batch[row, :num_tokens], 1  # (T, D) or (T, H)
+        else:
+            num_columns = num_tokens if wanted.layout is Layout.DENSE else None
+            part, head_axis = batch[row, :, :num_tokens, :num_columns], 0  # (H, T, T) or (H, T, W)
         match wanted.keep:
             case TokenPooling(pooling, num_excluded):
                 part = pool(part, pooling, num_excluded)  # (D,)
-            case HeadSelection(heads, is_mean):
+            case HeadSelection(heads, is_mean, is_dense):
                 if heads is not None and heads != tuple(range(part.shape[head_axis])):
                     part = part[list(heads)] if head_axis == 0 else part[:, list(heads)]  # a copy
+                if is_dense and wanted.pattern is not None:
+                    part = put_together(part, wanted.pattern, heads)
                 if is_mean:
                     part = part.mean(axis=head_axis, keepdims=True)
         whole = part.base
         return part.copy() if isinstance(whole, np.ndarray) and whole.size > part.size else part
+
+
+def put_together(
+    rows: npt.NDArray[np.float32], pattern: Pattern, heads: tuple[int, ...] | None
+) -> npt.NDArray[np.float32]:
+    """Return the weights (K, T, T) behind the rows (K, T, W) of a text's band or blocks.
+
+    Args:
+        rows: of the heads that are wanted.
+        pattern: of all heads.
+        heads: their numbers; None: all.
+    """
+    if isinstance(pattern, Band):
+        return pattern.dense(rows)
+    table = pattern if heads is None else pattern.of_heads(heads)
+    return table.at(rows.shape[1]).dense(rows)

@@ -6,6 +6,7 @@ D hidden size, H heads.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from attnlens_server.bundle import Graph, Layout, Model, Output, RowSum
 from attnlens_server.bundle.check import INPUT_NAMES, REMEDY
 from attnlens_server.engine.batch import GraphInputs, pad
 from attnlens_server.engine.item import Item, Wanted
+from attnlens_server.engine.outputs import put_together
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import UnusableGraphError
@@ -21,7 +23,7 @@ from attnlens_server.errors import UnusableGraphError
 # How far the sum of an attention row may be from 1. An export promises 1e-5; a GPU may add in another order.
 ROW_SUM_TOLERANCE = 1e-4
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 class Trial:
@@ -72,7 +74,7 @@ class Trial:
             self._check(output, arrays[output.name], num_tokens)
         last = self._graph.outputs[-1]
         if last.num_heads:  # as requests will: the way differs on a GPU
-            wanted = Wanted(last.name, last.layout)
+            wanted = Wanted(last.name, last.layout, pattern=last.pattern)
             part = session.run(inputs, [last.name]).part(0, num_tokens[0], wanted)
             self._check(last, part[None], num_tokens[:1])
 
@@ -92,13 +94,14 @@ class Trial:
                 f"returned {output.name} as {array.dtype} {list(array.shape)} for {batch} texts of at most "
                 f"{length} tokens, by the manifest it is float32 {list(expected)}"
             )
-        is_dense = output.layout is Layout.DENSE
+        is_per_token = output.layout is Layout.PER_TOKEN
         for row, count in enumerate(num_tokens):
-            live = array[row, :, :count] if is_dense else array[row, :count]
+            live = array[row, :count] if is_per_token else array[row, :, :count]
             if not np.isfinite(live).all():
                 self._refuse(f"returned a NaN or an infinity in {output.name} for {count} tokens")
-            if is_dense and output.row_sum is RowSum.ONE:
-                self._check_rows(output.name, live, count)
+            if not is_per_token and output.row_sum is RowSum.ONE:
+                whole = live if output.pattern is None else put_together(live, output.pattern, None)
+                self._check_rows(output.name, whole, count)
 
     def _check_rows(self, name: str, weights: Array, count: int) -> None:
         """Check the weights of a text's tokens, (H, count, T)."""

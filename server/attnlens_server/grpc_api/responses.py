@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
+from attnlens.patterns import Band, BlockTable
 from attnlens.tensors import fill_stacked, fill_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole
 from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
+from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
 from attnlens_server.serving import results
 from attnlens_server.serving.jobs import FLOAT16, DataType
@@ -130,11 +132,37 @@ def _fill_attention(
     message.layers.extend(attention.layers)
     message.heads.extend(query.heads)
     message.row_sum = RowSumNumber.ValueType(query.row_sum)
-    tensor = message.dense if query.layout is Layout.DENSE else message.per_token
+    tensor = _tensor(message, query.layout)
     if query.row_sum is not RowSum.ONE:  # weights are at most 1
         for array in attention.arrays:
             results.check_range(array, data_type)
     fill_stacked(tensor, attention.arrays, _number(data_type))
+    _fill_pattern(message, attention)
+
+
+def _tensor(message: pb.AttentionResult, layout: Layout) -> Tensor:
+    """Return the field for numbers in a layout."""
+    match layout:
+        case Layout.DENSE:
+            return message.dense
+        case Layout.BAND:
+            return message.band
+        case Layout.BLOCKS:
+            return message.blocks
+    return message.per_token
+
+
+def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResult) -> None:
+    tables = [pattern for pattern in attention.patterns if isinstance(pattern, BlockTable)]
+    bands = [pattern for pattern in attention.patterns if isinstance(pattern, Band)]
+    if tables:
+        num_tokens = attention.arrays[0].shape[1]
+        message.block_pattern.block_size = tables[0].block_size
+        key_blocks = [table.at(num_tokens).key_blocks for table in tables]
+        fill_stacked(message.block_pattern.key_blocks, key_blocks, DataTypeNumber.DATA_TYPE_INT32)
+    elif bands:
+        message.band_pattern.window = bands[0].window
+        message.band_pattern.num_global_tokens = bands[0].num_global_tokens
 
 
 def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.pooling import Pooling
 from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
@@ -49,7 +50,8 @@ class QueryPlan:
     Attributes:
         index: its number in the job.
         role: what the outputs mean.
-        outputs: one for each layer, in the order asked for; all have the same layout, heads and row sum.
+        outputs: one for each layer, in the order asked for; all have the same number of heads, the same row
+            sum, and come in the same layout.
         heads: the heads to return or to average, from 0.
         view: what to make of them.
     """
@@ -62,8 +64,8 @@ class QueryPlan:
 
     @property
     def layout(self) -> Layout:
-        """Where the axes of the outputs are."""
-        return self.outputs[0].layout
+        """Where the axes of what is returned are."""
+        return result_layout(self.outputs[0], self.view)
 
     @property
     def row_sum(self) -> RowSum:
@@ -73,12 +75,40 @@ class QueryPlan:
     def num_values(self, num_tokens: int) -> int:
         """Return how many numbers a layer of a text has."""
         num_heads = 1 if self.view is AttentionView.HEAD_MEAN else len(self.heads)
+        if self.layout is Layout.DENSE:
+            return num_heads * num_tokens**2
         return self.outputs[0].num_values(num_tokens, num_heads)
+
+    def pattern_bytes(self, num_tokens: int) -> int:
+        """Return the size of what says which blocks a layer of a text has."""
+        table = self.outputs[0].pattern
+        if self.layout is not Layout.BLOCKS or not isinstance(table, BlockTable):
+            return 0
+        return 4 * len(self.heads) * table.num_slots * -(-num_tokens // table.block_size)
 
     def wanted(self, output: Output) -> Wanted:
         """Return what the engine is asked for, of one of the outputs."""
-        selection = HeadSelection(self.heads, is_mean=self.view is AttentionView.HEAD_MEAN)
-        return Wanted(output.name, output.layout, selection)
+        is_mean, is_dense = self.view is AttentionView.HEAD_MEAN, self.layout is Layout.DENSE
+        selection = HeadSelection(self.heads, is_mean=is_mean, is_dense=is_dense)
+        return Wanted(output.name, output.layout, selection, output.pattern)
+
+
+def result_layout(output: Output, view: AttentionView) -> Layout:
+    """Return the layout in which a view of an output comes."""
+    is_mean_of_blocks = view is AttentionView.HEAD_MEAN and output.layout is Layout.BLOCKS
+    is_dense = output.pattern is not None and (view is AttentionView.DENSE or is_mean_of_blocks)
+    return Layout.DENSE if is_dense else output.layout
+
+
+def _form(output: Output, view: AttentionView) -> tuple[object, ...]:
+    """Return what the outputs of a query must have in common."""
+    layout, pattern = result_layout(output, view), output.pattern
+    shape = None if pattern is None or layout is Layout.DENSE else (_unit(pattern), pattern.width)
+    return output.num_heads, output.row_sum, layout, shape
+
+
+def _unit(pattern: Pattern) -> int:
+    return pattern.window if isinstance(pattern, Band) else pattern.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +240,25 @@ class Checks:
             return None
         found: list[FieldViolation] = []
         outputs = _select_layers(f"{field}.layers", query.layers, by_layer, self._model.num_layers, found)
-        if len({(output.num_heads, output.layout, output.row_sum) for output in outputs}) > 1:
-            counts = ", ".join(str(count) for count in sorted({output.num_heads for output in outputs}))
-            text = f"have different numbers of heads ({counts}): ask for them in queries of their own"
-            found.append(FieldViolation(f"{field}.layers", text))
+        if len({_form(output, query.view) for output in outputs}) > 1:
+            found.append(FieldViolation(f"{field}.layers", _difference(outputs, query.view)))
         num_heads = outputs[0].num_heads if outputs else max(output.num_heads for output in by_layer.values())
         heads = _select(f"{field}.heads", query.heads, num_heads, found)
         violations += found
         return None if found else QueryPlan(index, query.role, outputs, heads, query.view)
+
+
+def _difference(outputs: Sequence[Output], view: AttentionView) -> str:
+    """Say why outputs can't be the answer to one query."""
+    counts = ", ".join(str(count) for count in sorted({output.num_heads for output in outputs}))
+    if "," in counts:
+        return f"have different numbers of heads ({counts}): ask for them in queries of their own"
+    layouts = sorted({result_layout(output, view).name for output in outputs})
+    names = " and ".join(f"OUTPUT_LAYOUT_{name}" for name in layouts)
+    return (
+        f"are laid out in different ways ({names}, or of different widths): ask for them in queries of their "
+        "own, or for ATTENTION_VIEW_DENSE"
+    )
 
 
 def _role_name(role: OutputRole) -> str:

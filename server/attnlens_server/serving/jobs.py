@@ -34,6 +34,7 @@ class AttentionView(IntEnum):
 
     FULL = 1
     HEAD_MEAN = 2
+    DENSE = 3
 
 
 @dataclass(frozen=True, slots=True)

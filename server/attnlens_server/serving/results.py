@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.bundle import Output
+from attnlens.patterns import Band, Pattern
+from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.checks import QueryPlan
@@ -63,12 +64,14 @@ class AttentionResult:
     Attributes:
         query: which.
         layers: the layer of each array.
-        arrays: (K, T, T) or (T, K) each; with the mean over heads, K is 1.
+        arrays: (K, T, T), (T, K) or, of a band or blocks, (K, T, W) each; with the mean over heads, K is 1.
+        patterns: of each array that is a band or blocks, for the heads of the query.
     """
 
     query: QueryPlan
     layers: tuple[int, ...]
     arrays: tuple[FloatArray, ...]
+    patterns: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,12 @@ def attention_result(
     query: QueryPlan, outputs: Sequence[Output], arrays: Sequence[FloatArray]
 ) -> AttentionResult:
     """Join a query with what came out for some of its layers."""
-    return AttentionResult(query, tuple(output.layer or 0 for output in outputs), tuple(arrays))
+    patterns = tuple(
+        output.pattern if isinstance(output.pattern, Band) else output.pattern.of_heads(query.heads)
+        for output in outputs
+        if output.pattern is not None and query.layout is not Layout.DENSE
+    )
+    return AttentionResult(query, tuple(output.layer or 0 for output in outputs), tuple(arrays), patterns)
 
 
 def check_range(array: FloatArray, data_type: DataType) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from attnlens_server.errors import ResponseTooLargeError
 from attnlens_server.serving.checks import EmbedPlan, EncodePlan, QueryPlan
+from attnlens_server.serving.jobs import DataType
 from attnlens_server.text import Tokens
 
 TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
@@ -60,8 +61,7 @@ class ReplySizes:
     def tensor_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         """Return the size of what Encode returns of a text beside its tokens."""
         return self._head_bytes(num_tokens, plan) + sum(
-            self.costs.text_bytes
-            + len(query.outputs) * query.num_values(num_tokens) * plan.data_type.itemsize
+            self.costs.text_bytes + len(query.outputs) * _message_bytes(query, num_tokens, plan.data_type)
             for query in plan.queries
         )
 
@@ -91,7 +91,7 @@ class ReplySizes:
         largest = self._head_bytes(num_tokens, plan)
         self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
-            size = self.costs.text_bytes + query.num_values(num_tokens) * plan.data_type.itemsize
+            size = self.costs.text_bytes + _message_bytes(query, num_tokens, plan.data_type)
             self.check(f"one layer of {field}", size, FEWER)
             largest = max(largest, size)
         return largest
@@ -117,6 +117,11 @@ class ReplySizes:
     def _head_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         values = num_tokens * self._hidden_size if plan.hidden_state else 0
         return self.costs.text_bytes + values * plan.data_type.itemsize
+
+
+def _message_bytes(query: QueryPlan, num_tokens: int, data_type: DataType) -> int:
+    """Return the size of a layer of a text in a message."""
+    return query.num_values(num_tokens) * data_type.itemsize + query.pattern_bytes(num_tokens)
 
 
 def layer_bytes(query: QueryPlan, num_tokens: int) -> int:

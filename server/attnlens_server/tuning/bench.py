@@ -208,7 +208,9 @@ def _everything(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
         return (Wanted(bundle.model.outputs.hidden_state(kind).name),)
     outputs = bundle.model.graphs[kind].outputs
     return tuple(
-        Wanted(output.name, output.layout, HeadSelection()) for output in outputs if output.num_heads
+        Wanted(output.name, output.layout, HeadSelection(), output.pattern)
+        for output in outputs
+        if output.num_heads
     )
 
 

@@ -47,7 +47,8 @@ def grid_shapes(
     """Return the (B, T) to time: within a number of tokens, and within one of bytes of attention weights."""
 
     def fits(batch: int, length: int) -> bool:
-        if max_attention_bytes is not None and model.pair_bytes * batch * length**2 > max_attention_bytes:
+        attention_bytes = (model.pair_bytes * length + model.row_bytes) * batch * length
+        if max_attention_bytes is not None and attention_bytes > max_attention_bytes:
             return False
         return batch == 1 or batch * length <= MAX_TOKENS[provider]
 

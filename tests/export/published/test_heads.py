@@ -44,11 +44,13 @@ def run_export(*arguments: object) -> Result:
         ("DistilBert", "ForSequenceClassification", "a classifier or a reranker"),
         ("ModernBert", "ForSequenceClassification", "a classifier or a reranker"),
         ("T5", "ForSequenceClassification", "a classifier or a reranker"),
+        ("Qwen3", "ForCausalLM", "a language model without a modules.json that says how to embed"),
     ],
 )
 def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what: str, tmp_path: Path) -> None:
     changes = ONE_LAYER | {"cls_token_id": 1, "sep_token_id": 1}
     changes |= T5_SIZES if name == "T5" else {}
+    changes |= {"num_key_value_heads": 3} if name == "Qwen3" else {}
     changes |= {"pad_token_id": 1} if "Roberta" in name else {}
     OddModel(name, changes).make(kind).save_pretrained(tmp_path)
     head = find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors)
@@ -89,6 +91,22 @@ def test_older_files_of_sparse_and_late_interaction_models_are_known(
     head = find_head(tmp_path, ())
     assert head is not None
     assert head.what.startswith(what)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_language_model_is_an_embedder_only_with_the_files_of_one(is_tied: bool, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "pad_token_id": 0, "head_dim": 32, "num_key_value_heads": 3}
+    model = OddModel("Qwen3", sizes | {"tie_word_embeddings": is_tied}).make("ForCausalLM")
+    model.save_pretrained(tmp_path)
+    unused = load_checkpoint(tmp_path).unused_tensors
+    assert unused == (() if is_tied else ("lm_head.weight",))
+    head = find_head(tmp_path, unused)
+    assert head is not None
+    assert head.tensors == unused
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    types = [{"path": str(i), "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    write(tmp_path / "modules.json", types)
+    assert find_head(tmp_path, unused) is None
 
 
 def test_the_original_colbert_is_known_by_its_class_and_tensor(tmp_path: Path) -> None:

@@ -195,8 +195,3 @@ def test_position_embeddings_that_no_encoder_reads_are_reported(tmp_path: Path) 
     unread = "deberta.embeddings.position_embeddings.weight"
     torch.save(tensors | {unread: torch.zeros(64, 96)}, tmp_path / "pytorch_model.bin")
     assert load_checkpoint(tmp_path).unused_tensors == (unread,)
-
-
-def test_version_1_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="version 1 keeps query, key and value interleaved"):
-        EncoderConfig.from_dict(PUBLISHED | {"model_type": "deberta"})

@@ -42,6 +42,8 @@ NOMIC = (
         "vocab_size": 300,
     },
 )
+EXPERTS = {"num_experts": 8, "moe_every_n_layers": 2}
+GELU = {"activation_function": "gelu"}
 GTE = (
     OddModel(
         "Gte",
@@ -222,20 +224,41 @@ EURO = {
     "intermediate_size": 160,
     "pad_token_id": 1,
 }
+BERT = {key: value for key, value in EURO.items() if key != "model_type"} | {"max_position_embeddings": 64}
+DEBERTA = BERT | {"model_type": "deberta", "relative_attention": True, "pos_att_type": "c2p|p2c"}
+ROFORMER = BERT | {"model_type": "roformer"}
 T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "num_heads": 3, "d_ff": 160}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (NOMIC[1] | {"num_experts": 8}, "num_experts=8 is not supported"),
-        (NOMIC[1] | {"moe_every_n_layers": 2}, "moe_every_n_layers=2 is not supported"),
+        (
+            NOMIC[1] | EXPERTS,
+            "activation_function='swiglu' is not supported where there are experts: only 'gelu'",
+        ),
+        (
+            NOMIC[1] | EXPERTS | {"moe_every_n_layers": 1},
+            "moe_every_n_layers=1 is not supported: .* at least 2",
+        ),
+        (
+            NOMIC[1] | EXPERTS | {"moe_normalize_expert_weights": True},
+            "moe_normalize_expert_weights=True is not",
+        ),
+        (NOMIC[1] | EXPERTS | {"expert_choice_router": True}, "expert_choice_router=True is not supported"),
+        (NOMIC[1] | EXPERTS | {"num_shared_experts": 1}, "num_shared_experts=1 is not supported: only 0 is"),
+        (NOMIC[1] | EXPERTS | {"ffn_div": 2}, "ffn_div=2 is not supported: only 1 is"),
+        (NOMIC[1] | EXPERTS | GELU | {"moe_top_k": 9}, r"num_selected=9: must be from 1 to num_experts=8"),
+        (NOMIC[1] | EXPERTS | GELU | {"num_experts": "8"}, r"num_experts='8' is str: it must be int"),
         (NOMIC[1] | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5 is not supported"),
         (NOMIC[1] | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not"),
         (NOMIC[1] | {"rotary_head_dim": True}, "rotary_head_dim=True is not supported"),
         (NOMIC[1] | {"prenorm": True}, "prenorm=True is not supported: only False is"),
         (NOMIC[1] | {"causal": True}, "causal=True is not supported"),
-        (NOMIC[1] | {"activation_function": "gelu"}, "activation_function='gelu' is not.*swiglu, geglu"),
+        (
+            NOMIC[1] | {"activation_function": "relu"},
+            "activation_function='relu' is not.*swiglu, geglu, gelu",
+        ),
         ({key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_base"}, "not say rotary_emb_base"),
         (
             {key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_fraction"},
@@ -244,11 +267,17 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (GTE[1] | {"position_embedding_type": "absolute"}, "position_embedding_type='absolute' is not"),
         (GTE[1] | {"logn_attention_scale": True}, "logn_attention_scale=True is not supported"),
         (GTE[1] | {"layer_norm_type": "rms_norm"}, "layer_norm_type='rms_norm' is not supported"),
-        (GTE[1] | {"rope_scaling": {"type": "yarn"}}, "rope_type='yarn' is not.*linear, dynamic, ntk"),
+        (
+            GTE[1] | {"rope_scaling": {"type": "yarn"}},
+            "rope_type='yarn' is not.*linear, dynamic, llama3, ntk",
+        ),
         (GTE[1] | {"rope_scaling": {"type": "ntk"}}, "factor=None must be a number greater than 0"),
         (GTE[1] | {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b=0.6 is not"),
         (GTE[1] | {"rope_scaling": "ntk"}, "rope_scaling='ntk' must be an object"),
-        (EURO | {"rope_parameters": YARN}, "rope_type='yarn' is not supported: .*default, linear, dynamic;"),
+        (
+            EURO | {"rope_parameters": YARN},
+            "rope_type='yarn' is not supported: .*default, linear, dynamic, llama3;",
+        ),
         (EURO | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         (EURO | {"rope_theta": "big"}, "rope_theta='big' must be a number"),
         (EURO | {"num_key_value_heads": 4}, "num_key_value_heads=4: must divide num_heads=6"),
@@ -260,9 +289,15 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (MODERNBERT[1] | {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers=0 must be"),
         (T5 | {"feed_forward_proj": "gated-tanh"}, "dense_act_fn='tanh' is not supported"),
         (T5 | {"is_decoder": True}, "is_decoder=True is not supported"),
+        (T5 | {"model_type": "umt5", "d_kv": 20, "head_dim": 32}, "d_kv=20 contradicts head_dim=32"),
+        (DEBERTA | {"talking_head": True}, "talking_head=True is not supported: only False is"),
+        (DEBERTA | {"pos_att_type": "c2p|p2p"}, "pos_att_type='c2p|p2p' is not supported: only c2p, p2c"),
+        (DEBERTA | {"relative_attention": False}, "with relative_attention=False is not supported"),
+        (ROFORMER | {"rotary_value": True}, "rotary_value=True is not supported: only False is"),
+        (ROFORMER | {"num_attention_heads": 32}, "must be null for heads of the odd width 3"),
         (
-            {"model_type": "umt5"},
-            "'umt5' is an encoder that is not supported yet .each of its layers has a bias.*model_type 'mt5'",
+            BERT | {"model_type": "ernie", "use_task_id": True, "task_type_vocab_size": -1},
+            "task_vocab_size=-1",
         ),
         (T5 | {"num_hidden_layers": 3}, "num_layers=2 contradicts num_hidden_layers=3: .*remove the other"),
         (T5 | {"hidden_size": 48}, "d_model=96 contradicts hidden_size=48"),
@@ -277,9 +312,10 @@ def test_what_is_not_built_is_refused_with_its_name(content: dict[str, Any], mes
 
 
 def test_the_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
-    assert EncoderConfig.from_dict(T5).feed_forward.kind == "plain"
+    assert EncoderConfig.from_dict(T5).layer_feed_forwards[0].kind == "plain"
     multilingual = EncoderConfig.from_dict(T5 | {"model_type": "mt5"})
-    assert (multilingual.feed_forward.kind, multilingual.feed_forward.activation) == ("gated", "gelu_tanh")
+    feed_forward = multilingual.layer_feed_forwards[0]
+    assert (feed_forward.kind, feed_forward.activation) == ("gated", "gelu_tanh")
     assert multilingual.by_path()["attention.head_size"] == 64
     assert multilingual.by_path()["attention.scale"] == 1.0
     assert EncoderConfig.from_dict(GTE[1]).embeddings.pad_token_id == 0

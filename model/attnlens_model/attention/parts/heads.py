@@ -9,13 +9,16 @@ import math
 import torch
 from torch import Tensor, nn
 
+from attnlens_model.norm import RMSNorm
+
 
 class HeadProjections(nn.Module):
     """The four projections of multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
     Query, key, value and output are separate modules. A fresh one is Xavier-uniform in each of the four
     (Glorot & Bengio 2010), with zero biases. Fewer heads of keys and values than of queries are grouped-query
-    attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245).
+    attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). An RMSNorm of each head's query and key
+    bounds the scores (QK-norm, Henry et al. 2020, https://arxiv.org/abs/2010.04245, in Qwen3's form).
     """
 
     def __init__(
@@ -28,6 +31,10 @@ class HeadProjections(nn.Module):
         num_key_value_heads: int | None = None,
         scale: float | None = None,
         bias: bool = True,
+        key_bias: bool = True,
+        output_bias: bool | None = None,
+        head_norm_eps: float | None = None,
+        projection_norm_eps: float | None = None,
     ) -> None:
         """Make the four projections.
 
@@ -39,6 +46,10 @@ class HeadProjections(nn.Module):
             num_key_value_heads: G, a divisor of H; None: H.
             scale: what the dot products of queries and keys are multiplied by; None: 1 / sqrt(K).
             bias: whether the projections have biases.
+            key_bias: whether that to keys has one where the others do.
+            output_bias: whether that of the output has one; None: as `bias` says.
+            head_norm_eps: of the norms of each head's query and key; None: there are none.
+            projection_norm_eps: of the LayerNorms of projected queries and keys, over all heads; None: none.
 
         Raises:
             ValueError: H does not divide D, or G not H.
@@ -58,9 +69,15 @@ class HeadProjections(nn.Module):
         self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
         width, shared_width = num_heads * self.head_dim, num_shared * self.head_dim
         self.query = nn.Linear(hidden_size, width, bias=bias)
-        self.key = nn.Linear(hidden_size, shared_width, bias=bias)
+        self.key = nn.Linear(hidden_size, shared_width, bias=bias and key_bias)
         self.value = nn.Linear(hidden_size, shared_width, bias=bias)
-        self.output = nn.Linear(width, hidden_size, bias=bias)
+        self.output = nn.Linear(width, hidden_size, bias=bias if output_bias is None else output_bias)
+        eps = head_norm_eps
+        self.query_norm = None if eps is None else RMSNorm(self.head_dim, eps)
+        self.key_norm = None if eps is None else RMSNorm(self.head_dim, eps)
+        over_heads = projection_norm_eps
+        self.query_projection_norm = None if over_heads is None else nn.LayerNorm(width, eps=over_heads)
+        self.key_projection_norm = None if over_heads is None else nn.LayerNorm(shared_width, eps=over_heads)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
@@ -73,11 +90,14 @@ class HeadProjections(nn.Module):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query (B, H, T, K), key and value (B, G, T, K) of (B, T, D)."""
-        return (
-            self.split_heads(self.query(hidden_states), self.num_heads),
-            self.split_heads(self.key(hidden_states), self.num_key_value_heads),
-            self.split_heads(self.value(hidden_states), self.num_key_value_heads),
-        )
+        query, key = self.query(hidden_states), self.key(hidden_states)  # (B, T, H * K), (B, T, G * K)
+        if self.query_projection_norm is not None and self.key_projection_norm is not None:
+            query, key = self.query_projection_norm(query), self.key_projection_norm(key)
+        query, key = self.split_heads(query, self.num_heads), self.split_heads(key, self.num_key_value_heads)
+        value = self.split_heads(self.value(hidden_states), self.num_key_value_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
 
     def combine(self, weights: Tensor, value: Tensor) -> Tensor:
         """Return the context (B, T, D) of weights (B, H, T, T) and values (B, H, T, K)."""

@@ -19,15 +19,17 @@ _FEWEST_BUCKETS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeBiasConfig(ConfigPart, path="attention.relative_bias"):
-    """Which biases each head adds to its scores; all layers of one configuration have the same.
+    """Which biases each head adds to its scores.
 
     Attributes:
         num_buckets: how many there are, chosen by the distance of key and query.
         max_distance: from this distance on all share the last bucket.
+        per_layer: whether each layer has biases of its own; else all of one configuration have the same.
     """
 
     num_buckets: int
     max_distance: int = 128
+    per_layer: bool = False
 
     def _check(self) -> None:
         buckets = self.num_buckets
@@ -63,16 +65,14 @@ def relative_position_bucket(relative_position: int, num_buckets: int, max_dista
     return first + exact + len(reached)
 
 
-class RelativePositionBias(nn.Module):
-    """One learned number for each bucket and head."""
+class RelativePositionBuckets(nn.Module):
+    """The bucket of every query and key."""
 
     positions: Tensor
     buckets: Tensor
 
-    def __init__(self, config: RelativeBiasConfig, num_heads: int, max_tokens: int) -> None:
+    def __init__(self, config: RelativeBiasConfig, max_tokens: int) -> None:
         super().__init__()
-        self.bias = nn.Embedding(config.num_buckets, num_heads)
-        nn.init.normal_(self.bias.weight, std=EMBEDDING_STD)
         # The devices are named so that the values exist even when the rest is built without storage.
         self.register_buffer("positions", torch.arange(max_tokens, device="cpu"), persistent=False)
         # By key - query + M - 1: a list of 2M - 1 instead of a table of M x M.
@@ -84,10 +84,33 @@ class RelativePositionBias(nn.Module):
         self.max_tokens = max_tokens
 
     def forward(self, num_tokens: int) -> Tensor:
-        """Return the bias (1, H, T, T), query by key, for T = `num_tokens`."""
+        """Return the buckets (T, T, 1) int64, query by key, for T = `num_tokens`."""
         positions = self.positions[:num_tokens]
         distances = positions[None, :] - positions[:, None] + (self.max_tokens - 1)  # (T, T), query by key
         # The bucket before its bias: a constant lookup in the parameter would be folded, and its name lost.
-        buckets = nn.functional.embedding(distances, self.buckets)  # (T, T, 1)
-        biases: Tensor = self.bias(buckets)  # (T, T, 1, H)
-        return biases.permute(2, 3, 0, 1)  # (1, H, T, T)
+        return nn.functional.embedding(distances, self.buckets)  # (T, T, 1)
+
+
+class RelativePositionBias(RelativePositionBuckets):
+    """One learned number for each bucket and head."""
+
+    def __init__(self, config: RelativeBiasConfig, num_heads: int, max_tokens: int) -> None:
+        super().__init__(config, max_tokens)
+        self.bias = bias_table(config, num_heads)
+
+    def forward(self, num_tokens: int) -> Tensor:
+        """Return the bias (1, H, T, T), query by key, for T = `num_tokens`."""
+        return biases_of(super().forward(num_tokens), self.bias)
+
+
+def bias_table(config: RelativeBiasConfig, num_heads: int) -> nn.Embedding:
+    """Return a fresh table (R, H): a number for each bucket and head."""
+    table = nn.Embedding(config.num_buckets, num_heads)
+    nn.init.normal_(table.weight, std=EMBEDDING_STD)
+    return table
+
+
+def biases_of(buckets: Tensor, table: nn.Embedding) -> Tensor:
+    """Return the biases (1, H, T, T) of buckets (T, T, 1) int64."""
+    biases: Tensor = table(buckets)  # (T, T, 1, H)
+    return biases.permute(2, 3, 0, 1)  # (1, H, T, T)

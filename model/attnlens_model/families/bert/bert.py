@@ -1,4 +1,4 @@
-"""BERT and what shares its checkpoint layout: MiniLM, E5, BGE, GTE (v1), Snowflake Arctic.
+"""BERT and what shares its checkpoint layout: MiniLM, E5, BGE, GTE (v1), Snowflake Arctic, Splinter.
 
 Devlin et al. 2018, https://arxiv.org/abs/1810.04805. Names as in `transformers` (`BertConfig`,
 `BertModel.state_dict()`) and, for the legacy ones, in checkpoints converted from the original TensorFlow
@@ -36,18 +36,26 @@ TABLE_WEIGHTS: Mapping[Parameters, str] = {
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
 }
 
-LAYER_WEIGHTS: Mapping[Parameters, str] = linear_and_norm_names(
+PROJECTION_WEIGHTS: Mapping[Parameters, str] = linear_and_norm_names(
     {
         "layers.{layer}.attention.query": "encoder.layer.{layer}.attention.self.query",
         "layers.{layer}.attention.key": "encoder.layer.{layer}.attention.self.key",
         "layers.{layer}.attention.value": "encoder.layer.{layer}.attention.self.value",
         "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
-        "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
         "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
         "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
-        "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
     }
 )
+
+LAYER_WEIGHTS: Mapping[Parameters, str] = {
+    **PROJECTION_WEIGHTS,
+    **linear_and_norm_names(
+        {
+            "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
+            "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
+        }
+    ),
+}
 
 WEIGHTS: Mapping[Parameters, str] = {
     **TABLE_WEIGHTS,
@@ -66,12 +74,12 @@ _CONFIG = ConfigTable(keys=KEYS, required_values=REQUIRED_VALUES)
 
 FAMILY = Family(
     name="bert",
-    model_types=("bert",),
+    model_types=("bert", "splinter"),
     architecture="BertModel",
     read_config=_CONFIG.read,
     write_config=_CONFIG.write,
     weights=WEIGHTS,
-    prefixes=("", "bert.", "model.", "0.auto_model."),
+    prefixes=("", "bert.", "splinter.", "model.", "0.auto_model."),
     anchor=ANCHOR,
     roots=("embeddings.", "encoder."),
     buffers=BUFFERS,

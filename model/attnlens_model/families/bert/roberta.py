@@ -1,8 +1,9 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT; among embedders BGE-M3 and multilingual E5.
+"""RoBERTa, XLM-RoBERTa, CamemBERT and data2vec for text; among embedders BGE-M3 and multilingual E5.
 
 Liu et al. 2019, https://arxiv.org/abs/1907.11692; Conneau et al. 2019, https://arxiv.org/abs/1911.02116;
-Martin et al. 2019, https://arxiv.org/abs/1911.03894. BERT's layout, but positions are counted from
-`pad_token_id + 1` over the tokens that are not padding: 514 position embeddings take 512 tokens.
+Martin et al. 2019, https://arxiv.org/abs/1911.03894; Baevski et al. 2022, https://arxiv.org/abs/2202.03555.
+BERT's layout, but positions are counted from `pad_token_id + 1` over the tokens that are not padding: 514
+position embeddings take 512 tokens.
 """
 
 from attnlens_model.families.bert import bert
@@ -18,12 +19,12 @@ _CONFIG = ConfigTable(
 
 FAMILY = Family(
     name="roberta",
-    model_types=("roberta", "xlm-roberta", "camembert"),
+    model_types=("roberta", "xlm-roberta", "camembert", "data2vec-text"),
     architecture="RobertaModel",
     read_config=_CONFIG.read,
     write_config=_CONFIG.write,
     weights=bert.WEIGHTS,
-    prefixes=("", "roberta.", "model.", "0.auto_model."),
+    prefixes=("", "roberta.", "data2vec_text.", "model.", "0.auto_model."),
     anchor=bert.ANCHOR,
     roots=("embeddings.", "encoder."),
     buffers=bert.BUFFERS,

@@ -10,53 +10,56 @@ from collections.abc import Mapping
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import Family, Parameters, linear_and_norm_names
 
 _TERMS = ("c2p", "p2c")
 _ATTENTION = "encoder.layer.{layer}.attention.self"
 
-_CONFIG = ConfigTable(
-    keys={
-        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
-        "embeddings.type_vocab_size": ("type_vocab_size", 0),
-        "norm.eps": ("layer_norm_eps", 1e-7),
-        "embeddings.size": ("embedding_size", -1),
-    },
-    required_values={"pruned_heads": ({}, None)},
-)
+KEYS: Mapping[str, tuple[str, object]] = {
+    **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+    "embeddings.type_vocab_size": ("type_vocab_size", 0),
+    "norm.eps": ("layer_norm_eps", 1e-7),
+    "embeddings.size": ("embedding_size", -1),
+}
+
+_CONFIG = ConfigTable(keys=KEYS, required_values={"pruned_heads": ({}, None)})
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     distances = _read_distances(content)
     fields = _CONFIG.read(content) | distances
     _check_head_size(content, fields)
-    width = _number_or_none(fields["embeddings.size"])
+    return fields | read_embeddings(content, fields) | {"convolution": _read_convolution(content)}
+
+
+def read_embeddings(content: Mapping[str, object], fields: Mapping[str, object]) -> dict[str, object]:
+    """Return how embeddings are made; `fields` are what a table has read."""
+    width = number_or_none(fields["embeddings.size"])
     is_projected = width not in (None, fields["hidden_size"])
-    return fields | {
+    return {
         "positions.scheme": "absolute" if content.get("position_biased_input", True) else "none",
         "embeddings.size": width if is_projected else None,
         "embeddings.projection": "before_norm" if is_projected else "after_norm",
-        "convolution": _read_convolution(content),
     }
 
 
 def _read_distances(content: Mapping[str, object]) -> dict[str, object]:
-    terms, has_norm = _read_terms(content), _read_norm(content)
+    terms, has_norm = read_terms(content), _read_norm(content)
     if not terms:
         # The other keys have no effect then, in their class too.
         return {}
     return {
         "attention.kind": "disentangled",
         "attention.terms": terms,
-        "attention.distance_buckets": _number_or_none(content.get("position_buckets")) or 0,
-        "attention.max_relative_positions": _number_or_none(content.get("max_relative_positions")),
+        "attention.distance_buckets": number_or_none(content.get("position_buckets")) or 0,
+        "attention.max_relative_positions": number_or_none(content.get("max_relative_positions")),
         "attention.share_att_key": content.get("share_att_key", False),
         "attention.distance_norm": has_norm,
     }
 
 
 def _read_convolution(content: Mapping[str, object]) -> dict[str, object] | None:
-    size = _number_or_none(content.get("conv_kernel_size"))
+    size = number_or_none(content.get("conv_kernel_size"))
     if size is None:
         return None
     return {
@@ -66,7 +69,12 @@ def _read_convolution(content: Mapping[str, object]) -> dict[str, object] | None
     }
 
 
-def _read_terms(content: Mapping[str, object]) -> str:
+def read_terms(content: Mapping[str, object]) -> str:
+    """Return the terms of distance that scores have; an empty text where they have none.
+
+    Raises:
+        ConfigError: others than are known, or terms without `relative_attention`.
+    """
     stated, is_relative = content.get("pos_att_type"), content.get("relative_attention", False)
     names = stated.lower().split("|") if isinstance(stated, str) else stated or []
     found = sorted(str(name).strip() for name in names) if isinstance(names, list) else None
@@ -97,27 +105,60 @@ def _check_head_size(content: Mapping[str, object], fields: Mapping[str, object]
         )
 
 
-def _number_or_none(value: object) -> object:
+def number_or_none(value: object) -> object:
     """Return a number, or None for one below 1: so their class says that there is none."""
     return None if isinstance(value, int) and value < 1 else value
 
 
-def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
-    terms = fields.get("attention.terms")
-    return _CONFIG.write(fields) | {
+def write_embeddings(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of embeddings; the inverse of `read_embeddings`."""
+    return {
         "position_biased_input": fields["positions.scheme"] != "none",
         "embedding_size": fields["embeddings.size"] or fields["hidden_size"],
-        "relative_attention": terms is not None,
-        "pos_att_type": [] if terms is None else str(terms).split("|"),
-        "position_buckets": fields.get("attention.distance_buckets") or -1,
-        "max_relative_positions": fields.get("attention.max_relative_positions") or -1,
-        "share_att_key": fields.get("attention.share_att_key", False),
-        "norm_rel_ebd": "layer_norm" if fields.get("attention.distance_norm") else "none",
-        "conv_kernel_size": fields.get("convolution.kernel_size", 0),
-        "conv_groups": fields.get("convolution.groups", 1),
-        "conv_act": fields.get("convolution.activation", "tanh"),
     }
 
+
+def write_terms(fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of the terms of distance, with the distance from which on all are alike."""
+    terms = fields.get("attention.terms")
+    return {
+        "relative_attention": terms is not None,
+        "pos_att_type": [] if terms is None else str(terms).split("|"),
+        "max_relative_positions": fields.get("attention.max_relative_positions") or -1,
+    }
+
+
+def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
+    return (
+        _CONFIG.write(fields)
+        | write_embeddings(fields)
+        | write_terms(fields)
+        | {
+            "position_buckets": fields.get("attention.distance_buckets") or -1,
+            "share_att_key": fields.get("attention.share_att_key", False),
+            "norm_rel_ebd": "layer_norm" if fields.get("attention.distance_norm") else "none",
+            "conv_kernel_size": fields.get("convolution.kernel_size", 0),
+            "conv_groups": fields.get("convolution.groups", 1),
+            "conv_act": fields.get("convolution.activation", "tanh"),
+        }
+    )
+
+
+COMMON_WEIGHTS: Mapping[Parameters, str] = {
+    **bert.TABLE_WEIGHTS,
+    "embeddings.projection.weight": "embeddings.embed_proj.weight",
+    "shared.0.distances.table.weight": "encoder.rel_embeddings.weight",
+    **linear_and_norm_names(
+        {
+            "embeddings.norm": "embeddings.LayerNorm",
+            "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
+            "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
+            "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
+            "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
+            "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
+        }
+    ),
+}
 
 FAMILY = Family(
     name="deberta_v2",
@@ -126,12 +167,9 @@ FAMILY = Family(
     read_config=_read_config,
     write_config=_write_config,
     weights={
-        **bert.TABLE_WEIGHTS,
-        "embeddings.projection.weight": "embeddings.embed_proj.weight",
-        "shared.0.distances.table.weight": "encoder.rel_embeddings.weight",
+        **COMMON_WEIGHTS,
         **linear_and_norm_names(
             {
-                "embeddings.norm": "embeddings.LayerNorm",
                 "shared.0.distances.norm": "encoder.LayerNorm",
                 "convolution.conv": "encoder.conv.conv",
                 "convolution.norm": "encoder.conv.LayerNorm",
@@ -140,11 +178,6 @@ FAMILY = Family(
                 "layers.{layer}.attention.value": f"{_ATTENTION}.value_proj",
                 "layers.{layer}.attention.distance_query": f"{_ATTENTION}.pos_query_proj",
                 "layers.{layer}.attention.distance_key": f"{_ATTENTION}.pos_key_proj",
-                "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
-                "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
-                "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
-                "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
-                "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
             }
         ),
     },

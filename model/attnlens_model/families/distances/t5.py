@@ -13,7 +13,7 @@ from attnlens_model.families.config_json.table import WRITTEN_ACTIVATIONS, Confi
 from attnlens_model.family import Family, Layout, Parameters
 
 _DEFAULT_HEAD_SIZE = 64
-_DEFAULT_FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu"}
+_DEFAULT_FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
 _GATED = "gated-"
 # What the keys are called elsewhere: transformers reads either, and takes this one where a file has both.
 _OTHER_NAMES = {
@@ -55,7 +55,12 @@ _CONFIG = ConfigTable(
 )
 
 
-def _read_config(content: Mapping[str, object]) -> dict[str, object]:
+def read_config(content: Mapping[str, object]) -> dict[str, object]:
+    """Turn the content of a `config.json` of this family or of umT5 into values by path.
+
+    Raises:
+        ConfigError: as `ConfigTable.read`, or a size is stated twice.
+    """
     _check_other_names(content)
     name = str(content.get("feed_forward_proj", _DEFAULT_FEED_FORWARD[str(content["model_type"])]))
     activation = name.removeprefix(_GATED)
@@ -86,7 +91,8 @@ def _check_other_names(content: Mapping[str, object]) -> None:
             )
 
 
-def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
+def write_config(fields: Mapping[str, Any]) -> dict[str, object]:
+    """Return the content of a `config.json`; the inverse of `read_config`."""
     content = _CONFIG.write(fields)
     del content["dense_act_fn"]
     activation = WRITTEN_ACTIVATIONS[fields["feed_forward.activation"]]
@@ -97,13 +103,12 @@ def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 _BLOCK = "encoder.block.{layer}.layer"
+SHARED_BIAS = "shared.0.relative_bias.bias.weight"
 
 
 _WEIGHTS: Mapping[Parameters, str] = {
     "embeddings.token.weight": "shared.weight",
-    "shared.0.relative_bias.bias.weight": (
-        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    ),
+    SHARED_BIAS: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
     "layers.{layer}.attention.query.weight": f"{_BLOCK}.0.SelfAttention.q.weight",
     "layers.{layer}.attention.key.weight": f"{_BLOCK}.0.SelfAttention.k.weight",
     "layers.{layer}.attention.value.weight": f"{_BLOCK}.0.SelfAttention.v.weight",
@@ -129,8 +134,8 @@ FAMILY = Family(
     name="t5",
     model_types=("t5", "mt5"),
     architecture="T5EncoderModel",
-    read_config=_read_config,
-    write_config=_write_config,
+    read_config=read_config,
+    write_config=write_config,
     weights={
         **_WEIGHTS,
         "layers.{layer}.feed_forward.up.weight": f"{_BLOCK}.1.DenseReluDense.wi.weight",

@@ -70,12 +70,13 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     return rest | {"attention": [of_kind[kind]["attention"] for kind in kinds]}
 
 
-def _read_rotation(content: Mapping[str, object], kind: str) -> dict[str, float]:
+def _read_rotation(content: Mapping[str, object], kind: str) -> dict[str, object]:
     key, default = _THETAS[kind]
     parts = as_mapping(content.get("rope_parameters"), "rope_parameters").get(kind)
     parameters = as_mapping(parts, f"rope_parameters.{kind}")
     scaling = as_mapping(content.get("rope_scaling"), "rope_scaling")
-    return read_rotary_parameters({**parameters, **scaling}, content.get(key, default))
+    longest = content.get("max_position_embeddings")
+    return read_rotary_parameters({**parameters, **scaling}, content.get(key, default), longest=longest)
 
 
 def _read_layer_types(content: Mapping[str, object], num_layers: object) -> list[str]:

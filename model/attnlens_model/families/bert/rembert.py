@@ -1,0 +1,36 @@
+"""RemBERT: BERT with narrow embeddings that are projected.
+
+Chung et al. 2020, https://arxiv.org/abs/2010.12821. The projection is there even where the widths are equal.
+The wide embeddings of its output belong to the head of its pretraining.
+"""
+
+from attnlens_model.families.bert import bert
+from attnlens_model.families.config_json.table import ConfigTable
+from attnlens_model.family import Family, linear_and_norm_names
+
+_CONFIG = ConfigTable(
+    keys={
+        **bert.KEYS,
+        "embeddings.size": ("input_embedding_size", 256),
+        "hidden_dropout": ("hidden_dropout_prob", 0.0),
+        "attention.dropout": ("attention_probs_dropout_prob", 0.0),
+    },
+    required_values=bert.REQUIRED_VALUES,
+)
+
+FAMILY = Family(
+    name="rembert",
+    model_types=("rembert",),
+    architecture="RemBertModel",
+    read_config=_CONFIG.read,
+    write_config=_CONFIG.write,
+    weights={
+        **bert.WEIGHTS,
+        **linear_and_norm_names({"embeddings.projection": "encoder.embedding_hidden_mapping_in"}),
+    },
+    prefixes=("", "rembert.", "model.", "0.auto_model."),
+    anchor=bert.ANCHOR,
+    roots=("embeddings.", "encoder."),
+    buffers=bert.BUFFERS,
+    legacy_suffixes=bert.LEGACY_SUFFIXES,
+)

@@ -1,0 +1,135 @@
+"""Language models that serve as encoders."""
+
+from typing import Any
+
+from family_cases.cases import FamilyCases
+from odd_models import OddModel
+
+# A cache of keys and values would change nothing but time.
+SIZES: dict[str, Any] = {"pad_token_id": 0, "num_attention_heads": 6, "use_cache": False}
+SHAPE: dict[str, Any] = {"std": 0.08}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 40,
+}
+LLAMA = [
+    OddModel("Llama", SIZES, **SHAPE),
+    OddModel(
+        "Llama",
+        SIZES
+        | {"num_key_value_heads": 2, "head_dim": 20, "attention_bias": True, "mlp_bias": True}
+        | {"hidden_act": "gelu_new", "rms_norm_eps": 1e-2, "pad_token_id": 299, "rope_parameters": LLAMA3},
+        64,
+        **SHAPE,
+    ),
+    OddModel("Llama", SIZES | {"num_key_value_heads": 1, "is_causal": False}, 33, **SHAPE),
+    OddModel("Llama", SIZES | {"num_hidden_layers": 1}, 1, **SHAPE),
+]
+# A causal window of 9 reaches 8 tokens back: on both sides of that, and where no token is out of reach.
+MISTRAL_SIZES = SIZES | {"num_key_value_heads": 3, "num_hidden_layers": 2}
+MISTRAL = [
+    *(
+        OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": 9}, num_tokens, **SHAPE)
+        for num_tokens in (8, 9, 10)
+    ),
+    OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": None, "head_dim": 24}, 64, **SHAPE),
+    OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": 2}, 17, **SHAPE),
+    OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": 63}, 64, **SHAPE),
+    OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": 4096}, 64, **SHAPE),
+    OddModel("Mistral", MISTRAL_SIZES | {"sliding_window": 5, "is_causal": False}, 17, **SHAPE),
+]
+WINDOW = {"use_sliding_window": True, "sliding_window": 7}
+QWEN2 = [
+    OddModel("Qwen2", SIZES | {"num_key_value_heads": 2, "rms_norm_eps": 1e-2}, 64, **SHAPE),
+    OddModel("Qwen2", SIZES | WINDOW | {"num_key_value_heads": 6, "max_window_layers": 1}, **SHAPE),
+    OddModel("Qwen2", SIZES | {"num_key_value_heads": 1, "is_causal": False}, 17, **SHAPE),
+    OddModel(
+        "Qwen2",
+        SIZES
+        | {"num_key_value_heads": 3, "use_sliding_window": True, "sliding_window": 6, "is_causal": False}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        **SHAPE,
+    ),
+]
+QWEN3 = [
+    OddModel("Qwen3", SIZES | {"num_key_value_heads": 2, "head_dim": 20}, 64, **SHAPE),
+    OddModel(
+        "Qwen3",
+        SIZES
+        | WINDOW
+        | {"num_key_value_heads": 6, "head_dim": 16, "attention_bias": True, "rms_norm_eps": 1e-3}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
+        **SHAPE,
+    ),
+    OddModel("Qwen3", SIZES | {"num_key_value_heads": 1, "head_dim": 32, "is_causal": False}, 9, **SHAPE),
+]
+# With use_bidirectional_attention a window of 16 or 17 reaches 8 tokens on each side.
+GEMMA_SIZES = SIZES | {"num_key_value_heads": 2, "head_dim": 20, "query_pre_attn_scalar": 24}
+SEES_ALL = {"use_bidirectional_attention": True}
+GEMMA3 = [
+    OddModel(
+        "Gemma3Text", GEMMA_SIZES | SEES_ALL | {"sliding_window": 16, "num_hidden_layers": 7}, 33, std=0.05
+    ),
+    *(
+        OddModel(
+            "Gemma3Text", GEMMA_SIZES | SEES_ALL | {"sliding_window": size, "num_hidden_layers": 1}, tokens
+        )
+        for size, tokens in ((16, 9), (16, 10), (17, 10), (18, 10))
+    ),
+    OddModel(
+        "Gemma3Text",
+        SIZES
+        | {"num_key_value_heads": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "attention_bias": True}
+        | {"sliding_window": 9, "rms_norm_eps": 1e-3, "hidden_activation": "silu", "pad_token_id": 7}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            }
+        },
+        **SHAPE,
+    ),
+    OddModel("Gemma3Text", GEMMA_SIZES | {"sliding_window": 7, "is_causal": False}, 17, **SHAPE),
+    OddModel("Gemma3Text", GEMMA_SIZES | SEES_ALL | {"sliding_window": 6, "is_causal": False}, 17, **SHAPE),
+]
+
+TWO_LAYERS = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+
+CASES = FamilyCases(
+    models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3],
+    one_of_each=[LLAMA[1], MISTRAL[0], QWEN2[0], QWEN3[1], GEMMA3[0]],
+    heads=[
+        (LLAMA[0], "ForCausalLM", {"lm_head.weight"}),
+        (MISTRAL[0], "ForSequenceClassification", {"score.weight"}),
+        (QWEN2[0], "ForTokenClassification", {"score.weight"}),
+        (QWEN3[0], "ForCausalLM", {"lm_head.weight"}),
+        (GEMMA3[0], "ForSequenceClassification", {"score.weight"}),
+    ],
+    exported={
+        "llama": OddModel("Llama", SIZES | TWO_LAYERS | {"rope_parameters": LLAMA3}, **SHAPE),
+        "mistral": OddModel("Mistral", SIZES | TWO_LAYERS | {"sliding_window": 9}, **SHAPE),
+        "qwen2": OddModel("Qwen2", SIZES | TWO_LAYERS, **SHAPE),
+        "qwen3": OddModel("Qwen3", SIZES | TWO_LAYERS | {"head_dim": 20}, **SHAPE),
+        "gemma3_text": OddModel(
+            "Gemma3Text",
+            GEMMA_SIZES
+            | SEES_ALL
+            | TWO_LAYERS
+            | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+            **SHAPE,
+        ),
+    },
+    operators={
+        "llama": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+        "mistral": {"Abs", "Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+        "qwen2": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+        "qwen3": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+        "gemma3_text": {"Abs", "Clip", "Concat", "ReduceSum", "Sqrt"},
+    },
+)

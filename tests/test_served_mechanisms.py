@@ -1,0 +1,132 @@
+"""Attention between some tokens, all the way: a fresh encoder, its bundle, a server, a client."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from attnlens.bundle import read_manifest
+from attnlens.patterns import Band
+from attnlens.v1.manifest_pb2 import OutputLayout
+from attnlens_client import AttentionQuery, Client, InvalidRequestError
+from attnlens_export import ExportOptions, check_bundle, export_bundle
+from attnlens_export.parity.grid import Case, Padding, small_grid
+from attnlens_model import Encoder, EncoderConfig, new_encoder
+from served import ServerProcess
+
+SOFTMAX = {"kind": "softmax", "num_heads": 3}
+PATTERNS: dict[str, dict[str, Any]] = {
+    "big_bird": {
+        "kind": "big_bird",
+        "num_heads": 3,
+        "block_size": 4,
+        "num_random_blocks": 1,
+        "table_tokens": 64,
+    },
+    "longformer": {"kind": "longformer", "num_heads": 3, "window": 4, "num_global_tokens": 2},
+    # Texts of at most 28 tokens attend fully.
+    "big_bird": {"kind": "big_bird", "num_heads": 3, "block_size": 4, "num_random_blocks": 1},
+}
+LENGTHS = (1, 3, 21, 60)
+TEXTS = [list(range(2, 2 + length)) for length in LENGTHS]
+
+
+class Served(NamedTuple):
+    kind: str
+    encoder: Encoder
+    bundle: Path
+    client: Client
+
+    def expected(self, ids: list[int]) -> list[np.ndarray]:
+        """What each layer gives for a text alone, in PyTorch: of patterns the rows."""
+        with torch.inference_mode():
+            mask = torch.ones(1, len(ids), dtype=torch.int64)
+            output = self.encoder(torch.tensor([ids]), mask, output_attentions=True)
+        return [weights[0].numpy() for weights in output.attentions]
+
+    def dense(self, layer: int, rows: np.ndarray) -> np.ndarray:
+        """The weights (H, T, T) of a layer's rows."""
+        [output] = self.encoder.config.layer_outputs(layer)
+        match output.pattern:
+            case None:
+                return rows
+            case Band() as band:
+                return band.dense(rows)
+            case table:
+                return table.at(rows.shape[1]).dense(rows)
+
+
+@pytest.fixture(scope="module", params=PATTERNS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Three layers: one of the kind, softmax, one of the kind."""
+    config = EncoderConfig.from_dict(
+        {
+            "family": "attnlens",
+            "hidden_size": 24,
+            "num_layers": 3,
+            "embeddings": {"vocab_size": 70},
+            "positions": {"max_position_embeddings": 64},
+            "attention": [PATTERNS[request.param], SOFTMAX],
+            "feed_forward": {"intermediate_size": 20},
+        }
+    )
+    bundle = tmp_path_factory.mktemp(request.param) / "bundle"
+    grid = [*small_grid(16), Case(2, 64, Padding.RIGHT)]
+    export_bundle(config, bundle, ExportOptions(seed=3, grid=grid))
+    with ServerProcess(bundle) as server, Client(server.address) as client:
+        yield Served(request.param, new_encoder(config, seed=3), bundle, client)
+
+
+def test_its_bundle_says_between_which_tokens_there_are_weights(served: Served) -> None:
+    manifest = read_manifest(served.bundle)
+    first, second, third = (
+        output for output in manifest.graphs[1].outputs if output.value.name.startswith("attentions.")
+    )
+    assert first.layout == third.layout != second.layout == OutputLayout.OUTPUT_LAYOUT_DENSE
+    assert first.HasField("band") or first.HasField("block_table")
+    assert not second.HasField("band")
+    assert check_bundle(served.bundle, grid=small_grid(16)).verdict.passed
+
+
+def test_each_text_gets_the_weights_that_it_has_alone_in_rows_or_put_together(served: Served) -> None:
+    query = AttentionQuery(layers=[2, 0], heads=[2, 0])
+    queries = [query, AttentionQuery(layers=[2, 0], heads=[2, 0], view="dense"), AttentionQuery(view="dense")]
+    encoded = served.client.encode(TEXTS, attention=queries)
+    streamed = list(served.client.stream(TEXTS, attention=queries))
+    for ids, *results in zip(TEXTS, encoded, streamed, strict=True):
+        layers = served.expected(ids)
+        for result in results:
+            rows, dense, every = result.attention
+            assert rows.layout == ("band" if served.kind == "longformer" else "blocks")
+            assert (dense.layout, dense.patterns, len(rows.patterns)) == ("dense", (), 2)
+            for place, layer in enumerate((2, 0)):
+                np.testing.assert_allclose(rows.weights[place], layers[layer][[2, 0]], atol=1e-5)
+                whole = served.dense(layer, layers[layer])[[2, 0]]
+                np.testing.assert_allclose(rows.dense()[place], whole, atol=1e-5)
+                np.testing.assert_array_equal(dense.weights[place], rows.dense()[place])
+            for layer, weights in enumerate(every.weights):
+                np.testing.assert_allclose(weights, served.dense(layer, layers[layer]), atol=1e-5)
+            np.testing.assert_allclose(every.weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_the_mean_over_heads_is_that_of_the_weights_put_together(served: Served) -> None:
+    mean = AttentionQuery(layers=[0, 2], view="head_mean")
+    for ids, result in zip(TEXTS, served.client.encode(TEXTS, attention=mean), strict=True):
+        layers = served.expected(ids)
+        for place, layer in enumerate((0, 2)):
+            whole = served.dense(layer, layers[layer]).mean(axis=0)
+            np.testing.assert_allclose(result.attention[0].dense()[place, 0], whole, atol=1e-5)
+
+
+def test_layers_of_several_layouts_are_refused_unless_they_are_put_together(served: Served) -> None:
+    with pytest.raises(InvalidRequestError, match=r"attention\[0\].layers.*ATTENTION_VIEW_DENSE"):
+        served.client.encode(TEXTS[:1], attention=AttentionQuery())
+
+
+def test_a_parts_of_a_stream_has_its_pattern(served: Served) -> None:
+    parts = list(served.client.stream_parts(TEXTS[2:3], attention=AttentionQuery(layers=[0])))
+    layer = parts[-1]
+    assert getattr(layer, "pattern", None) is not None
