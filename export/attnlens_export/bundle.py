@@ -29,10 +29,10 @@ from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
+from attnlens_export.published.attention_choices import RandomBlocksChoice, with_choices
 from attnlens_export.published.heads import Head, find_head
 from attnlens_export.published.pooling import read_pooling, write_pooling
 from attnlens_export.published.prompts import read_prompts, write_prompts
-from attnlens_export.published.random_blocks import Choice, choose_random_blocks
 from attnlens_export.published.side_files import (
     copy_described,
     read_license,
@@ -43,7 +43,13 @@ from attnlens_export.published.side_files import (
 from attnlens_export.report import write_report
 from attnlens_export.staging import staged
 from attnlens_export.verdict import Verdict
-from attnlens_model import Checkpoint, Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model import (
+    Checkpoint,
+    Encoder,
+    EncoderConfig,
+    load_checkpoint,
+    new_encoder,
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,10 @@ class ExportOptions:
         skipped_modules: the kinds of the checkpoint's modules to leave out.
         without_head: whether a classifier, a reranker, a sparse or late-interaction retriever is exported:
             its encoder alone, whose embeddings are then those of a checkpoint without modules.
-        random_blocks: of a checkpoint of BigBird, instead of what it says: "original", those that it was trained
-            with, or "transformers": what transformers computes.
+        global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
+            configuration says.
+        random_blocks: of each layer of the kind "big_bird", instead of what the configuration says:
+            "original", those that it was trained with, or "transformers": what transformers computes.
         prompts: prompts by name, besides those of the checkpoint or instead of them.
         default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
@@ -80,7 +88,8 @@ class ExportOptions:
     normalize: bool | None = None
     skipped_modules: Sequence[str] = ()
     without_head: bool = False
-    random_blocks: Choice | None = None
+    global_tokens: int | None = None
+    random_blocks: RandomBlocksChoice | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     tokenizer: Path | None = None
@@ -173,14 +182,16 @@ def export_bundle(
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
+    def change(config: EncoderConfig) -> EncoderConfig:
+        return with_choices(config, options.global_tokens, options.random_blocks)
+
     if isinstance(source, EncoderConfig):
-        if options.random_blocks is not None:
-            raise SourceError("--random-blocks is for a SOURCE: a configuration says attention.random_blocks")
+        source = change(source)
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision)
-        model = _of_checkpoint(choose_random_blocks(checkpoint, options.random_blocks), options)
+        checkpoint = load_checkpoint(source, options.revision, change)
+        model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
         if not text.isprintable():

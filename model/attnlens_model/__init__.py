@@ -1,6 +1,8 @@
 """The encoder in PyTorch: configuration, attention, layers, and published weights."""
 
+from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
+from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -26,6 +28,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionMask",
     "AttentionOutput",
+    "BigBirdAttentionConfig",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
@@ -36,6 +39,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderOutput",
     "FeedForwardConfig",
+    "LongformerAttentionConfig",
     "ModelError",
     "MultiHeadSelfAttention",
     "NormConfig",

@@ -75,6 +75,8 @@ class Family:
         legacy_suffixes: old name endings -> today's.
         transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
             fp32.
+        spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
+            configuration describes has no use for them.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Family:
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    spare: tuple[str, ...] = ()
 
     @property
     def layouts(self) -> tuple[Layout, ...]:

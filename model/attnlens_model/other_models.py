@@ -68,7 +68,6 @@ _NOT_YET = {
     "jina_embeddings_v3": "rotation, and adapters for each task",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
-    "longformer": "attention in a sliding window",
     "luke": "entities beside tokens",
     "markuplm": "",
     "mobilebert": "bottlenecks around each layer, and norms that don't normalise",

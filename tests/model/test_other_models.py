@@ -30,10 +30,7 @@ SUPPORTED = sorted(name for family in FAMILIES.values() for name in family.model
         ("vit", "is a model of images"),
         ("clip", "is a model of images and text"),
         ("model2vec", "is a table of one vector for each token"),
-        *(
-            (name, "is an encoder that is not supported yet")
-            for name in ("longformer", "nystromformer", "ernie_m")
-        ),
+        *((name, "is an encoder that is not supported yet") for name in ("nystromformer", "ernie_m")),
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
     ],
 )

@@ -68,7 +68,12 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
 @click.option(
     "--without-head",
     is_flag=True,
-    help="Export the encoder of a classifier or reranker, without what makes it one.",
+    help="Export the encoder of a classifier, reranker or language model, without what makes it one.",
+)
+@click.option(
+    "--global-tokens",
+    type=click.IntRange(0),
+    help="Longformer: so many tokens at the start of a text attend to all, and all to them.",
 )
 @click.option(
     "--random-blocks",

@@ -41,8 +41,9 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
     }
     # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
     content.setdefault("intermediate_size", config.feed_forward.intermediate_size)
-    # What no publisher writes and this family needs, such as a choice at the export.
-    content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
+    if EncoderConfig.from_dict(content) != config:
+        # A choice made at export. The class is the checkpoint's own.
+        content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)

@@ -4,8 +4,8 @@ Beltagy et al. 2020, "Longformer: The Long-Document Transformer", section 3.1
 (https://arxiv.org/abs/2004.05150). With queries q, keys k and values v of all tokens, others q', k' and v' of
 projections of their own, the window w, and the set of global tokens:
 
-    global token i:  softmax over all j of q'[i] . k'[j] / sqrt(d_k), times v'[j]
-    other token i:   softmax over the j with |i - j| <= w and the global j of q[i] . k[j] / sqrt(d_k), times v[j]
+    global token i:  softmax(q'[i] . k'[j] / sqrt(d_k)) v'[j]  over all j
+    other token i:   softmax(q[i] . k[j] / sqrt(d_k)) v[j]     over the j with |i - j| <= w and the global j
 
 The global tokens are the first G that are no padding, wherever they stand, so a text's result does not depend
 on the padding before it.
@@ -70,19 +70,23 @@ class LongformerAttentionConfig(AttentionConfig):
     def check_sizes(self, sizes: EncoderSizes) -> None:
         """Check what depends on the encoder: that heads divide its width, and that it is not causal."""
         super().check_sizes(sizes)
-        self.require("kind", not sizes.is_causal, "must be another where is_causal=true: it sees what follows")
+        self.require(
+            "kind", not sizes.is_causal, "must be another where is_causal=true: it sees what follows"
+        )
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Lengths at which its computation changes: the last with one block, the last in which all see all."""
+        """The longest input of one block, and the longest in which every token sees all."""
         whole = self.window + 1
         return (block_size(self.window), whole) if self.form == "blocks" else (whole,)
 
     @property
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
-        of_form = {"Concat"} if self.form == "blocks" else {"Abs", "Clip"}
-        return frozenset(of_form | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set()))
+        of_form = {"Concat", "Squeeze"} if self.form == "blocks" else {"Abs", "Clip"}
+        return frozenset(
+            of_form | ({"Abs", "Clip", "CumSum", "ReduceSum"} if self.num_global_tokens else set())
+        )
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
         """Return what a layer returns: the weights of all heads."""
@@ -141,13 +145,14 @@ class SharedWindows(nn.Module):
 class LongformerSelfAttention(HeadProjections):
     """Self-attention in a sliding window with global tokens.
 
-    The projections of global tokens are drawn like the others. To make a model for long texts of one for short
-    ones, the paper copies the others into them.
+    The projections of global tokens are drawn like the others. The paper, which makes its model of one for
+    short texts, begins with copies of the others.
     """
 
     def __init__(self, config: LongformerAttentionConfig, hidden_size: int) -> None:
         super().__init__(hidden_size, config.num_heads, config.dropout)
-        self.has_global_tokens = config.num_global_tokens > 0
+        if config.num_global_tokens == 0:
+            return
         self.global_query = nn.Linear(hidden_size, hidden_size)
         self.global_key = nn.Linear(hidden_size, hidden_size)
         self.global_value = nn.Linear(hidden_size, hidden_size)
@@ -194,14 +199,15 @@ class LongformerSelfAttention(HeadProjections):
         blocks = window_weights(query, key, seen, self.scale)  # (B, H, C, b, S)
         context = window_context(self.dropout(blocks), value, seen, num_tokens)
         rows = window_rows(blocks, seen, num_tokens)  # (B, H, T, G + 2w + 1)
-        return context * sight.local, rows * sight.local[:, None]
+        # In this order the exporter calls the axis of tokens what it calls that of the inputs.
+        return sight.local * context, sight.local[:, None] * rows
 
     def _global(self, hidden_states: Tensor, tokens: GlobalTokens) -> tuple[Tensor, Tensor]:
         """Return weights (B, H, G, T) and context (B, G, D) of the global tokens.
 
-        A global query is brought into the space of hidden states, q . (W x + b) = (q W) . x + q . b, and values
-        are projected after they are averaged. So no key and value of all T tokens is computed, which takes H * G
-        products with each hidden state in place of 2 * D.
+        A global query is brought into the space of hidden states, q . (W x + b) = (q W) . x + q . b, and
+        values are projected after they are averaged. This takes 2 * H * G products with each hidden state;
+        keys and values of all T tokens would take 2 * D.
         """
         chosen = tokens.selector @ hidden_states  # (B, G, D)
         query = self.split_heads(self.global_query(chosen), self.num_heads) * self.scale  # (B, H, G, K)

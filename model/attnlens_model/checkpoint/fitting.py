@@ -56,10 +56,16 @@ def fit_tensors(
     known = {*wanted, *(prefix + buffer for buffer in family.buffer_names(num_layers))}
     others = [name for name in originals if name not in known]
     roots = tuple(prefix + root for root in layout.roots)
+    spare = {
+        prefix + theirs
+        for ours, theirs in layout.weight_names(num_layers, parameters)
+        if any(part in ours[0] for part in family.spare)
+    }
     places = {originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals}
     _raise_misfits(
         missing=[name for name in wanted if name not in originals],
-        unexpected=duplicates + [originals[name] for name in others if name.startswith(roots)],
+        unexpected=duplicates
+        + [originals[name] for name in others if name.startswith(roots) and name not in spare],
         misshapen=_misshapen(tensors, places),
     )
     fitted: dict[str, Tensor] = {}

@@ -1,5 +1,6 @@
 """Published weights in a directory or on the Hub -> an `Encoder`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,11 @@ class Checkpoint:
     has_own_code: bool = False
 
 
-def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    source: str | Path,
+    revision: str | None = None,
+    change: Callable[[EncoderConfig], EncoderConfig] | None = None,
+) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
     What is read is `config.json` and the first that exists of `model.safetensors`, its sharded form,
@@ -47,6 +52,8 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     Args:
         source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
         revision: branch, tag or commit on the Hub; None is its default branch.
+        change: gets what `config.json` says and returns the configuration to load the weights into; what it
+            raises is passed on.
 
     Raises:
         CheckpointError: not found or unreadable, or tensors are missing, unexpected or misshapen.
@@ -56,7 +63,7 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused = _load(location.directory)
+        config, encoder, unused = _load(location.directory, change)
     except ModelError as error:
         if has_own_code:
             error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
@@ -66,9 +73,12 @@ def load_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     )
 
 
-def _load(directory: Path) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
+def _load(
+    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None
+) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
     """Return the encoder, its configuration, and the names of the tensors that it has no use for."""
     config = read_config(directory / "config.json")
+    config = config if change is None else change(config)
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):
         encoder = Encoder(config)

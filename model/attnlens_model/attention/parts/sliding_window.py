@@ -88,8 +88,9 @@ def make_windows(positions: Tensor, local: Tensor, tokens: GlobalTokens | None, 
     reach = -(-window // size) * size  # r * b
     num_global = 0 if tokens is None else tokens.selector.shape[1]
     num_keys = 2 * reach + size
-    # C numbers, by a slice in steps: no arithmetic on lengths enters the graph.
-    starts = positions[::size][:, None]  # (C, 1)
+    # A slice in steps would do without arithmetic on lengths; not every runtime has one of unknown length.
+    num_blocks = (local.shape[1] + size - 1) // size  # C
+    starts = positions[:num_blocks, None] * size  # (C, 1)
     column = torch.arange(num_global + num_keys)
     # Places in a row of G global tokens, r * b of nothing, T tokens, and nothing again.
     places = starts * (column >= num_global).to(torch.int64) + column  # (C, S)
