@@ -131,7 +131,7 @@ def checkpoint(tmp_path: Path) -> Path:
     sizes = {"pad_token_id": 1, "type_vocab_size": 1, "attention_window": [4, 12], "num_hidden_layers": 2}
     OddModel("Longformer", sizes).make().save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention_form": "dense"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attnlens_form": "dense"}))
     return tmp_path / "source"
 
 
@@ -152,7 +152,7 @@ def test_the_number_of_global_tokens_is_chosen_at_export_and_stated(
     bundle = tmp_path / "bundle"
     assert read_manifest(bundle).parity.passed
     content = json.loads((bundle / "config.json").read_text())
-    assert content["num_global_tokens"] == number
+    assert content["attnlens_global_tokens"] == number
     assert content["attention_window"] == [4, 12]
     config = read_config(bundle / "config.json")
     assert global_tokens(config) == [number, number]

@@ -81,8 +81,8 @@ def make(
         num_heads=HEADS,
         window=window,
         num_global_tokens=num_global,
-        form=form,
-        dropout=dropout,  # type: ignore[arg-type]
+        form=form,  # type: ignore[arg-type] # of a parametrised test
+        dropout=dropout,
     )
     torch.manual_seed(1)
     layer = config.make_layer(SIZES).double().eval()

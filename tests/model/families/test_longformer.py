@@ -40,7 +40,7 @@ def save(odd: OddModel, directory: Path, num_global: int = 1) -> Any:
     model = odd.make()
     model.save_pretrained(directory)
     path = directory / "config.json"
-    content = json.loads(path.read_text()) | {"num_global_tokens": num_global}
+    content = json.loads(path.read_text()) | {"attnlens_global_tokens": num_global}
     path.write_text(json.dumps(content))
     return model
 
@@ -142,7 +142,7 @@ def test_the_projections_of_global_tokens_are_spare_where_there_are_none(tmp_pat
 
 
 def test_the_dense_form_is_read_and_written(tmp_path: Path) -> None:
-    content = ODD_MODELS[0].config().to_dict() | {"attention_form": "dense", "num_global_tokens": 2}
+    content = ODD_MODELS[0].config().to_dict() | {"attnlens_form": "dense", "attnlens_global_tokens": 2}
     config = EncoderConfig.from_dict(content)
     for attention, window in zip(config.layer_attentions, [4, 2, 8], strict=True):
         assert attention == LongformerAttentionConfig(
