@@ -4,9 +4,11 @@ A default value or a square matrix would hide a wrong mapping; here none of the 
 is the identity and no bias is zero.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -35,6 +37,7 @@ class OddModel:
         kind: what the class of the encoder alone ends with.
         std: of the weights. Where scores are not scaled, or products multiplied as behind a gate, rounding
             grows faster with the weights, in both implementations.
+        source: the module with the classes.
     """
 
     name: str
@@ -42,25 +45,26 @@ class OddModel:
     num_tokens: int = 40
     kind: str = "Model"
     std: float = 0.15
+    source: ModuleType = transformers
 
     def __str__(self) -> str:
         changes = [f"{key}={value}" for key, value in self.changes.items()]
         return " ".join([self.name, *changes, f"tokens={self.num_tokens}"])
 
     def config(self) -> Any:
-        return getattr(transformers, f"{self.name}Config")(**SIZES | self.changes)
+        return getattr(self.source, f"{self.name}Config")(**SIZES | self.changes)
 
     def make(self, kind: str | None = None, seed: int = 5) -> Any:
         """The random model in eval mode; `kind` "ForMaskedLM" and the like have a head on top."""
         config = self.config()
         config._attn_implementation = "eager"  # the only one that returns attention maps
-        model: Any = getattr(transformers, self.name + (kind or self.kind))(config)
+        model: Any = getattr(self.source, self.name + (kind or self.kind))(config)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             # What is not trained is a table that the model has computed.
             for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
                 noise = torch.randn(parameter.shape, generator=generator)
-                if name.lower().endswith(("norm.weight", "norm.gamma", ".ln.weight")):
+                if re.search(r"(norm[^.]*|\.ln)\.(weight|gamma)$", name.lower()):
                     # Fresh ones are 0 where a norm multiplies by 1 + weight: fp32 must hold that sum exactly.
                     parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
                 else:

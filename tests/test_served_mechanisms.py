@@ -19,6 +19,13 @@ from served import ServerProcess
 
 SOFTMAX = {"kind": "softmax", "num_heads": 3}
 PATTERNS: dict[str, dict[str, Any]] = {
+    "big_bird": {
+        "kind": "big_bird",
+        "num_heads": 3,
+        "block_size": 4,
+        "num_random_blocks": 1,
+        "table_tokens": 64,
+    },
     "longformer": {"kind": "longformer", "num_heads": 3, "window": 4, "num_global_tokens": 2},
 }
 LENGTHS = (1, 3, 21, 60)

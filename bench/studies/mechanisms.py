@@ -34,7 +34,7 @@ MECHANISMS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "longformer": ({"kind": "longformer", "window": 64}, (64, 128, 256, 512, 1024, 4096)),
     "big_bird": ({"kind": "big_bird", "block_size": 64, "num_random_blocks": 3}, (128, 512, 1024, 4096)),
     "overlapping": ({"kind": "overlapping", "overlap": 8}, (128, 256, 512)),
-    "mixture": ({"kind": "mixture"}, (128, 256, 512)),
+    "mixture": ({"kind": "mixture", "shared_heads": 3, "active_heads": 6}, (128, 256, 512)),
     "composed": ({"kind": "composed"}, (128, 256, 512)),
 }
 GRAPHS = {"embeddings": EMBEDDINGS_PATH, "attention": ATTENTIONS_PATH}

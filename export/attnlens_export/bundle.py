@@ -6,7 +6,6 @@ All of it happens in a hidden directory beside the target, which only a finished
 export that is interrupted leaves the target as it was.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
 from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
+from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
 from attnlens_export.published.heads import Head, find_head
 from attnlens_export.published.pooling import read_pooling, write_pooling
 from attnlens_export.published.prompts import read_prompts, write_prompts
@@ -47,7 +47,6 @@ from attnlens_model import (
     Checkpoint,
     Encoder,
     EncoderConfig,
-    LongformerAttentionConfig,
     load_checkpoint,
     new_encoder,
 )
@@ -60,6 +59,8 @@ class ExportOptions:
     Attributes:
         name: the model's name; None: the last part of the hub id or of the directory.
         revision: branch, tag or commit on the hub.
+        task: whose adapters are merged into the weights, where the checkpoint has adapters for tasks; "none":
+            those of no task.
         seed: for the weights of a fresh encoder.
         pooling: one of `pooling.POOLINGS` instead of what the checkpoint says; its Dense modules stay.
         normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
@@ -68,6 +69,8 @@ class ExportOptions:
             its encoder alone, whose embeddings are then those of a checkpoint without modules.
         global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
             configuration says.
+        random_blocks: of a checkpoint of BigBird, instead of what it says: "original", those that it was trained
+            with, or "transformers": what transformers computes.
         prompts: prompts by name, besides those of the checkpoint or instead of them.
         default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.
@@ -82,12 +85,14 @@ class ExportOptions:
 
     name: str | None = None
     revision: str | None = None
+    task: str | None = None
     seed: int = 0
     pooling: str | None = None
     normalize: bool | None = None
     skipped_modules: Sequence[str] = ()
     without_head: bool = False
     global_tokens: int | None = None
+    random_blocks: RandomBlocksChoice | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     tokenizer: Path | None = None
@@ -134,6 +139,7 @@ class _Model:
     commit: str = ""
     head: Head | None = None
     warnings: tuple[str, ...] = ()
+    task: str = ""
 
     @property
     def embedder(self) -> Path | None:
@@ -172,7 +178,7 @@ def export_bundle(
         manifest, verdict, built_tokenizer = _build(staging, model, options, progress)
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = describe_decisions(
-        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None
+        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None, task=model.task
     )
     return BundleSummary(
         output, manifest, verdict, model.unused_tensors, built_tokenizer, decisions, model.warnings
@@ -180,39 +186,19 @@ def export_bundle(
 
 
 def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
-    def change(config: EncoderConfig) -> EncoderConfig:
-        return config if options.global_tokens is None else _with_global_tokens(config, options.global_tokens)
-
+    choices = AttentionChoices(options.global_tokens, options.random_blocks)
     if isinstance(source, EncoderConfig):
-        source = change(source)
+        source = choices.applied(source)
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, change)
+        checkpoint = load_checkpoint(source, options.revision, choices.applied, task=options.task)
         model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
         if not text.isprintable():
             raise SourceError(f"{text!r} can't be printed: choose another --name and directory of the SOURCE")
     return model
-
-
-def _with_global_tokens(config: EncoderConfig, number: int) -> EncoderConfig:
-    """Return the configuration with so many global tokens in every layer that can have them."""
-    attentions = config.layer_attentions
-    if not any(isinstance(attention, LongformerAttentionConfig) for attention in attentions):
-        kinds = ", ".join(dict.fromkeys(attention.kind for attention in attentions))
-        raise SourceError(
-            f"--global-tokens {number} is about attention of the kind longformer, this encoder has {kinds}: "
-            "leave the option out"
-        )
-    changed = (
-        dataclasses.replace(attention, num_global_tokens=number)
-        if isinstance(attention, LongformerAttentionConfig)
-        else attention
-        for attention in attentions
-    )
-    return dataclasses.replace(config, attention=tuple(changed))
 
 
 def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
@@ -237,6 +223,7 @@ def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         checkpoint.commit,
         head,
         tuple(warnings),
+        checkpoint.task,
     )
 
 
@@ -259,7 +246,8 @@ def _build(
     fp32 = _write_graphs(directory, model, options, progress)
     progress("Writing the tokenizer and configuration", "", 0, 1)
     copy_described(directory, model.directory, is_embedder=model.head is None)
-    write_config(directory, model.directory, config, external_data=(directory / DATA_PATH).is_file())
+    has_data = (directory / DATA_PATH).is_file()
+    write_config(directory, model.directory, config, external_data=has_data, task=model.task)
     built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     write_pooling(directory, model.embedder, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)

@@ -31,6 +31,7 @@ _DERIVED = (
     "prompts",
     "default_prompt_name",
     "text_pairs",
+    "task",
 )
 # How the first value of an enum ends, which says nothing.
 _UNSPECIFIED = "_UNSPECIFIED"

@@ -6,21 +6,23 @@ from pathlib import Path
 from attnlens.bundle import embedding_size
 from attnlens.v1.manifest_pb2 import Activation, Dense, Manifest, Pooling
 from attnlens_export.published.modules import MODULES_FILE
+from attnlens_model import NO_TASK
 
 # Heads of bge-m3 for other kinds of retrieval, beside the weights.
 _HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
 
 
 def describe_decisions(
-    manifest: Manifest, source: Path | None, *, is_chosen: bool, has_head: bool
+    manifest: Manifest, source: Path | None, *, is_chosen: bool, has_head: bool, task: str = ""
 ) -> tuple[str, ...]:
-    """Return a line each on embeddings, prompts and the longest input.
+    """Return a line each on embeddings, prompts, the longest input and, where there is one, the task.
 
     Args:
         manifest: the bundle's.
         source: the checkpoint's directory; None for a fresh encoder.
         is_chosen: whether pooling or normalization was asked for.
         has_head: whether the checkpoint is used for something else than embeddings.
+        task: whose adapters were merged into the weights, or `NO_TASK`; empty: the checkpoint has none.
     """
     if source is not None and not has_head and (source / MODULES_FILE).exists():
         origin = "changed from what the checkpoint says" if is_chosen else "as the checkpoint says"
@@ -42,7 +44,15 @@ def describe_decisions(
         f"embeddings: {'; '.join(_steps(manifest))}; {width} components ({origin})",
         f"prompts: {_prompts(manifest)}",
         f"longest input: {longest}",
+        *_task(task),
     )
+
+
+def _task(task: str) -> Iterator[str]:
+    if task == NO_TASK:
+        yield "task: none; the adapters of all tasks are left out, as asked for"
+    elif task:
+        yield f"task: {task}, whose adapters are merged into the weights, as asked for"
 
 
 def describe_losses(source: Path, *, has_own_code: bool) -> Iterator[str]:

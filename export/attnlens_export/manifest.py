@@ -27,7 +27,7 @@ from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names, layer_output
 from attnlens_export.graph.read import external_files, read_structure
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
-from attnlens_export.published.side_files import read_max_tokens
+from attnlens_export.published.side_files import read_max_tokens, read_task
 from attnlens_export.tokenizer.pairs import takes_pairs
 from attnlens_export.verdict import Verdict
 from attnlens_model import AttentionConfig, AttentionOutput, EncoderConfig
@@ -83,6 +83,7 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
         prompts=prompts.texts,
         default_prompt_name=prompts.default_name,
         text_pairs=takes_pairs(directory, config),
+        task=read_task(directory),
     )
 
 
@@ -104,7 +105,7 @@ def _describe_architecture(config: EncoderConfig) -> Architecture:
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
-        intermediate_size=config.feed_forward.intermediate_size,
+        intermediate_size=config.intermediate_size,
         vocab_size=config.embeddings.vocab_size,
         type_vocab_size=config.embeddings.type_vocab_size if "token_type_ids" in input_names(config) else 0,
         max_position_embeddings=config.max_tokens,

@@ -13,6 +13,7 @@ from attnlens_model.attention.parts.relative_bias import RelativeBiasConfig
 from attnlens_model.attention.parts.rotary import RotaryConfig
 from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.attention.softmax import MultiHeadSelfAttention, SoftmaxAttentionConfig
+from attnlens_model.checkpoint.adapters import NO_TASK
 from attnlens_model.checkpoint.load import Checkpoint, load_checkpoint
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.convolution import ConvolutionConfig
@@ -24,6 +25,7 @@ from attnlens_model.norm import NormConfig
 
 __all__ = [
     "ATTENTION_WEIGHTS",
+    "NO_TASK",
     "AttentionConfig",
     "AttentionMask",
     "AttentionOutput",

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from attnlens_model.attention.mechanism import AttentionConfig, AttentionOutput, EncoderSizes
@@ -13,9 +13,11 @@ from attnlens_model.config_part import ConfigPart, flat, nested
 from attnlens_model.convolution import ConvolutionConfig
 from attnlens_model.embeddings import EmbeddingsConfig, PositionsConfig
 from attnlens_model.errors import ConfigError
-from attnlens_model.families import FAMILIES, family_named, family_of_model_type
+from attnlens_model.families import FAMILIES, family_named, family_of_config
 from attnlens_model.feed_forward import FeedForwardConfig
 from attnlens_model.norm import NormConfig
+
+_Part = TypeVar("_Part")
 
 # Found in nearly every Hugging Face config.json, and none of our own keys.
 _PUBLISHED_KEYS = (
@@ -40,7 +42,7 @@ class EncoderConfig(ConfigPart):
         positions: the position embeddings.
         attention: the mechanism of all layers; or a pattern of mechanisms, which is repeated: layer i has
             number i modulo its length.
-        feed_forward: the feed-forward part of all layers.
+        feed_forward: the feed-forward part of all layers, or a pattern of them, as of attention.
         norm: all norms.
         convolution: beside the first layer; None means that there is none.
 
@@ -57,7 +59,7 @@ class EncoderConfig(ConfigPart):
     embeddings: EmbeddingsConfig
     positions: PositionsConfig
     attention: AttentionConfig | tuple[AttentionConfig, ...]
-    feed_forward: FeedForwardConfig
+    feed_forward: FeedForwardConfig | tuple[FeedForwardConfig, ...]
     norm: NormConfig = field(default_factory=NormConfig)
     convolution: ConvolutionConfig | None = None
 
@@ -65,6 +67,7 @@ class EncoderConfig(ConfigPart):
         super().__post_init__()
         # One spelling of a pattern, so that equal encoders have equal configurations.
         object.__setattr__(self, "attention", _shortest_pattern(self.layer_attentions))
+        object.__setattr__(self, "feed_forward", _shortest_pattern(self.layer_feed_forwards))
 
     def _check(self) -> None:
         for name in ("hidden_size", "num_layers"):
@@ -83,18 +86,35 @@ class EncoderConfig(ConfigPart):
     def _check_layers(self) -> None:
         groups, limit = self.num_hidden_groups, f"must not be longer than num_layers={self.num_layers}"
         self.require("attention", len(_pattern(self.attention)) <= self.num_layers, limit)
+        self.require("feed_forward", len(_pattern(self.feed_forward)) <= self.num_layers, limit)
         divides = groups is None or (groups >= 1 and self.num_layers % groups == 0)
         self.require("num_hidden_groups", divides, f"must divide num_layers={self.num_layers}, or be null")
-        limit = "must be null where norm.placement is not 'post': the first layer may be unlike the others"
-        self.require("num_hidden_groups", groups is None or self.norm.placement == "post", limit)
-        limit = "must be null where attention differs from layer to layer"
-        self.require("num_hidden_groups", groups is None or len(set(self.layer_attentions)) == 1, limit)
+        limit = (
+            "must be null where norm.placement is 'pre' or 'both': the first layer may be unlike the others"
+        )
+        are_alike = self.norm.placement in ("post", "post_twice")
+        self.require("num_hidden_groups", groups is None or are_alike, limit)
+        for name, layers in (
+            ("attention", self.layer_attentions),
+            ("feed_forward", self.layer_feed_forwards),
+        ):
+            limit = f"must be null where {name} differs from layer to layer"
+            self.require("num_hidden_groups", groups is None or len(set(layers)) == 1, limit)
 
     @property
     def layer_attentions(self) -> tuple[AttentionConfig, ...]:
         """The attention of each of the L layers."""
-        pattern = _pattern(self.attention)
-        return tuple(pattern[layer % len(pattern)] for layer in range(self.num_layers))
+        return _repeated(self.attention, self.num_layers)
+
+    @property
+    def layer_feed_forwards(self) -> tuple[FeedForwardConfig, ...]:
+        """The feed-forward part of each of the L layers."""
+        return _repeated(self.feed_forward, self.num_layers)
+
+    @property
+    def intermediate_size(self) -> int:
+        """The widest middle of a layer's feed-forward part, or of one of its experts."""
+        return max(feed_forward.intermediate_size for feed_forward in self.layer_feed_forwards)
 
     def layer_outputs(self, layer: int) -> tuple[AttentionOutput, ...]:
         """Return what layer `layer`, counted from 0, returns beside its context, in order."""
@@ -143,11 +163,11 @@ class EncoderConfig(ConfigPart):
             ConfigError: an unknown or missing key, an unsupported `model_type`, or a bad value.
         """
         if "model_type" in values:
-            family = family_of_model_type(str(values["model_type"]), values.get("architectures"))
+            family = family_of_config(values)
             values = nested(family.read_config(values) | {"family": family.name})
         published = next((key for key in values if key in _PUBLISHED_KEYS), None)
         if published is not None:
-            known = ", ".join(sorted(name for family in FAMILIES.values() for name in family.model_types))
+            known = ", ".join(sorted({name for family in FAMILIES.values() for name in family.model_types}))
             raise ConfigError(
                 f"{published} is a key of a Hugging Face config.json, which must state its model_type too: "
                 f'add, for instance, "model_type": "bert" (one of {known}), or use the keys of '
@@ -176,7 +196,7 @@ class EncoderConfig(ConfigPart):
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def by_path(self) -> dict[str, object]:
-        """Return every value by its path, such as `norm.eps`; a pattern of attention is one value."""
+        """Return every value by its path, such as `norm.eps`; a pattern of parts is one value."""
         return flat(dataclasses.asdict(self))
 
     def to_hugging_face(self) -> dict[str, Any]:
@@ -186,8 +206,10 @@ class EncoderConfig(ConfigPart):
         """
         family = family_named(self.family)
         names = {"architectures": [family.architecture], "model_type": family.model_types[0]}
-        pattern = [dataclasses.asdict(attention) for attention in _pattern(self.attention)]
-        values = self.by_path() | flat(pattern[0], "attention") | {"attention": pattern}
+        values = self.by_path()
+        for name, parts in (("attention", self.attention), ("feed_forward", self.feed_forward)):
+            pattern = [dataclasses.asdict(part) for part in _pattern(parts)]
+            values |= flat(pattern[0], name) | {name: pattern}
         return names | family.write_config(values)
 
 
@@ -208,13 +230,17 @@ def read_config(path: str | Path) -> EncoderConfig:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _pattern(attention: AttentionConfig | tuple[AttentionConfig, ...]) -> tuple[AttentionConfig, ...]:
-    return attention if isinstance(attention, tuple) else (attention,)
+def _pattern(parts: _Part | tuple[_Part, ...]) -> tuple[_Part, ...]:
+    return parts if isinstance(parts, tuple) else (parts,)
 
 
-def _shortest_pattern(
-    layers: tuple[AttentionConfig, ...],
-) -> AttentionConfig | tuple[AttentionConfig, ...]:
+def _repeated(parts: _Part | tuple[_Part, ...], num_layers: int) -> tuple[_Part, ...]:
+    """Return the part of each layer: a pattern is repeated."""
+    pattern = _pattern(parts)
+    return tuple(pattern[layer % len(pattern)] for layer in range(num_layers))
+
+
+def _shortest_pattern(layers: tuple[_Part, ...]) -> _Part | tuple[_Part, ...]:
     """Return the shortest pattern that is repeated over the layers; layers that are all alike need none."""
     length = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return layers[:length] if length > 1 else layers[0]

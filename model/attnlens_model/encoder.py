@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         )
         beside = config.convolution
         self.convolution = None if beside is None else NeighbourConvolution(beside, width, norm.eps, dropout)
-        self.final_norm = make_norm(norm, width) if norm.placement != "post" else None
+        self.final_norm = make_norm(norm, width) if norm.placement in ("pre", "both") else None
         if config.is_causal:
             # The device is named so that the values exist even when the rest is built without storage.
             positions = torch.arange(config.max_tokens, device="cpu")

@@ -4,7 +4,8 @@ A family is data: one `FAMILY = Family(...)` in one module of `families`. All sh
 `EncoderConfig` chooses.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -22,7 +23,8 @@ class Layout:
 
     Attributes:
         weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number. Empty: the checkpoint has our names.
+            name. `{layer}` stands for the layer number, `{expert}` for that of an expert: those of a layer
+            are stored as one. Empty: the checkpoint has our names.
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.
@@ -44,16 +46,32 @@ class Layout:
             num_layers: layers that share their weights count once.
             parameters: of the encoder.
         """
+        known = tuple(parameters)
         if not self.weights:
-            yield from (((name,), name) for name in parameters)
+            yield from (((name,), name) for name in known)
         for stored, theirs in self.weights.items():
             ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
-                yield tuple(name.format(layer=layer) for name in ours), theirs.format(layer=layer)
+                names = [name.replace("{layer}", str(layer)) for name in ours]
+                if experts := tuple(_of_experts(names, known)):
+                    yield experts, theirs.format(layer=layer)
 
     def row_order(self, name: str) -> RowOrder | None:
         """Return the order of the rows of the checkpoint's tensor `name`; None: that of our parameters."""
         return next((order for ending, order in self.row_orders.items() if name.endswith(ending)), None)
+
+
+@dataclass(frozen=True)
+class TaskAdapters:
+    """The low-rank adapters that a checkpoint has beside its weights.
+
+    Attributes:
+        tasks: what each is for, in the order in which the checkpoint stacks them.
+        scale: what the product of their two matrices is multiplied by.
+    """
+
+    tasks: tuple[str, ...]
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class Family:
         architecture: the class that such a file names for the encoder alone.
         read_config: turns such a file's content into values of an `EncoderConfig` by path.
         write_config: turns such values into a file's content. `attention` is the list of its pattern,
-            `attention.num_heads` and the like are of its first.
+            `attention.num_heads` and the like are of its first; `feed_forward` likewise.
         weights: see `Layout`, as are `anchor`, `roots` and `row_orders`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
@@ -77,6 +95,9 @@ class Family:
             fp32.
         spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
             configuration describes has no use for them.
+        claims: whether such a file's content means this family, where another has the same `model_type`;
+            None: it does where no other claims it.
+        read_adapters: what such a file's content says of adapters among the tensors; None: there are none.
     """
 
     name: str
@@ -94,6 +115,8 @@ class Family:
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     spare: tuple[str, ...] = ()
+    claims: Callable[[Mapping[str, object]], bool] | None = None
+    read_adapters: Callable[[Mapping[str, object]], TaskAdapters] | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -118,6 +141,18 @@ class Family:
             if name.endswith(ending):
                 return transform(values)
         return values
+
+
+def _of_experts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
+    """Yield the names, each with `{expert}` once for every expert that there is."""
+    for name in names:
+        if "{expert}" not in name:
+            yield name
+            continue
+        for number in itertools.count():
+            if (expert := name.format(expert=number)) not in parameters:
+                break
+            yield expert
 
 
 def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:

@@ -10,18 +10,20 @@ from torch import Tensor, nn
 
 from attnlens_model.activations import ACTIVATIONS, GATE_ACTIVATIONS, Activation
 from attnlens_model.config_part import ConfigPart
+from attnlens_model.experts import Experts, ExpertsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig(ConfigPart, path="feed_forward"):
-    """The feed-forward part of every layer.
+    """The feed-forward part of a layer.
 
     Attributes:
-        intermediate_size: width of its middle.
+        intermediate_size: width of its middle; where there are experts, of each expert's.
         kind: "plain": down(activation(up(x))). "gated": down(activation(gate(x)) * up(x)).
         activation: "gelu" (exact, by erf), "gelu_tanh" (its tanh approximation), "relu" or "silu".
         up_bias: whether the projections up (and gate) have biases.
-        down_bias: whether the projection down has one.
+        down_bias: whether the projection down has one; where there are experts, whether their sum has.
+        experts: several feed-forward parts in place of one, of which each token goes to a few; None: one.
     """
 
     intermediate_size: int
@@ -29,9 +31,14 @@ class FeedForwardConfig(ConfigPart, path="feed_forward"):
     activation: Activation = "gelu"
     up_bias: bool = True
     down_bias: bool = True
+    experts: ExpertsConfig | None = None
 
     def _check(self) -> None:
         self.require("intermediate_size", self.intermediate_size >= 1, "must be at least 1")
+        has_experts = self.experts is not None
+        limit = "where there are experts"
+        self.require("kind", not (has_experts and self.kind == "gated"), f"must be 'plain' {limit}")
+        self.require("up_bias", not (has_experts and self.up_bias), f"must be false {limit}")
 
 
 class FeedForward(nn.Module):
@@ -63,3 +70,12 @@ class FeedForward(nn.Module):
             middle = middle * self.activation(self.gate(hidden_states))
         output: Tensor = self.down(middle)
         return output
+
+
+def make_feed_forward(config: FeedForwardConfig, width: int) -> nn.Module:
+    """Return a fresh feed-forward part, (B, T, D) -> (B, T, D) for D = `width`."""
+    if config.experts is None:
+        return FeedForward(config, width)
+    # What goes through it is multiplied by the router's number.
+    activation = GATE_ACTIVATIONS[config.activation]
+    return Experts(config.experts, width, config.intermediate_size, activation, bias=config.down_bias)

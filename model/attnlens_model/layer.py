@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnlens_model.attention.mechanism import Outputs
 from attnlens_model.config import EncoderConfig
-from attnlens_model.feed_forward import FeedForward
+from attnlens_model.feed_forward import make_feed_forward
 from attnlens_model.norm import make_norm
 
 
@@ -18,16 +18,20 @@ class EncoderLayer(nn.Module):
     feed-forward and the sum stays as it is (pre-LN, Xiong et al. 2020, https://arxiv.org/abs/2002.04745).
     With norms on both sides, what attention and feed-forward return is normalised too, before the sum
     (Gemma Team 2024, https://arxiv.org/abs/2408.00118, section 2).
+    Post-LN has one more form, in which attention's residual is added and normalised twice.
     """
 
     def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
-        self.attention = config.layer_attentions[index * config.times_in_a_row].make_layer(config.sizes)
+        number = index * config.times_in_a_row
+        self.attention = config.layer_attentions[number].make_layer(config.sizes)
         self.is_pre_norm = config.norm.placement in ("pre", "both")
         is_normalised = self.is_pre_norm and config.embeddings.norm and index == 0
         has_none = is_normalised and not config.norm.first_layer
         self.attention_norm = None if has_none else make_norm(config.norm, config.hidden_size)
-        self.feed_forward = FeedForward(config.feed_forward, config.hidden_size)
+        is_twice = config.norm.placement == "post_twice"
+        self.second_attention_norm = make_norm(config.norm, config.hidden_size) if is_twice else None
+        self.feed_forward = make_feed_forward(config.layer_feed_forwards[number], config.hidden_size)
         self.output_norm = make_norm(config.norm, config.hidden_size)
         """After (or, in pre-LN, before) the feed-forward."""
         has_both = config.norm.placement == "both"
@@ -44,7 +48,10 @@ class EncoderLayer(nn.Module):
         before, after = (self.attention_norm, None) if self.is_pre_norm else (None, self.attention_norm)
         attended, outputs = self.attention(_normalised(hidden_states, before), *shared)
         attended = _normalised(attended, self.attention_post_norm)
-        hidden_states = _normalised(hidden_states + self.dropout(attended), after)
+        attended = _normalised(hidden_states + self.dropout(attended), after)
+        if self.second_attention_norm is not None:
+            attended = self.second_attention_norm(hidden_states + attended)
+        hidden_states = attended
         before, after = (self.output_norm, None) if self.is_pre_norm else (None, self.output_norm)
         output = self.feed_forward(_normalised(hidden_states, before))
         output = _normalised(output, self.feed_forward_post_norm)

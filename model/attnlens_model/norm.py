@@ -23,14 +23,15 @@ class NormConfig(ConfigPart, path="norm"):
         placement: "post": a norm after each residual sum. "pre": a norm before attention and feed-forward,
             and one after the last layer; attention of the first layer has none where the embeddings were just
             normalised. "both": the same, and a norm after attention and after feed-forward, before each
-            residual sum.
+            residual sum. "post_twice": as "post", but attention's residual is added and
+            normalised twice: norm(x + norm(x + attention(x))).
         first_layer: whether attention of the first layer has one even there; of no effect for "post".
     """
 
     kind: Literal["layer", "rms"] = "layer"
     eps: float = 1e-12
     bias: bool = True
-    placement: Literal["post", "pre", "both"] = "post"
+    placement: Literal["post", "pre", "both", "post_twice"] = "post"
     first_layer: bool = False
 
     def _check(self) -> None:

@@ -57,7 +57,6 @@ _KINDS: Mapping[str, Sequence[str]] = {
 
 # Encoders of text that this version cannot compute, and what they have that it lacks.
 _NOT_YET = {
-    "big_bird": "attention to blocks of tokens",
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
     "ernie_m": "",
@@ -66,7 +65,6 @@ _NOT_YET = {
     "fnet": "Fourier transforms in place of attention",
     "funnel": "layers that shorten the sequence",
     "ibert": "arithmetic in integers",
-    "jina_embeddings_v3": "rotation, and adapters for each task",
     "layoutlm": "places on a page beside tokens",
     "lilt": "",
     "luke": "entities beside tokens",

@@ -124,7 +124,8 @@ def test_a_graph_has_the_operators_of_bert_and_few_more(exported: Exported) -> N
 def test_a_bundle_states_the_usable_length_and_passes_a_check(exported: Exported) -> None:
     manifest = read_manifest(exported.bundle)
     assert manifest.parity.passed
-    assert manifest.architecture.family == exported.family
+    # A family with several is named with what is special.
+    assert manifest.architecture.family == exported.family.partition(" ")[0]
     assert manifest.architecture.max_position_embeddings == exported.config.max_tokens
     assert manifest.max_tokens == exported.config.max_tokens
     # Rebuilt from the weights inside the graph: every parameter is there under its name.
@@ -138,7 +139,7 @@ def test_config_json_has_the_common_names_and_is_read_as_the_same_model(exported
     assert content["hidden_size"] == config.hidden_size
     assert content["num_hidden_layers"] == config.num_layers
     assert content["num_attention_heads"] == config.num_heads
-    assert content["intermediate_size"] == config.feed_forward.intermediate_size
+    assert content["intermediate_size"] == config.intermediate_size
     assert content["max_position_embeddings"] == config.positions.max_position_embeddings
     assert read_config(exported.bundle / "config.json") == config
     published = type(exported.model.config).from_pretrained(exported.bundle)

@@ -86,6 +86,17 @@ EUROBERT = [
         std=0.1,
     ),
 ]
+JINA_V3 = [
+    OddModel("JinaEmbeddingsV3", std=0.1),
+    OddModel(
+        "JinaEmbeddingsV3",
+        {"num_attention_heads": 6, "type_vocab_size": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}
+        | {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}},
+        64,
+        std=0.1,
+    ),
+]
+
 ROFORMER = [
     OddModel("RoFormer", {"num_attention_heads": 4}),
     OddModel("RoFormer", {"embedding_size": 40, "type_vocab_size": 1, "layer_norm_eps": 1e-3}, 64),
@@ -93,8 +104,8 @@ ROFORMER = [
 ]
 
 CASES = FamilyCases(
-    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT, *ROFORMER],
-    one_of_each=[MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], ROFORMER[0], ROFORMER[1]],
+    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT, *ROFORMER, *JINA_V3],
+    one_of_each=[MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], ROFORMER[0], ROFORMER[1], JINA_V3[0]],
     heads=[
         (MODERNBERT[1], "ForMaskedLM", {"head.dense.weight", "decoder.bias"}),
         (MODERNBERT[2], "ForSequenceClassification", {"head.dense.weight", "classifier.weight"}),
@@ -103,6 +114,7 @@ CASES = FamilyCases(
         (EUROBERT[1], "ForMaskedLM", {"lm_head.weight"}),
         (ROFORMER[1], "ForMaskedLM", {"cls.predictions.bias"}),
         (EUROBERT[0], "ForSequenceClassification", {"classifier.weight"}),
+        (JINA_V3[0], "ForMaskedLM", {"lm_head.dense.weight"}),
     ],
     exported={
         "modernbert": OddModel(
@@ -110,6 +122,7 @@ CASES = FamilyCases(
         ),
         "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 2}, std=0.1),
         "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 2}, std=0.1),
+        "jina_v3": OddModel("JinaEmbeddingsV3", {"num_hidden_layers": 2}, std=0.1),
         "eurobert": OddModel(
             "EuroBert",
             {"pad_token_id": 2, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
@@ -122,6 +135,7 @@ CASES = FamilyCases(
         "modernbert": {"Abs", "Clip", "Concat"},
         "nomic_bert": {"Concat", "Sigmoid"},
         "gte": {"Concat"},
+        "jina_v3": {"Concat"},
         "eurobert": {"Concat", "ReduceSum", "Sigmoid", "Sqrt"},
     },
 )

@@ -64,7 +64,7 @@ def test_the_published_layout_has_a_prefix_and_a_head_that_is_reported(tmp_path:
 def test_the_feed_forward_part_is_two_thirds_as_wide_as_the_file_says(stated: int, width: int) -> None:
     content = NeoBert.draw(intermediate_size=stated).content
     config = EncoderConfig.from_dict(content)
-    assert config.feed_forward.intermediate_size == width
+    assert config.intermediate_size == width
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
 

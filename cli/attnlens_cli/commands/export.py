@@ -53,6 +53,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     "--seed", type=click.IntRange(0, MAX_SEED), help="For the weights of a fresh encoder.  [default: 0]"
 )
 @click.option("--revision", help="Branch, tag or commit of SOURCE on the hub.")
+@click.option(
+    "--task",
+    metavar="NAME",
+    help="Merge the adapters of this task, where SOURCE has some; 'none': no task's.",
+)
 @click.option("--name", help="Name of the model.  [default: the last part of SOURCE]")
 @click.option(
     "--pooling", type=click.Choice(POOLINGS), help="Instead of what the checkpoint says; Dense modules stay."
@@ -74,6 +79,11 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     "--global-tokens",
     type=click.IntRange(0),
     help="Longformer: so many tokens at the start of a text attend to all, and all to them.",
+)
+@click.option(
+    "--random-blocks",
+    type=click.Choice(["original", "transformers"]),
+    help="BigBird: those that it was trained with, or what transformers computes.  [default: original]",
 )
 @click.option(
     "--prompt",
@@ -130,6 +140,7 @@ def export(
     config: Path | None,
     seed: int | None,
     revision: str | None,
+    task: str | None,
     name: str | None,
     layouts: tuple[str, ...],
     link: bool,
@@ -153,14 +164,16 @@ def export(
     from attnlens_export.layouts import check_output, write_layout  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
-    _check_combination(source, config, seed, revision)
+    _check_combination(source, config, seed, {"--revision": revision, "--task": task})
     if link and not layouts:
         raise click.UsageError("--link is about the files of --layout")
     gate = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
     precisions = _precisions(precision, gate, calibration)
     if config is not None:
         name = name or config.stem
-    choices = ExportOptions(seed=seed or 0, revision=revision, name=name, precisions=precisions, **options)
+    choices = ExportOptions(
+        seed=seed or 0, revision=revision, task=task, name=name, precisions=precisions, **options
+    )
     repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
         with stopped_by_signals(), shown_stages(in_lines=True) as progress:
@@ -202,14 +215,16 @@ def _beside(output: Path, layout: str) -> Path:
 
 
 def _check_combination(
-    source: str | None, config: Path | None, seed: int | None, revision: str | None
+    source: str | None, config: Path | None, seed: int | None, of_source: dict[str, str | None]
 ) -> None:
     if (source is None) == (config is None):
         raise click.UsageError("give either SOURCE or --config")
     if source is not None and seed is not None:
         raise click.UsageError("--seed is for a fresh encoder: it needs --config instead of SOURCE")
-    if config is not None and revision is not None:
-        raise click.UsageError("--revision is for a SOURCE on the hub, not for --config")
+    for option, value in of_source.items():
+        if config is not None and value is not None:
+            where = " on the hub" if option == "--revision" else ""
+            raise click.UsageError(f"{option} is for a SOURCE{where}, not for --config")
 
 
 def _read_config(path: Path) -> "EncoderConfig":

@@ -45,6 +45,9 @@ SILU_OPERATORS = frozenset({"Sigmoid"})
 # The convolution beside the first layer of DeBERTa version 2.
 CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
+# The experts of a token are those with the greatest numbers.
+EXPERTS_OPERATORS = frozenset({"Abs", "ArgMax", "Clip"})
+
 MAX_FP16 = float(np.finfo(np.float16).max)
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
 _FLOAT_TYPES = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
@@ -117,7 +120,8 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
         RMS_OPERATORS: config.norm.kind == "rms",
-        SILU_OPERATORS: config.feed_forward.activation == "silu",
+        SILU_OPERATORS: any(layer.activation == "silu" for layer in config.layer_feed_forwards),
+        EXPERTS_OPERATORS: any(layer.experts is not None for layer in config.layer_feed_forwards),
         CONVOLUTION_OPERATORS: config.convolution is not None,
     }
     attention = (layer.operators for layer in config.layer_attentions)

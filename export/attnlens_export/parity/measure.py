@@ -26,10 +26,11 @@ from attnlens_export.parity.compare import (
     max_abs_difference,
     select_live,
 )
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.patterns import pattern_errors
 from attnlens_export.parity.reference import Tensors, run_float64, run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, allowed_error, max_or_nan
+from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_model import AttentionOutput, Encoder, EncoderConfig
 
@@ -131,7 +132,7 @@ def measure_parity(subject: Subject, graph_paths: Sequence[str], progress: Stage
         The measurements. Nothing is raised for a graph that differs: see `ParityResult.failures`.
     """
     directory, config, cases = subject.directory, subject.config, subject.cases
-    inputs = {case: make_inputs(case, config) for case in cases}
+    inputs = {case: make_clear_inputs(case, config, subject.encoder) for case in cases}
     with_maps = [path for path in graph_paths if len(read_structure(directory / path).graph.output) > 1]
     kept: dict[str, dict[Case, Run]] = {}
     for path in graph_paths:

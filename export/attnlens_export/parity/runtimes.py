@@ -24,10 +24,11 @@ from attnlens_export.graph.names import (
     layer_outputs,
     output_axes,
 )
-from attnlens_export.parity.grid import Case, Inputs, make_inputs
+from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
 from attnlens_export.parity.reference import Tensors
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
+from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 from attnlens_runtimes import (
@@ -227,7 +228,7 @@ def _measure(
         graphs = _open(subject, runtime, timeout_s, processes, stops)
         for number, case in enumerate(cases):
             progress(str(case), number, len(cases))
-            inputs = make_inputs(case, config)
+            inputs = make_clear_inputs(case, config, subject.encoder)
             runs = _run_case(case, inputs, graphs, config, stops)
             invariants += [run.invariants for run in runs.values()]
             if runs:

@@ -12,13 +12,18 @@ from attnlens_export.json_files import read_object, write_json
 from attnlens_export.tokenizer.build import build_tokenizer
 from attnlens_model import EncoderConfig, read_config
 
+TASK_KEY = "attnlens_task"
+"""The key of a bundle's `config.json` that names the task whose adapters were merged into the weights."""
+
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 _TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
 _COPIED_FILES = ("vocab.txt",)
 _EMBEDDERS_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
 
 
-def write_config(directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool) -> None:
+def write_config(
+    directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool, task: str = ""
+) -> None:
     """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
 
     Args:
@@ -26,6 +31,7 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         source: the checkpoint's directory, None for a fresh encoder.
         config: the encoder.
         external_data: whether the weights are outside the ONNX files; transformers.js needs to know.
+        task: whose adapters were merged into the weights; empty: the checkpoint has none.
 
     Raises:
         SourceError: the file would be read back as another encoder.
@@ -40,10 +46,14 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
         "pad_token_id": config.embeddings.pad_token_id,
     }
     # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
-    content.setdefault("intermediate_size", config.feed_forward.intermediate_size)
+    content.setdefault("intermediate_size", config.intermediate_size)
+    # What no publisher writes and this family needs.
+    content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if EncoderConfig.from_dict(content) != config:
         # A choice made at export. The class is the checkpoint's own.
         content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
+    if task:
+        content[TASK_KEY] = task
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)
@@ -54,6 +64,12 @@ def write_config(directory: Path, source: Path | None, config: EncoderConfig, *,
             f"a Hugging Face config.json of the {config.family} family can't say {', '.join(lost)}: "
             "choose the family that is built so"
         )
+
+
+def read_task(directory: Path) -> str:
+    """Return the task that a bundle's `config.json` names; empty: none."""
+    task = read_object(directory / "config.json").get(TASK_KEY)
+    return task if isinstance(task, str) else ""
 
 
 def write_tokenizer(

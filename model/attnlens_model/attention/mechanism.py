@@ -11,7 +11,7 @@ Letters in shapes: B batch, T tokens, D width, H heads.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NewType
+from typing import Any, Literal, NamedTuple, NewType
 
 from torch import Tensor, nn
 
@@ -142,6 +142,21 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
         Its `forward` takes `BatchInputs` and returns the tuple of what each layer needs beside hidden states.
         """
         return SharedMask()
+
+
+class ChoosingModule(nn.Module, ABC):
+    """A module that decides between whole things by comparing numbers, as a router does between heads.
+
+    Where two numbers are nearly equal, rounding decides: two exact programs may choose differently, and what
+    follows differs altogether. Parity compares texts in which nothing is so close.
+    """
+
+    @abstractmethod
+    def margins(self, output: Any) -> Tensor:  # noqa: ANN401 - whatever `forward` returns
+        """Return how far apart the chosen and the next are, (B, T), on a scale of about 1.
+
+        `output` is what `forward` has returned.
+        """
 
 
 class SharedMask(nn.Module):

@@ -1,4 +1,4 @@
-"""Multi-head self-attention: scaled dot products, perhaps with rotation, a bias by distance, or a window.
+"""Multi-head self-attention: scaled dot products, perhaps with rotation, biases by distance, or a window.
 
 Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K in most families), G heads of
 keys and values (G = H unless heads share them).
@@ -17,6 +17,7 @@ from attnlens_model.attention.mechanism import (
     EncoderSizes,
     Outputs,
 )
+from attnlens_model.attention.parts.alibi import AlibiBias
 from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask, window_keep_mask
 from attnlens_model.attention.parts.relative_bias import (
@@ -48,6 +49,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         window: a token sees the keys at most so many places away; None means all.
         rotary: how queries and keys are turned by their positions; None means that they are not.
         relative_bias: the biases by distance that are added to scores; None means none.
+        alibi: whether the distance of two tokens is taken off their score, times a slope of each head.
+        projection_norm: whether projected queries and keys go through a LayerNorm each, over all heads.
     """
 
     kind: Literal["softmax"] = "softmax"
@@ -61,6 +64,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
     window: int | None = None
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
+    alibi: bool = False
+    projection_norm: bool = False
 
     def _check(self) -> None:
         super()._check()
@@ -72,6 +77,10 @@ class SoftmaxAttentionConfig(AttentionConfig):
         self.require("num_key_value_heads", divides, f"must divide num_heads={self.num_heads}, or be null")
         is_usable = self.scale is None or is_positive(self.scale)
         self.require("scale", is_usable, "must be greater than 0, or null")
+        has_one = not (self.alibi and self.relative_bias)
+        self.require(
+            "alibi", has_one, "must be false where there is a relative_bias: scores get one of the two"
+        )
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
         """Check what depends on the encoder: that heads divide its width, and that they can be rotated."""
@@ -106,7 +115,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
         # The distance of two tokens, cut at the window.
         window = {"Abs", "Clip"} if self.window else set()
-        return frozenset(joining | window | ({"ReduceSum", "Sqrt"} if self.head_norm else set()))
+        alibi = {"Abs"} if self.alibi else set()
+        return frozenset(joining | window | alibi | ({"ReduceSum", "Sqrt"} if self.head_norm else set()))
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer."""
@@ -118,6 +128,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
             num_key_value_heads=self.num_key_value_heads,
             scale=self.scale,
             bias=self.bias,
+            projection_norm_eps=sizes.layer_norm_eps if self.projection_norm else None,
             key_bias=self.key_bias,
             relative_bias=self.relative_bias if self._has_biases_per_layer else None,
             output_bias=self.output_bias,
@@ -142,6 +153,7 @@ class SharedSoftmaxParts(nn.Module):
             self.buckets = RelativePositionBuckets(bias, limit)
         elif bias is not None:
             self.relative_bias = RelativePositionBias(bias, config.num_heads, limit)
+        self.alibi = AlibiBias(config.num_heads, limit) if config.alibi else None
         head_dim = config.head_dim(sizes.hidden_size)
         self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, limit)
         self.window = config.window
@@ -158,7 +170,8 @@ class SharedSoftmaxParts(nn.Module):
             keep = keep * window_keep_mask(self.positions[:num_tokens], self.window).to(keep.dtype)
         rotation = None if self.rotary is None else self.rotary(num_tokens)
         mask = prepare_mask(keep, keep.dtype)
-        position_bias = None if self.relative_bias is None else self.relative_bias(num_tokens)
+        bias = self.alibi if self.relative_bias is None else self.relative_bias
+        position_bias = None if bias is None else bias(num_tokens)
         buckets = None if self.buckets is None else self.buckets(num_tokens)
         return mask, position_bias, rotation, buckets
 
@@ -179,6 +192,7 @@ class MultiHeadSelfAttention(HeadProjections):
         key_bias: bool = True,
         output_bias: bool | None = None,
         head_norm_eps: float | None = None,
+        projection_norm_eps: float | None = None,
         relative_bias: RelativeBiasConfig | None = None,
     ) -> None:
         """Make the projections, as `HeadProjections`, and a table for biases of the layer's own, if any."""
@@ -193,6 +207,7 @@ class MultiHeadSelfAttention(HeadProjections):
             key_bias=key_bias,
             output_bias=output_bias,
             head_norm_eps=head_norm_eps,
+            projection_norm_eps=projection_norm_eps,
         )
         self.relative_bias = None if relative_bias is None else bias_table(relative_bias, num_heads)
 

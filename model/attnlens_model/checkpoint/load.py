@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
+from attnlens_model.checkpoint.adapters import for_task, has_adapters
 from attnlens_model.checkpoint.fitting import fit_tensors
 from attnlens_model.checkpoint.hub import locate_checkpoint
 from attnlens_model.checkpoint.tensor_files import read_tensors
 from attnlens_model.config import EncoderConfig, read_config
 from attnlens_model.encoder import Encoder
-from attnlens_model.errors import ModelError
+from attnlens_model.errors import CheckpointError, ModelError
 from attnlens_model.families import family_named
 from attnlens_model.other_models import check_directory, read_object
 
@@ -28,6 +29,7 @@ class Checkpoint:
         unused_tensors: names of tensors that do not belong to the encoder: pooler and task heads.
         commit: of the hub's repository; empty where it is not known, as for a directory.
         has_own_code: whether the publisher has code for it, which is not run.
+        task: whose adapters were merged into the weights, or "none"; empty: the checkpoint has none.
     """
 
     encoder: Encoder
@@ -37,12 +39,15 @@ class Checkpoint:
     unused_tensors: tuple[str, ...]
     commit: str = ""
     has_own_code: bool = False
+    task: str = ""
 
 
 def load_checkpoint(
     source: str | Path,
     revision: str | None = None,
     change: Callable[[EncoderConfig], EncoderConfig] | None = None,
+    *,
+    task: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
@@ -54,37 +59,44 @@ def load_checkpoint(
         revision: branch, tag or commit on the Hub; None is its default branch.
         change: gets what `config.json` says and returns the configuration to load the weights into; what it
             raises is passed on.
+        task: whose adapters are merged into the weights, or "none"; must be given where a checkpoint has
+            adapters for tasks, and can't be where it has none.
 
     Raises:
-        CheckpointError: not found or unreadable, or tensors are missing, unexpected or misshapen.
+        CheckpointError: not found or unreadable, tensors are missing, unexpected or misshapen, or `task` is
+            not one of the checkpoint's.
         ConfigError: `config.json` describes no encoder that is supported.
     """
     location = locate_checkpoint(source, revision)
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused = _load(location.directory, change)
+        config, encoder, unused, found = _load(location.directory, change, task)
     except ModelError as error:
         if has_own_code:
             error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
         raise
-    return Checkpoint(
-        encoder, config, location.directory, location.name, unused, location.commit, has_own_code
-    )
+    directory, commit = location.directory, location.commit
+    return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, found)
 
 
 def _load(
-    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None
-) -> tuple[EncoderConfig, Encoder, tuple[str, ...]]:
-    """Return the encoder, its configuration, and the names of the tensors that it has no use for."""
+    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, task: str | None
+) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
+    """Return the encoder, its configuration, the tensors that it has no use for by name, and the task."""
     config = read_config(directory / "config.json")
     config = config if change is None else change(config)
     # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
     with torch.device("meta"):
         encoder = Encoder(config)
     family = family_named(config.family)
-    fitted = fit_tensors(
-        read_tensors(directory), encoder.state_dict(), family, config.num_distinct_layers, config.num_heads
-    )
+    tensors = read_tensors(directory)
+    if family.read_adapters is not None and has_adapters(tensors):
+        tensors = for_task(tensors, family.read_adapters(read_object(directory / "config.json")), task)
+    elif task is not None:
+        raise CheckpointError(
+            f"the checkpoint has no adapters, for the task {task!r} or another: choose none"
+        )
+    fitted = fit_tensors(tensors, encoder.state_dict(), family, config.num_distinct_layers, config.num_heads)
     encoder.load_state_dict(fitted.parameters, assign=True)
-    return config, encoder.eval(), fitted.unused
+    return config, encoder.eval(), fitted.unused, task or ""

@@ -6,6 +6,7 @@ their attention.
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError, suggestion
 from attnlens_model.family import Family
@@ -36,17 +37,18 @@ def family_named(name: str) -> Family:
     return FAMILIES[name]
 
 
-def family_of_model_type(model_type: str, architectures: object = None) -> Family:
-    """Return the family that a Hugging Face `model_type` belongs to.
+def family_of_config(content: Mapping[str, object]) -> Family:
+    """Return the family that the content of a Hugging Face `config.json` belongs to.
 
-    Args:
-        model_type: as `config.json` says.
-        architectures: what it says under that key.
+    It is told by `model_type`; among families with the same one, by what each claims.
 
     Raises:
         ConfigError: none claims it; the message says what it is, if known, and which are supported.
     """
-    by_model_type = {known: family for family in FAMILIES.values() for known in family.model_types}
-    if model_type not in by_model_type:
-        raise ConfigError(refusal(model_type, architectures, sorted(by_model_type)))
-    return by_model_type[model_type]
+    model_type = str(content["model_type"])
+    families = [family for family in FAMILIES.values() if model_type in family.model_types]
+    if not families:
+        supported = sorted({known for family in FAMILIES.values() for known in family.model_types})
+        raise ConfigError(refusal(model_type, content.get("architectures"), supported))
+    claiming = [family for family in families if family.claims is not None and family.claims(content)]
+    return (claiming or [family for family in families if family.claims is None])[0]

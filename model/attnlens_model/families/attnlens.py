@@ -21,9 +21,9 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def _write_config(values: Mapping[str, object]) -> dict[str, object]:
-    pattern = values["attention"]
-    own = {path: value for path, value in values.items() if not path.startswith("attention.")}
-    return {_KEY: nested(own | {"attention": pattern})}
+    # Of patterns, what their first part has is there once more by path.
+    patterns = ("attention.", "feed_forward.")
+    return {_KEY: nested({path: value for path, value in values.items() if not path.startswith(patterns)})}
 
 
 FAMILY = Family(

@@ -358,6 +358,7 @@ class Manifest(_message.Message):
     PARITY_FIELD_NUMBER: _builtins.int
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -377,6 +378,10 @@ class Manifest(_message.Message):
     text_pairs: _builtins.bool
     """True where the tokenizer joins a pair of texts as the publisher's does: with separators and, where the graphs take
     them, token types.
+    """
+    task: _builtins.str
+    """The task whose adapters were merged into the weights; `none`: the checkpoint has adapters, and none was merged.
+    Empty: it has none.
     """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
@@ -424,10 +429,11 @@ class Manifest(_message.Message):
         parity: Global___Parity | None = ...,
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
+        task: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,8 @@ NOMIC = (
         "vocab_size": 300,
     },
 )
+EXPERTS = {"num_experts": 8, "moe_every_n_layers": 2}
+GELU = {"activation_function": "gelu"}
 GTE = (
     OddModel(
         "Gte",
@@ -231,14 +233,32 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (NOMIC[1] | {"num_experts": 8}, "num_experts=8 is not supported"),
-        (NOMIC[1] | {"moe_every_n_layers": 2}, "moe_every_n_layers=2 is not supported"),
+        (
+            NOMIC[1] | EXPERTS,
+            "activation_function='swiglu' is not supported where there are experts: only 'gelu'",
+        ),
+        (
+            NOMIC[1] | EXPERTS | {"moe_every_n_layers": 1},
+            "moe_every_n_layers=1 is not supported: .* at least 2",
+        ),
+        (
+            NOMIC[1] | EXPERTS | {"moe_normalize_expert_weights": True},
+            "moe_normalize_expert_weights=True is not",
+        ),
+        (NOMIC[1] | EXPERTS | {"expert_choice_router": True}, "expert_choice_router=True is not supported"),
+        (NOMIC[1] | EXPERTS | {"num_shared_experts": 1}, "num_shared_experts=1 is not supported: only 0 is"),
+        (NOMIC[1] | EXPERTS | {"ffn_div": 2}, "ffn_div=2 is not supported: only 1 is"),
+        (NOMIC[1] | EXPERTS | GELU | {"moe_top_k": 9}, r"num_selected=9: must be from 1 to num_experts=8"),
+        (NOMIC[1] | EXPERTS | GELU | {"num_experts": "8"}, r"num_experts='8' is str: it must be int"),
         (NOMIC[1] | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction=0.5 is not supported"),
         (NOMIC[1] | {"rotary_emb_interleaved": True}, "rotary_emb_interleaved=True is not"),
         (NOMIC[1] | {"rotary_head_dim": True}, "rotary_head_dim=True is not supported"),
         (NOMIC[1] | {"prenorm": True}, "prenorm=True is not supported: only False is"),
         (NOMIC[1] | {"causal": True}, "causal=True is not supported"),
-        (NOMIC[1] | {"activation_function": "gelu"}, "activation_function='gelu' is not.*swiglu, geglu"),
+        (
+            NOMIC[1] | {"activation_function": "relu"},
+            "activation_function='relu' is not.*swiglu, geglu, gelu",
+        ),
         ({key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_base"}, "not say rotary_emb_base"),
         (
             {key: NOMIC[1][key] for key in NOMIC[1] if key != "rotary_emb_fraction"},
@@ -292,9 +312,10 @@ def test_what_is_not_built_is_refused_with_its_name(content: dict[str, Any], mes
 
 
 def test_the_padding_id_and_feed_forward_depend_on_the_model_type() -> None:
-    assert EncoderConfig.from_dict(T5).feed_forward.kind == "plain"
+    assert EncoderConfig.from_dict(T5).layer_feed_forwards[0].kind == "plain"
     multilingual = EncoderConfig.from_dict(T5 | {"model_type": "mt5"})
-    assert (multilingual.feed_forward.kind, multilingual.feed_forward.activation) == ("gated", "gelu_tanh")
+    feed_forward = multilingual.layer_feed_forwards[0]
+    assert (feed_forward.kind, feed_forward.activation) == ("gated", "gelu_tanh")
     assert multilingual.by_path()["attention.head_size"] == 64
     assert multilingual.by_path()["attention.scale"] == 1.0
     assert EncoderConfig.from_dict(GTE[1]).embeddings.pad_token_id == 0

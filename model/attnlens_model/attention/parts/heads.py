@@ -34,6 +34,7 @@ class HeadProjections(nn.Module):
         key_bias: bool = True,
         output_bias: bool | None = None,
         head_norm_eps: float | None = None,
+        projection_norm_eps: float | None = None,
     ) -> None:
         """Make the four projections.
 
@@ -48,6 +49,7 @@ class HeadProjections(nn.Module):
             key_bias: whether that to keys has one where the others do.
             output_bias: whether that of the output has one; None: as `bias` says.
             head_norm_eps: of the norms of each head's query and key; None: there are none.
+            projection_norm_eps: of the LayerNorms of projected queries and keys, over all heads; None: none.
 
         Raises:
             ValueError: H does not divide D, or G not H.
@@ -73,6 +75,9 @@ class HeadProjections(nn.Module):
         eps = head_norm_eps
         self.query_norm = None if eps is None else RMSNorm(self.head_dim, eps)
         self.key_norm = None if eps is None else RMSNorm(self.head_dim, eps)
+        over_heads = projection_norm_eps
+        self.query_projection_norm = None if over_heads is None else nn.LayerNorm(width, eps=over_heads)
+        self.key_projection_norm = None if over_heads is None else nn.LayerNorm(shared_width, eps=over_heads)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
@@ -85,8 +90,10 @@ class HeadProjections(nn.Module):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query (B, H, T, K), key and value (B, G, T, K) of (B, T, D)."""
-        query = self.split_heads(self.query(hidden_states), self.num_heads)
-        key = self.split_heads(self.key(hidden_states), self.num_key_value_heads)
+        query, key = self.query(hidden_states), self.key(hidden_states)  # (B, T, H * K), (B, T, G * K)
+        if self.query_projection_norm is not None and self.key_projection_norm is not None:
+            query, key = self.query_projection_norm(query), self.key_projection_norm(key)
+        query, key = self.split_heads(query, self.num_heads), self.split_heads(key, self.num_key_value_heads)
         value = self.split_heads(self.value(hidden_states), self.num_key_value_heads)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

@@ -38,6 +38,11 @@ def attention_weights(
     scores = scaled @ key.transpose(-2, -1)  # (B, H, T, T)
     if position_bias is not None:
         scores = scores + position_bias
+    return masked_softmax(scores, keep_mask)
+
+
+def masked_softmax(scores: Tensor, keep_mask: Tensor | AttentionMask | None) -> Tensor:
+    """Return softmax(scores) over the keys that the mask keeps; both are as in `attention_weights`."""
     if keep_mask is None:
         return scores.softmax(dim=-1)
     mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)

@@ -1,12 +1,17 @@
 """NomicBERT (nomic-embed-text v1 and v1.5): BERT with rotation for positions, gated SiLU and no biases.
 
-Nussbaum et al. 2024, https://arxiv.org/abs/2402.01613. The checkpoints were published with code of their own,
-whose configuration has GPT-2's names and whose projections are fused. transformers 5 splits and renames them
-when it loads a checkpoint, and joins them again when it saves one.
+Nussbaum et al. 2024, https://arxiv.org/abs/2402.01613. In version 2 (Nussbaum & Duderstadt 2025,
+https://arxiv.org/abs/2502.07972) layers have biases and plain GELU, and every other one has experts.
+
+The checkpoints were published with code of their own, whose configuration has GPT-2's names and whose
+projections are fused. transformers 5 splits and renames them when it loads a checkpoint, and joins them again
+when it saves one; it has no experts.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+from attnlens_model.config_part import nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
@@ -17,7 +22,9 @@ _DEFAULT_THETA = 1000.0
 _GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
 # Beyond it the published code rescales the rotation by the length of the batch.
 _DEFAULT_TRAINED_POSITIONS = 2048
-_SHARED = {"positions.scheme": "none", "feed_forward.kind": "gated"}
+_PLAIN_ACTIVATION = "gelu"
+# What their class takes where a file with experts does not say it.
+_DEFAULT_SELECTED = 1
 
 _CONFIG = ConfigTable(
     keys={
@@ -28,7 +35,8 @@ _CONFIG = ConfigTable(
     },
     activation=("hidden_act", "silu"),
     implied={
-        **_SHARED,
+        "positions.scheme": "none",
+        "feed_forward.kind": "gated",
         "attention.bias": False,
         "feed_forward.up_bias": False,
         "feed_forward.down_bias": False,
@@ -52,7 +60,7 @@ _HUB_CONFIG = ConfigTable(
         "attention.dropout": ("attn_pdrop", 0.0),
     },
     activation=("activation_function", "silu"),
-    implied=_SHARED,
+    implied={"positions.scheme": "none"},
     required_values={
         "rotary_emb_fraction": (1.0,),
         "rotary_emb_interleaved": (False, None),
@@ -63,10 +71,16 @@ _HUB_CONFIG = ConfigTable(
         "parallel_block": (False, None),
         "use_rms_norm": (False, None),
         "causal": (False, None),
-        "moe_every_n_layers": (0, None),
-        "num_experts": (0, 1, None),
     },
 )
+
+# Of files with experts.
+_REQUIRED_OF_EXPERTS: Mapping[str, tuple[object, ...]] = {
+    "moe_normalize_expert_weights": (False, None),
+    "expert_choice_router": (False, None),
+    "num_shared_experts": (0, None),
+    "ffn_div": (1, None),
+}
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
@@ -80,13 +94,14 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
-    name = content.get("activation_function")
-    if name not in _GATED_ACTIVATIONS:
+    name = str(content.get("activation_function"))
+    if name != _PLAIN_ACTIVATION and name not in _GATED_ACTIVATIONS:
         raise ConfigError(
-            f"activation_function={name!r} is not supported: this version knows "
-            f"{', '.join(_GATED_ACTIVATIONS)}"
+            f"activation_function={content.get('activation_function')!r} is not supported: this version "
+            f"knows {', '.join(_GATED_ACTIVATIONS)}, {_PLAIN_ACTIVATION}"
         )
-    fields = _HUB_CONFIG.read({**content, "activation_function": _GATED_ACTIVATIONS[str(name)]})
+    fields = _HUB_CONFIG.read({**content, "activation_function": _GATED_ACTIVATIONS.get(name, name)})
+    fields["feed_forward.kind"] = "gated" if name in _GATED_ACTIVATIONS else "plain"
     if "rotary_emb_base" not in content and "rope_parameters" not in content:
         raise ConfigError("config.json does not say rotary_emb_base: add what the model was trained with")
     rotation = read_rotary(content, content.get("rotary_emb_base"))
@@ -94,16 +109,65 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
     trained = content.get("max_trained_positions") or _DEFAULT_TRAINED_POSITIONS
     if content.get("rotary_scaling_factor") and isinstance(length, int) and isinstance(trained, int):
         length = min(length, trained)
-    return fields | {
+    return _with_experts(content, fields) | {
         "positions.max_position_embeddings": length,
         "attention.rotary": rotation,
     }
 
 
-def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
+def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> dict[str, object]:
+    """Return the fields with a pattern of feed-forward parts where the file says that some are experts.
+
+    Of every n layers, counted from 0, number 1 has experts.
+    """
+    every, num_layers = content.get("moe_every_n_layers") or 0, fields["num_layers"]
+    has_experts = content.get("num_experts") not in (0, 1, None) and every != 0
+    if not has_experts or not isinstance(num_layers, int):
+        return fields
+    if not isinstance(every, int) or every < 2:  # noqa: PLR2004 - of 1, no layer has the number 1
+        raise ConfigError(
+            f"moe_every_n_layers={every!r} is not supported: it must be an integer of at least 2"
+        )
+    for key, accepted in _REQUIRED_OF_EXPERTS.items():
+        if content.get(key) not in accepted:
+            raise ConfigError(f"{key}={content.get(key)!r} is not supported: only {accepted[0]!r} is")
+    if fields["feed_forward.kind"] == "gated":
+        raise ConfigError(
+            f"activation_function={content['activation_function']!r} is not supported where there are "
+            f"experts: only {_PLAIN_ACTIVATION!r} is"
+        )
+    plain = {path: value for path, value in fields.items() if path.startswith("feed_forward.")}
+    experts = plain | {
+        "feed_forward.up_bias": False,
+        "feed_forward.down_bias": True,
+        "feed_forward.experts.num_experts": content["num_experts"],
+        "feed_forward.experts.num_selected": content.get("moe_top_k", _DEFAULT_SELECTED),
+    }
+    pattern = [nested(experts if layer == 1 else plain)["feed_forward"] for layer in range(every)]
+    rest = {path: value for path, value in fields.items() if path not in plain}
+    return rest | {"feed_forward": pattern[:num_layers]}
+
+
+def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
+    if fields["feed_forward.kind"] == "plain":
+        return _write_hub_config(fields)
     return _CONFIG.write(fields) | {
         "head_dim": fields.get("attention.head_size"),
         "rope_parameters": write_rotary_parameters(fields),
+    }
+
+
+def _write_hub_config(fields: Mapping[str, Any]) -> dict[str, object]:
+    """Return the publisher's keys, which alone can say that a layer is plain or has experts."""
+    pattern = fields["feed_forward"]
+    experts = next((part["experts"] for part in pattern if part["experts"] is not None), None)
+    rotation = write_rotary_parameters(fields)
+    return _HUB_CONFIG.write(fields) | {
+        "rotary_emb_base": rotation["rope_theta"],
+        "rope_parameters": rotation,
+        "moe_every_n_layers": 0 if experts is None else len(pattern),
+        "num_experts": 0 if experts is None else experts["num_experts"],
+        "moe_top_k": _DEFAULT_SELECTED if experts is None else experts["num_selected"],
     }
 
 
@@ -112,29 +176,53 @@ _EMBEDDINGS: Mapping[Parameters, str] = {
     "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
 }
 
+_HUB_COMMON: Mapping[Parameters, str] = {
+    **_EMBEDDINGS,
+    **linear_and_norm_names(
+        {
+            "embeddings.norm": "emb_ln",
+            (
+                "layers.{layer}.attention.query",
+                "layers.{layer}.attention.key",
+                "layers.{layer}.attention.value",
+            ): "encoder.layers.{layer}.attn.Wqkv",
+            "layers.{layer}.attention.output": "encoder.layers.{layer}.attn.out_proj",
+            "layers.{layer}.attention_norm": "encoder.layers.{layer}.norm1",
+            "layers.{layer}.feed_forward.down": "encoder.layers.{layer}.mlp.fc2",
+            "layers.{layer}.output_norm": "encoder.layers.{layer}.norm2",
+        }
+    ),
+}
+_HUB_ROOTS = ("embeddings.", "emb_ln.", "encoder.")
+
+_HUB_PLAIN_LAYOUT = Layout(
+    weights={
+        **_HUB_COMMON,
+        **linear_and_norm_names({"layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc1"}),
+        "layers.{layer}.feed_forward.router.weight": "encoder.layers.{layer}.mlp.router.layer.weight",
+        "layers.{layer}.feed_forward.experts.{expert}.up.weight": (
+            "encoder.layers.{layer}.mlp.experts.mlp.w1"
+        ),
+        "layers.{layer}.feed_forward.experts.{expert}.down": "encoder.layers.{layer}.mlp.experts.mlp.w2",
+        "layers.{layer}.feed_forward.bias": "encoder.layers.{layer}.mlp.experts.bias",
+    },
+    anchor="encoder.layers.0.mlp.fc1.weight",
+    roots=_HUB_ROOTS,
+)
+
 _HUB_LAYOUT = Layout(
     weights={
-        **_EMBEDDINGS,
+        **_HUB_COMMON,
         **linear_and_norm_names(
             {
-                "embeddings.norm": "emb_ln",
-                (
-                    "layers.{layer}.attention.query",
-                    "layers.{layer}.attention.key",
-                    "layers.{layer}.attention.value",
-                ): "encoder.layers.{layer}.attn.Wqkv",
-                "layers.{layer}.attention.output": "encoder.layers.{layer}.attn.out_proj",
-                "layers.{layer}.attention_norm": "encoder.layers.{layer}.norm1",
                 "layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc11",
                 # This one goes through the activation.
                 "layers.{layer}.feed_forward.gate": "encoder.layers.{layer}.mlp.fc12",
-                "layers.{layer}.feed_forward.down": "encoder.layers.{layer}.mlp.fc2",
-                "layers.{layer}.output_norm": "encoder.layers.{layer}.norm2",
             }
         ),
     },
     anchor="encoder.layers.0.attn.Wqkv.weight",
-    roots=("embeddings.", "emb_ln.", "encoder."),
+    roots=_HUB_ROOTS,
 )
 
 FAMILY = Family(
@@ -163,6 +251,6 @@ FAMILY = Family(
     prefixes=("", "nomic_bert.", "bert.", "model.", "0.auto_model."),
     anchor="layers.0.self_attn.q_proj.weight",
     roots=("embeddings.", "layers."),
-    other_layouts=(_HUB_LAYOUT,),
+    other_layouts=(_HUB_PLAIN_LAYOUT, _HUB_LAYOUT),
     buffers=("embeddings.position_ids",),
 )

@@ -1,0 +1,120 @@
+"""BigBird from a checkpoint to a bundle: graphs at other lengths than the traced one, and the choice of blocks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from attnlens.bundle import read_manifest
+from attnlens.pattern_messages import read_pattern
+from attnlens_cli.commands.export import export
+from attnlens_export.parity.grid import Case, Padding, make_inputs
+from attnlens_model import Encoder, load_checkpoint, read_config
+from odd_models import OddModel
+
+# Up to 28 tokens attend fully. Traced at 9.
+BIG_BIRD = OddModel("BigBird", {"block_size": 4, "num_random_blocks": 1, "num_hidden_layers": 2})
+LENGTHS = (1, 2, 4, 28, 29, 32, 33, 47, 64)
+
+
+def run_export(*arguments: object) -> Result:
+    return CliRunner().invoke(export, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("source")
+    BIG_BIRD.make().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "original"
+    result = run_export(source, "--output", output, "--parity-tokens", 33)
+    assert result.exit_code == 0, result.output
+    return output
+
+
+@pytest.fixture(scope="module")
+def encoder(source: Path) -> Encoder:
+    return load_checkpoint(source).encoder
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
+def test_a_graph_gives_at_every_length_what_the_encoder_gives(
+    bundle: Path, encoder: Encoder, name: str
+) -> None:
+    session = onnxruntime.InferenceSession(bundle / "onnx" / name, providers=["CPUExecutionProvider"])
+    for length in LENGTHS:
+        for padding in Padding if length > 1 else [Padding.NONE]:
+            inputs = make_inputs(Case(4, length, padding), encoder.config)
+            with torch.inference_mode():
+                feed = {key: torch.from_numpy(array) for key, array in inputs.feed().items()}
+                output = encoder(**feed, output_attentions=True)
+            hidden, *maps = session.run(None, inputs.feed())
+            live = inputs.attention_mask == 1
+            np.testing.assert_allclose(
+                hidden[live], output.last_hidden_state.numpy()[live], rtol=0, atol=1e-5
+            )
+            assert len(maps) == (2 if name == "model_attentions.onnx" else 0)
+            for rows, expected in zip(maps, output.attentions, strict=False):
+                np.testing.assert_allclose(rows, expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_graph_holds_no_more_work_for_short_texts_than_for_two_blocks_of_two_tokens(bundle: Path) -> None:
+    """Where no text can be long, the form for long texts has next to nothing to do."""
+    model = onnx.load(bundle / "onnx" / "model.onnx")
+    softmaxes = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in softmaxes)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def sizes(length: int) -> list[tuple[int, ...]]:
+        feed = {each.name: np.ones((1, length), dtype=np.int64) for each in session.get_inputs()}
+        return [tensor.shape for tensor in session.run(None, feed)]
+
+    # Of each layer: from the start to the start, from all blocks to some, from two blocks to all.
+    assert sorted(sizes(28)[:3]) == sorted([(1, 3, 28, 28), (1, 3, 2, 2, 12), (1, 3, 4, 28)])
+    assert sorted(sizes(29)[:3]) == sorted([(1, 3, 28, 28), (1, 3, 8, 4, 24), (1, 3, 8, 29)])
+
+
+def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
+    source: Path, bundle: Path, encoder: Encoder, tmp_path: Path
+) -> None:
+    output = tmp_path / "bundle"
+    result = run_export(source, "--output", output, "--parity-tokens", 29, "--random-blocks", "transformers")
+    assert result.exit_code == 0, result.output
+    for directory, meaning in ((bundle, "original"), (output, "first_block")):
+        content = json.loads((directory / "config.json").read_text())
+        assert content["attnlens_random_blocks"] == meaning
+        config = read_config(directory / "config.json")
+        for layer, attention in enumerate(config.layer_attentions):
+            [graph_output] = [
+                each
+                for each in read_manifest(directory).graphs[1].outputs
+                if each.value.name == f"attentions.{layer}"
+            ]
+            found = read_pattern(graph_output)
+            [expected] = [each.pattern for each in attention.outputs()]
+            np.testing.assert_array_equal(found.random_blocks, expected.random_blocks)
+            assert (found.random_blocks.max() > 0) == (meaning == "original")
+    assert read_config(bundle / "config.json") == encoder.config
+
+
+def test_a_choice_where_there_are_no_random_blocks_is_refused(tmp_path: Path) -> None:
+    OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "bert")
+    choice = ("--random-blocks", "original")
+    result = run_export(tmp_path / "bert", "--output", tmp_path / "bundle", *choice)
+    assert result.exit_code == 1
+    assert "is about attention of the kind big_bird, this encoder has softmax" in result.stderr
+    (tmp_path / "my.json").write_text(read_config(tmp_path / "bert" / "config.json").to_json())
+    result = run_export("--config", tmp_path / "my.json", "--output", tmp_path / "bundle", *choice)
+    assert result.exit_code == 1
+    assert "a configuration says attention.random_blocks" in result.stderr
+    assert not (tmp_path / "bundle").exists()
