@@ -1,4 +1,4 @@
-"""docs/mechanisms.md: its configurations run, and have the outputs and tensors that it names; its pictures."""
+"""docs/mechanisms.md: its configurations run, with the outputs and tensors that it names; its pictures."""
 
 import json
 import re
@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from attnlens.patterns import Band, BlockTable
 from attnlens_model import EncoderConfig, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 
@@ -55,10 +56,10 @@ def named_shapes(section: str) -> dict[str, tuple[int, ...]]:
         **{key: value for key, value in attention.items() if isinstance(value, int)},
         **attention.get("relative_bias", {}),
     }
-    shapes = dict(table(FIRST, "tensor")) | dict(table(section, "tensor"))
+    rows = (*table(FIRST, "tensor"), *table(section, "tensor"))
     return {
         name.replace("layers.N", f"layers.{layer}"): eval(shape, {}, letters)
-        for name, shape in shapes.items()
+        for name, shape in rows  # a section's come later, in place of the same in all
         for layer in range(config.num_layers)
     }
 
@@ -89,9 +90,9 @@ def test_a_layer_returns_what_the_page_says(section: str) -> None:
         assert list(layer) == [each.role for each in outputs]
         [first, *_] = outputs
         weights = layer[first.role][0].numpy()
-        if first.layout == "band":
+        if isinstance(first.pattern, Band):
             weights = first.pattern.dense(weights)
-        if first.layout == "blocks":
+        if isinstance(first.pattern, BlockTable):
             weights = first.pattern.at(48).dense(weights)
         assert weights.shape == (first.num_heads, 48, 48)
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-5)
