@@ -27,6 +27,8 @@ PATTERNS: dict[str, dict[str, Any]] = {
         "table_tokens": 64,
     },
     "longformer": {"kind": "longformer", "num_heads": 3, "window": 4, "num_global_tokens": 2},
+    # Texts of at most 28 tokens attend fully.
+    "big_bird": {"kind": "big_bird", "num_heads": 3, "block_size": 4, "num_random_blocks": 1},
 }
 LENGTHS = (1, 3, 21, 60)
 TEXTS = [list(range(2, 2 + length)) for length in LENGTHS]
