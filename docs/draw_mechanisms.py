@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from attnlens_model.attention.overlapping import OverlappingSelfAttention, layer_overlaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -29,6 +28,7 @@ from torch import nn
 
 from attnlens.patterns import Band, BlockTable
 from attnlens_model import EncoderConfig, new_encoder
+from attnlens_model.attention.overlapping import OverlappingSelfAttention, layer_overlaps
 
 PICTURES = Path(__file__).parent / "pictures"
 NUM_TOKENS, WIDTH, VOCABULARY, SEED = 48, 64, 1000, 0
