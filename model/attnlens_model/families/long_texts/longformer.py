@@ -37,9 +37,11 @@ _CONFIG = ConfigTable(
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     values = _CONFIG.read(content)
     stated = content.get("attention_window", _DEFAULT_WINDOW)
-    listed = stated if isinstance(stated, list | tuple) else [stated]
-    windows = [both for both in listed if isinstance(both, int) and both >= _SIDES and both % _SIDES == 0]
-    if not windows or len(windows) < len(listed):
+    windows = list(stated) if isinstance(stated, list | tuple) else [stated]
+    sides = [
+        both // _SIDES for both in windows if isinstance(both, int) and both >= _SIDES and both % _SIDES == 0
+    ]
+    if not sides or len(sides) < len(windows):
         raise ConfigError(
             f"attention_window={stated!r} is not supported: it must be an even integer of at least 2, both "
             "sides of the window together, or a list of them"
@@ -50,7 +52,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
             f"{values['num_layers']} layers, or be an integer"
         )
     common = {path: value for path, value in values.items() if path.startswith("attention.")}
-    layers = [nested(common | {"attention.window": both // _SIDES})["attention"] for both in windows]
+    layers = [nested(common | {"attention.window": window})["attention"] for window in sides]
     return {path: value for path, value in values.items() if path not in common} | {"attention": layers}
 
 
