@@ -184,7 +184,8 @@ def test_a_bundle_of_it_passes_a_check(published: Published) -> None:
 
 
 def test_an_end_token_that_only_older_libraries_add_is_refused(tmp_path: Path) -> None:
-    replace(QWEN3, changes=QWEN3.changes | {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
+    small = replace(QWEN3, changes=QWEN3.changes | {"num_hidden_layers": 1})
+    small.make().save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "tokenizer_config.json"
     options = ExportOptions(grid=small_grid(7))
     save_tokenizer(tmp_path / "source", "$A")
