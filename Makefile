@@ -63,8 +63,9 @@ check: .venv/ready ## format, lint, types, imports, protos
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
-docs: $(MINILM) ## write the code and files that pages show into the pages
+docs: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
 	$(BIN)/python docs/regenerate.py .minilm
+	$(BIN)/python docs/draw_mechanisms.py
 
 format: .venv/ready
 	$(BIN)/ruff format

@@ -19,6 +19,7 @@ from served import ServerProcess
 
 SOFTMAX = {"kind": "softmax", "num_heads": 3}
 PATTERNS: dict[str, dict[str, Any]] = {
+    # Texts of at most 28 tokens attend fully.
     "big_bird": {
         "kind": "big_bird",
         "num_heads": 3,

@@ -69,8 +69,8 @@ class ExportOptions:
             its encoder alone, whose embeddings are then those of a checkpoint without modules.
         global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
             configuration says.
-        random_blocks: of a checkpoint of BigBird, instead of what it says: "original", those that it was trained
-            with, or "transformers": what transformers computes.
+        random_blocks: of each layer of the kind "big_bird", instead of what the configuration says:
+            "original", those that it was trained with, or "transformers": what transformers computes.
         prompts: prompts by name, besides those of the checkpoint or instead of them.
         default_prompt: the name of the default prompt, instead of the checkpoint's; empty: none.
         tokenizer: a `tokenizer.json` instead of the checkpoint's.

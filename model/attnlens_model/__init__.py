@@ -1,5 +1,6 @@
 """The encoder in PyTorch: configuration, attention, layers, and published weights."""
 
+from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig
 from attnlens_model.attention.longformer import LongformerAttentionConfig
 from attnlens_model.attention.mechanism import (
@@ -29,6 +30,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionMask",
     "AttentionOutput",
+    "BigBirdAttentionConfig",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",

@@ -1,4 +1,4 @@
-"""BigBird from a checkpoint to a bundle: graphs at other lengths than the traced one, and the choice of blocks."""
+"""BigBird from a checkpoint to a bundle: graphs at lengths that were not traced, and the choice of blocks."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
 from attnlens.pattern_messages import read_pattern
+from attnlens.patterns import BlockTable
 from attnlens_cli.commands.export import export
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_model import Encoder, load_checkpoint, read_config
@@ -92,7 +93,7 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
     assert result.exit_code == 0, result.output
     for directory, meaning in ((bundle, "original"), (output, "first_block")):
         content = json.loads((directory / "config.json").read_text())
-        assert content["attnlens_random_blocks"] == meaning
+        assert content.get("random_blocks", "original") == meaning
         config = read_config(directory / "config.json")
         for layer, attention in enumerate(config.layer_attentions):
             [graph_output] = [
@@ -102,6 +103,8 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
             ]
             found = read_pattern(graph_output)
             [expected] = [each.pattern for each in attention.outputs()]
+            assert isinstance(found, BlockTable)
+            assert isinstance(expected, BlockTable)
             np.testing.assert_array_equal(found.random_blocks, expected.random_blocks)
             assert (found.random_blocks.max() > 0) == (meaning == "original")
     assert read_config(bundle / "config.json") == encoder.config
@@ -109,12 +112,10 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
 
 def test_a_choice_where_there_are_no_random_blocks_is_refused(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "bert")
-    choice = ("--random-blocks", "original")
-    result = run_export(tmp_path / "bert", "--output", tmp_path / "bundle", *choice)
-    assert result.exit_code == 1
-    assert "is about attention of the kind big_bird, this encoder has softmax" in result.stderr
+    choice = ("--output", tmp_path / "bundle", "--random-blocks", "original")
     (tmp_path / "my.json").write_text(read_config(tmp_path / "bert" / "config.json").to_json())
-    result = run_export("--config", tmp_path / "my.json", "--output", tmp_path / "bundle", *choice)
-    assert result.exit_code == 1
-    assert "a configuration says attention.random_blocks" in result.stderr
+    for given in ([tmp_path / "bert"], ["--config", tmp_path / "my.json"]):
+        result = run_export(*given, *choice)
+        assert result.exit_code == 1
+        assert "is about attention of the kind big_bird, this encoder has softmax" in result.stderr
     assert not (tmp_path / "bundle").exists()

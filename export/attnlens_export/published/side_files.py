@@ -47,11 +47,8 @@ def write_config(
     }
     # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
     content.setdefault("intermediate_size", config.intermediate_size)
-    # What no publisher writes and this family needs.
+    # What no publisher writes, such as a choice made at the export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
-    if EncoderConfig.from_dict(content) != config:
-        # A choice made at export. The class is the checkpoint's own.
-        content |= {key: value for key, value in config.to_hugging_face().items() if key != "architectures"}
     if task:
         content[TASK_KEY] = task
     if external_data:

@@ -20,10 +20,11 @@ from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
     AttentionOutput,
+    BatchInputs,
     EncoderSizes,
     Outputs,
 )
-from attnlens_model.attention.parts.block_masks import BlockParts, SharedBlocks
+from attnlens_model.attention.parts.block_masks import BlockMasks, BlockParts, smaller
 from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.random_blocks import draw_random_blocks, first_block_repeated
 
@@ -60,7 +61,7 @@ class BigBirdAttentionConfig(AttentionConfig):
         self.require("seed", 0 <= self.seed < 2**32, "must be from 0 to 2^32 - 1")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
-        """Check what depends on the encoder: that heads divide its width, and that the table is long enough."""
+        """Check what depends on the encoder: heads divide its width, and the table is long enough."""
         super().check_sizes(sizes)
         limit = f"must be at least {sizes.max_tokens}, the longest input"
         self.require("table_tokens", self.table_tokens >= sizes.max_tokens, limit)
@@ -115,6 +116,18 @@ def _table(num_heads: int, num_tokens: int, block_size: int, num_random: int, se
     else:
         blocks = draw_random_blocks(num_heads, num_tokens, block_size, num_random, seed)
     return BlockTable(block_size, 5 + 2 * num_random, blocks)
+
+
+class SharedBlocks(nn.Module):
+    """What all layers of one configuration need of the mask."""
+
+    def __init__(self, table: BlockTable, max_tokens: int) -> None:
+        super().__init__()
+        self.masks = BlockMasks(table, max_tokens)
+
+    def forward(self, inputs: BatchInputs) -> tuple[BlockParts]:
+        """Return what `BigBirdSelfAttention` takes beside hidden states."""
+        return (self.masks(inputs.keep),)
 
 
 class Attended(NamedTuple):
@@ -190,11 +203,10 @@ class BigBirdSelfAttention(HeadProjections):
         Returns:
             (B, H, E, K) and (B, H, E, E), E = min(T, F).
         """
-        first = (
-            self.split_heads(tokens[:, : self.full_tokens], self.num_heads) for tokens in (query, key, value)
-        )
-        bias = parts.all_keys.bias[..., : self.full_tokens]
-        return attend(*first, bias, self.dropout)
+        # Computed, since tract refuses a slice that ends beyond its axis.
+        end = smaller(query.shape[1], self.full_tokens)
+        first = [self.split_heads(tokens[:, :end], self.num_heads) for tokens in (query, key, value)]
+        return attend(first[0], first[1], first[2], parts.all_keys.bias[..., :end], self.dropout)
 
     def _blocks(
         self, query: Tensor, key: Tensor, value: Tensor, parts: BlockParts
@@ -205,7 +217,9 @@ class BigBirdSelfAttention(HeadProjections):
             (B, H, C, c, K) and (B, H, C, c, (5 + r) c); (B, H, 2c, K) and (B, H, 2c, T).
         """
         # A head's part of a token is a row of its own, so that each head can look up others.
-        rows = [tokens.unflatten(-1, (self.num_heads, -1)).flatten(1, 2) for tokens in (query, key, value)]
+        rows = [
+            torch.unflatten(tokens, -1, (self.num_heads, -1)).flatten(1, 2) for tokens in (query, key, value)
+        ]
         blocks = [vectors[:, parts.queries] for vectors in rows]  # (B, H, C, c, K)
         ends = [self._selected(vectors, parts.select) for vectors in blocks]  # (B, H, 2c, K)
         keys, values = (
@@ -219,20 +233,22 @@ class BigBirdSelfAttention(HeadProjections):
     def _selected(self, blocks: Tensor, select: Tensor) -> Tensor:
         """Return the first and the last block of each text: (B, H, C, c, K) -> (B, H, 2c, K)."""
         chosen = select @ blocks.flatten(-2)  # (B, H, 2, c K)
-        return chosen.unflatten(-1, (-1, self.head_dim)).flatten(2, 3)
+        joined: Tensor = torch.unflatten(chosen, -1, (-1, self.head_dim)).flatten(2, 3)
+        return joined
 
     def _joined(self, start: Tensor, inner: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
         """Return the context (B, H, T, K): by blocks in long texts, of the start in others."""
-        chosen = ends.unflatten(2, (2, -1)).flatten(-2)  # (B, H, 2, c K)
+        chosen = torch.unflatten(ends, 2, (2, -1)).flatten(-2)  # (B, H, 2, c K)
         spread = parts.select.transpose(-1, -2) * parts.is_long  # (B, 1, C, 2)
         blocks = inner.flatten(-2) * parts.is_inner + spread @ chosen  # (B, H, C, c K)
-        tokens = blocks.unflatten(-1, (-1, self.head_dim)).flatten(2, 3)  # (B, H, C c, K)
+        tokens = torch.unflatten(blocks, -1, (-1, self.head_dim)).flatten(2, 3)  # (B, H, C c, K)
         short = start * (1.0 - parts.is_long)
-        return tokens[:, :, parts.from_blocks] + short[:, :, parts.from_start]
+        context: Tensor = tokens[:, :, parts.from_blocks] + short[:, :, parts.from_start]
+        return context
 
     def _rows(self, start: Tensor, inner: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
         """Return the weights in the layout of `BlockTable`."""
-        kept = start * parts.all_keys.keep[..., : self.full_tokens] * (1.0 - parts.is_long)
+        kept = start * parts.all_keys.keep[..., : start.shape[-1]] * (1.0 - parts.is_long)
         short = _widened(kept, self.zeros)[:, :, parts.from_start]
         kept = inner * parts.mask.keep * parts.is_inner[..., None]
         long = _widened(kept, self.zeros).flatten(2, 3)[:, :, parts.from_blocks]

@@ -213,16 +213,16 @@ class LongformerSelfAttention(HeadProjections):
         query = self.split_heads(self.global_query(chosen), self.num_heads) * self.scale  # (B, H, G, K)
         per_head = (self.num_heads, self.head_dim)
         key_weight, key_bias = self.global_key.weight, self.global_key.bias
-        folded = query @ key_weight.unflatten(0, per_head)  # (B, H, G, D)
+        folded = query @ torch.unflatten(key_weight, 0, per_head)  # (B, H, G, D)
         scores = folded.flatten(1, 2) @ hidden_states.transpose(-2, -1)  # (B, H * G, T)
-        offset = query @ key_bias.unflatten(0, per_head)[..., None]  # (B, H, G, 1)
-        scores = scores.unflatten(1, (self.num_heads, chosen.shape[1])) + offset
+        offset = query @ torch.unflatten(key_bias, 0, per_head)[..., None]  # (B, H, G, 1)
+        scores = torch.unflatten(scores, 1, (self.num_heads, chosen.shape[1])) + offset
         weights = (scores + tokens.mask.bias).softmax(dim=-1) * tokens.mask.keep  # (B, H, G, T)
 
         dropped = self.dropout(weights)
         mixed = dropped.flatten(1, 2) @ hidden_states  # (B, H * G, D)
-        mixed = mixed.unflatten(1, (self.num_heads, chosen.shape[1]))
+        mixed = torch.unflatten(mixed, 1, (self.num_heads, chosen.shape[1]))
         value_weight, value_bias = self.global_value.weight, self.global_value.bias
-        heads = mixed @ value_weight.unflatten(0, per_head).transpose(-2, -1)  # (B, H, G, K)
-        heads = heads + dropped.sum(dim=-1, keepdim=True) * value_bias.unflatten(0, per_head)[:, None]
+        heads = mixed @ torch.unflatten(value_weight, 0, per_head).transpose(-2, -1)  # (B, H, G, K)
+        heads = heads + dropped.sum(dim=-1, keepdim=True) * torch.unflatten(value_bias, 0, per_head)[:, None]
         return weights, heads.transpose(1, 2).flatten(-2)  # (B, G, D)

@@ -5,6 +5,7 @@ Padding takes places, which counts for distances, and no token sees it.
 
 import math
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,8 @@ from configs import small_config
 Array = npt.NDArray[np.float64]
 WIDTH, HEADS = 12, 3
 SIZES = EncoderSizes(WIDTH, 200, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-5)
-FORMS = ["blocks", "dense"]
+Form = Literal["blocks", "dense"]
+FORMS: list[Form] = ["blocks", "dense"]
 # One block of queries; several, with one and with two blocks of keys on each side.
 WINDOWS = {1: [1, 2, 3, 4, 7], 4: [1, 3, 4, 5, 8, 9, 13, 14], 40: [1, 31, 32, 33, 40, 41, 64, 65, 81, 122]}
 
@@ -75,14 +77,14 @@ def masks(tokens: int) -> Tensor:
 
 
 def make(
-    window: int, num_global: int, form: str, dropout: float = 0.0
+    window: int, num_global: int, form: Form, dropout: float = 0.0
 ) -> tuple[LongformerAttentionConfig, LongformerSelfAttention]:
     config = LongformerAttentionConfig(
         num_heads=HEADS,
         window=window,
         num_global_tokens=num_global,
         form=form,
-        dropout=dropout,  # type: ignore[arg-type]
+        dropout=dropout,
     )
     torch.manual_seed(1)
     layer = config.make_layer(SIZES).double().eval()
@@ -116,7 +118,7 @@ def dense(config: LongformerAttentionConfig, weights: Tensor, mask: Tensor) -> A
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_global", [0, 1, 2, 3])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_attention_is_what_the_paper_says(window: int, num_global: int, form: str) -> None:
+def test_attention_is_what_the_paper_says(window: int, num_global: int, form: Form) -> None:
     config, layer = make(window, num_global, form)
     for tokens in WINDOWS[window]:
         mask = masks(tokens)
@@ -134,7 +136,7 @@ def test_attention_is_what_the_paper_says(window: int, num_global: int, form: st
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_rows_sum_to_one_and_are_finite_in_every_dtype(form: str, dtype: torch.dtype) -> None:
+def test_rows_sum_to_one_and_are_finite_in_every_dtype(form: Form, dtype: torch.dtype) -> None:
     config, layer = make(4, 3, form)
     layer = layer.to(dtype)
     mask = masks(19)
@@ -150,7 +152,7 @@ def test_rows_sum_to_one_and_are_finite_in_every_dtype(form: str, dtype: torch.d
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_global", [0, 2])
 def test_a_text_gets_the_same_result_alone_in_a_batch_and_padded_on_either_side(
-    num_global: int, form: str
+    num_global: int, form: Form
 ) -> None:
     config, layer = make(4, num_global, form)
     for tokens, left, right in product([1, 4, 5, 11], [0, 3, 6], [0, 2, 9]):
@@ -168,7 +170,7 @@ def test_a_text_gets_the_same_result_alone_in_a_batch_and_padded_on_either_side(
         assert np.abs(weights[:, place, place] - narrow).max() < 1e-14
 
 
-def encoder_of(form: str, num_global: int = 1) -> tuple[EncoderConfig, Encoder]:
+def encoder_of(form: Form, num_global: int = 1) -> tuple[EncoderConfig, Encoder]:
     """Two windows, and a layer that sees all."""
     layers = [
         {"kind": "longformer", "num_heads": 4, "window": 3, "num_global_tokens": num_global, "form": form},
@@ -197,7 +199,7 @@ def test_both_forms_are_the_same_encoder_where_windows_differ_from_layer_to_laye
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out(form: str) -> None:
+def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out(form: Form) -> None:
     config, layer = make(3, 2, form, dropout=0.5)
     hidden, mask = torch.randn(2, 9, WIDTH, dtype=torch.float64), torch.ones(2, 9, dtype=torch.int64)
     context, rows = attend(config, layer, hidden, mask)
@@ -212,7 +214,7 @@ def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out(form:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_parameter_learns_and_no_gradient_is_lost_to_padding(form: str) -> None:
+def test_every_parameter_learns_and_no_gradient_is_lost_to_padding(form: Form) -> None:
     config, layer = make(4, 2, form)
     mask = masks(13)
     hidden = torch.randn(6, 13, WIDTH, dtype=torch.float64, requires_grad=True)

@@ -328,7 +328,8 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
         "attention": [pb.AttentionQuery(layers=[6, 0, -6], heads=[-13], view=5), pb.AttentionQuery(role=5)],  # type: ignore[arg-type]
     }  # fmt: skip
     expected = {
-        "attention[0].view": "is 5: use one of ATTENTION_VIEW_FULL, ATTENTION_VIEW_HEAD_MEAN",
+        "attention[0].view": "is 5: use one of ATTENTION_VIEW_FULL, ATTENTION_VIEW_HEAD_MEAN, "
+        "ATTENTION_VIEW_DENSE",
         "attention[0].layers[0]": "is 6: the model has 6, so use 0 to 5, or -6 to -1",
         "attention[0].layers[2]": "is -6: it was asked for before",
         "attention[0].heads[0]": "is -13: the model has 12, so use 0 to 11, or -12 to -1",

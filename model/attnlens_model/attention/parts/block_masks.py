@@ -1,11 +1,11 @@
 """Which keys each block of queries attends to: indices and masks, computed once for a batch.
 
-Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. Blocks are counted by place in the row, padding included.
+Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. Blocks are counted by place in the row, with padding.
 The last block is the last one with a live token, in each text of its own, so that no text depends on what
 stands to its right. What depends on the text in this way is data (masks and selectors), never a shape.
 
-Letters in shapes: B batch, T tokens, H heads, b block size, r random blocks, M the longest input. C blocks and
-c places of a block: as many as T needs, and b; or 2 and 2 where no text of the batch can be long.
+Letters in shapes: B batch, T tokens, H heads, b block size, r random blocks, M the longest input. C blocks
+and c places of a block: as many as T needs, and b; or 2 and 2 where no text of the batch can be long.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from attnlens.patterns import BlockTable
-from attnlens_model.attention.mechanism import BatchInputs
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
+
+# Among previous, itself, next, random.
+_NEXT = 2
+
+
+def smaller(first: int, second: int) -> int:
+    """Return the smaller of two lengths, without deciding which that is while it is traced."""
+    found: int = torch.sym_min(first, second)  # type: ignore[no-untyped-call]
+    return found
+
+
+def larger(first: int, second: int) -> int:
+    """Return the larger of two lengths, likewise."""
+    found: int = torch.sym_max(first, second)  # type: ignore[no-untyped-call]
+    return found
 
 
 class BlockParts(NamedTuple):
@@ -49,12 +63,13 @@ class BlockParts(NamedTuple):
     """(B, 1, T, 1): 1 at tokens."""
 
 
-class SharedBlocks(nn.Module):
+class BlockMasks(nn.Module):
     """Computes `BlockParts`."""
 
     places: Tensor
     numbers: Tensor
     offsets: Tensor
+    last_of_start: Tensor
     heads: Tensor
     first_places: Tensor
     is_used: Tensor
@@ -68,7 +83,7 @@ class SharedBlocks(nn.Module):
         self.block_size, self.full_tokens = size, table.max_full_blocks * size
         self.max_tokens = max_tokens
         blocks = _attended_blocks(table.random_blocks, count)  # (H, M / b, 3 + r)
-        # Of block j seen from block i: not before it, after it, two or more after it; too far for a short text.
+        # Of block j seen from i: not before it, after it, two or more after it; too far for a short text.
         numbers = np.arange(count)
         later = numbers[:, None] - numbers
         far = np.broadcast_to(numbers[:, None] >= table.max_full_blocks, later.shape)
@@ -76,11 +91,12 @@ class SharedBlocks(nn.Module):
             "places": np.arange(max_tokens),
             "numbers": numbers,
             "offsets": np.arange(size),
+            "last_of_start": np.array([self.full_tokens - 1]),
             "heads": np.arange(len(blocks))[:, None, None],
             "first_places": np.maximum(blocks, 0) * size,
             "is_used": blocks >= 0,
-            "reaches": np.stack([later >= 0, later >= 1, later >= 2, far]),
-            "is_next": np.arange(blocks.shape[-1]) == 2,  # noqa: PLR2004 - previous, itself, next
+            "reaches": np.stack([*(later >= steps for steps in range(3)), far]),
+            "is_next": np.arange(blocks.shape[-1]) == _NEXT,
             "ones": np.ones((count, 1, 1), dtype=bool),
         }
         for name, array in constants.items():
@@ -89,11 +105,10 @@ class SharedBlocks(nn.Module):
             tensor = torch.tensor(array, device="cpu").to(dtype)
             self.register_buffer(name, tensor, persistent=False)
 
-    def forward(self, inputs: BatchInputs) -> tuple[BlockParts]:
-        """Return what a layer takes beside hidden states."""
-        keep = inputs.keep  # (B, 1, 1, T)
+    def forward(self, keep: Tensor) -> BlockParts:
+        """Return what a layer takes beside hidden states, for (B, 1, 1, T): 1 at tokens, 0 at padding."""
         live = keep[:, 0, 0]  # (B, T)
-        num_tokens, num_heads = inputs.attention_mask.shape[1], len(self.heads)
+        num_tokens, num_heads = keep.shape[-1], len(self.heads)
         places = self.places[:num_tokens]
         numbers, offsets = self._blocks(num_tokens)
         queries, end = numbers[:, None] * self.block_size + offsets, places[-1:]  # (C, c), (1,)
@@ -107,7 +122,7 @@ class SharedBlocks(nn.Module):
         near = (live[:, keys] * exist * near[..., None]).flatten(-2)  # (B, H, C, (3 + r) c)
         live_ends = select @ live_blocks[:, None]  # (B, 1, 2, c)
         seen = torch.cat([near[..., :1] * 0.0 + live_ends.flatten(-2)[:, :, None], near], dim=-1)
-        parts = BlockParts(
+        return BlockParts(
             queries=torch.minimum(queries, end) * num_heads + self.heads,
             keys=keys.flatten(-2) * num_heads + self.heads,
             mask=prepare_mask(seen[:, :, :, None], keep.dtype),
@@ -118,10 +133,9 @@ class SharedBlocks(nn.Module):
             is_long=is_long,
             ones=self.ones[numbers],
             from_blocks=torch.minimum(places, (numbers[-1:] + 1) * (offsets[-1:] + 1) - 1),
-            from_start=torch.minimum(places, places[: self.full_tokens][-1:]),
+            from_start=torch.minimum(places, self.last_of_start),
             live=keep.transpose(-1, -2),
         )
-        return (parts,)
 
     def _blocks(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Return the numbers of the C blocks, and the c places within each.
@@ -133,10 +147,8 @@ class SharedBlocks(nn.Module):
         count = (num_tokens + self.block_size - 1) // self.block_size
         # 0 where no text can be long. A product of a sum is an axis that tract does not recognise.
         times = num_tokens // (self.full_tokens + 1)
-        numbers = self.numbers[: torch.sym_max(2, torch.sym_min(count, times * self.max_tokens))]
-        return numbers, self.offsets[
-            : torch.sym_max(2, torch.sym_min(self.block_size, times * self.block_size))
-        ]
+        numbers = self.numbers[: larger(2, smaller(count, times * self.max_tokens))]
+        return numbers, self.offsets[: larger(2, smaller(self.block_size, times * self.block_size))]
 
     def _select(self, live_blocks: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return `select` and `is_long` of `BlockParts`, and (B, 1, C, 1): 1 two or more before the last."""

@@ -38,7 +38,8 @@ def draw_random_blocks(
         (H, N, r) int32, not to be written to; -1 where fewer than r blocks are allowed.
     """
     count = -(-num_tokens // block_size)
-    end = FOCUS_TOKENS // block_size - 1 if 2 * block_size < FOCUS_TOKENS else count - 1
+    is_focused = 2 * block_size < FOCUS_TOKENS
+    end = (FOCUS_TOKENS // block_size if is_focused else count) - 1
     inner = np.arange(1, max(count - 1, 1), dtype=np.int32)
     generator = np.random.RandomState(seed)
     table = np.full((num_heads, max(count - 2, 0), num_random), -1, dtype=np.int32)

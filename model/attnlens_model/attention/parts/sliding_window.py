@@ -144,7 +144,7 @@ def window_rows(weights: Tensor, windows: Windows, num_tokens: int) -> Tensor:
     num_global, window = windows.num_global, windows.window
     flat = weights.flatten(-2)
     # What makes up the length is never read.
-    skewed = torch.cat([flat, flat[..., :size]], dim=-1).unflatten(-1, (size, num_columns + 1))
+    skewed = torch.unflatten(torch.cat([flat, flat[..., :size]], dim=-1), -1, (size, num_columns + 1))
     first = num_global + (num_columns - num_global - size) // 2 - window
     rows = skewed[..., first : first + 2 * window + 1]  # (B, H, C, b, 2w + 1)
     if num_global:

@@ -1,9 +1,10 @@
 """BigBird: BERT with attention between blocks, in texts of more than 5 + 2 * num_random_blocks of them.
 
-Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. A checkpoint does not hold its random blocks. The code that
-trained the published ones draws them from fixed seeds, in training and afterwards; transformers does so in
-training alone, and attends to the first block in their place afterwards. `attnlens_random_blocks` says which:
-"original" (what the weights were trained with) unless the file says "first_block".
+Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. A checkpoint does not hold its random blocks. The code
+that trained the published ones draws them from fixed seeds, in training and afterwards; transformers does so
+in training alone, and attends to the first block in their place afterwards. `random_blocks`, a key of our own
+in config.json, says which: "original" (what the weights were trained with) or "first_block". Absent it is the
+former.
 """
 
 import math
@@ -16,7 +17,7 @@ from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family
 
-RANDOM_BLOCKS_KEY = "attnlens_random_blocks"
+_RANDOM_BLOCKS_KEY = "random_blocks"
 _DEFAULT_POSITIONS = 4096
 _KINDS = ("block_sparse", "original_full")
 
@@ -34,7 +35,7 @@ _BLOCKS = ConfigTable(
         **_KEYS,
         "attention.block_size": ("block_size", 64),
         "attention.num_random_blocks": ("num_random_blocks", 3),
-        "attention.random_blocks": (RANDOM_BLOCKS_KEY, "original"),
+        "attention.random_blocks": (_RANDOM_BLOCKS_KEY, "original"),
         "attention.table_tokens": ("max_position_embeddings", _DEFAULT_POSITIONS),
     },
     activation=_CONFIG.activation,

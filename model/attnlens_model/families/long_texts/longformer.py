@@ -3,7 +3,7 @@
 Beltagy et al. 2020, https://arxiv.org/abs/2004.05150. `attention_window` is both sides of the window.
 
 Which tokens are global is no part of the published files; users choose, for instance the first token for
-classification, or the question. Here it is the first `num_global_tokens` tokens that are no padding, a key of
+classification, or the question. Here it is the first `attnlens_global_tokens` that are no padding, a key of
 our own in config.json. Where it is absent that is 1, as in `LongformerForSequenceClassification` of
 transformers. Its `LongformerModel` has none unless it is called with a `global_attention_mask`.
 """
@@ -18,15 +18,15 @@ from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, linear_and_norm_names
 
 _DEFAULT_WINDOW = 512
-_DEFAULT_GLOBAL_TOKENS = 1
-_DEFAULT_FORM = "blocks"
 _SIDES = 2
+# No publisher writes these.
+GLOBAL_TOKENS_KEY, FORM_KEY = "attnlens_global_tokens", "attnlens_form"
 
 _CONFIG = ConfigTable(
     keys={
         **bert.KEYS,
-        "attention.num_global_tokens": ("num_global_tokens", _DEFAULT_GLOBAL_TOKENS),
-        "attention.form": ("attention_form", _DEFAULT_FORM),
+        "attention.num_global_tokens": (GLOBAL_TOKENS_KEY, 1),
+        "attention.form": (FORM_KEY, "blocks"),
     },
     pad_token_id=1,
     implied={"attention.kind": "longformer", "positions.scheme": "padding_offset"},
@@ -38,9 +38,10 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     values = _CONFIG.read(content)
     stated = content.get("attention_window", _DEFAULT_WINDOW)
     windows = list(stated) if isinstance(stated, list | tuple) else [stated]
-    if not windows or not all(
-        isinstance(both, int) and both >= _SIDES and both % _SIDES == 0 for both in windows
-    ):
+    sides = [
+        both // _SIDES for both in windows if isinstance(both, int) and both >= _SIDES and both % _SIDES == 0
+    ]
+    if not sides or len(sides) < len(windows):
         raise ConfigError(
             f"attention_window={stated!r} is not supported: it must be an even integer of at least 2, both "
             "sides of the window together, or a list of them"
@@ -51,7 +52,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
             f"{values['num_layers']} layers, or be an integer"
         )
     common = {path: value for path, value in values.items() if path.startswith("attention.")}
-    layers = [nested(common | {"attention.window": both // _SIDES})["attention"] for both in windows]
+    layers = [nested(common | {"attention.window": window})["attention"] for window in sides]
     return {path: value for path, value in values.items() if path not in common} | {"attention": layers}
 
 
@@ -61,9 +62,7 @@ def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
     windows = [
         _SIDES * (pattern[layer % len(pattern)].get("window") or 1) for layer in range(values["num_layers"])
     ]
-    content = _CONFIG.write(values) | {"attention_window": windows}
-    own = {"num_global_tokens": _DEFAULT_GLOBAL_TOKENS, "attention_form": _DEFAULT_FORM}
-    return {key: value for key, value in content.items() if key not in own or value != own[key]}
+    return _CONFIG.write(values) | {"attention_window": windows}
 
 
 FAMILY = Family(
