@@ -7,8 +7,10 @@
 | 128                  | 1, 2, 3, 8  | all live; padded left, in the middle, right                  |
 | the longest possible | 1, 2        | all live; padded right                                       |
 | edges, and 1 beyond  | 2, 3        | padded right and left; padded in the middle                  |
+| 1 beyond edges       | 3           | padded right by 0, 1 and 2 tokens                            |
 
-Edges are lengths at which the computation of a mechanism changes: a window, a number of blocks.
+Edges are lengths at which the computation of a mechanism changes: a window, a number of blocks. A batch with
+texts on both sides of an edge shows whether each text is computed by its own length or by that of the batch.
 
 Dense attention maps grow with the square of the length, so the longest input can't always be compared:
 `default_grid` ends where the maps of one layer, in float64, or those of all layers, in fp32, would take more
@@ -56,6 +58,8 @@ class Padding(StrEnum):
     MIDDLE = "middle"
     EMPTY_ROW = "empty_row"
     """Padded right, and the second row has no live token at all."""
+    STEPS = "steps"
+    """Padded right, each row by one token more than the row before, as far as one is left."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,7 @@ def _edge_cases(edges: Sequence[int]) -> Iterator[Case]:
             yield Case(2, length, Padding.RIGHT)
             yield Case(2, length, Padding.LEFT if length > 1 else Padding.NONE)
         yield Case(3, edge + 1, Padding.MIDDLE)
+        yield Case(3, edge + 1, Padding.STEPS)
 
 
 def _row_mask(case: Case, row: int, generator: np.random.Generator) -> IntArray:
@@ -210,6 +215,9 @@ def _row_mask(case: Case, row: int, generator: np.random.Generator) -> IntArray:
         return mask
     if case.padding is Padding.EMPTY_ROW and row == 1:
         return np.zeros_like(mask)
+    if case.padding is Padding.STEPS:
+        mask[max(1, case.length - row) :] = 0
+        return mask
     padded = int(generator.integers(1, case.length))
     if case.padding is Padding.LEFT:
         mask[:padded] = 0

@@ -69,8 +69,13 @@ class BigBirdAttentionConfig(AttentionConfig):
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Lengths at which its computation changes: a block, and the longest text that attends fully."""
-        return (self.block_size, self.table.max_full_blocks * self.block_size)
+        """Lengths at which its computation changes.
+
+        They are a block, the longest text that attends fully, and the shortest block of a text beyond that:
+        of a text that is one token longer, another block is the last.
+        """
+        whole = self.table.max_full_blocks * self.block_size
+        return (self.block_size, whole, whole + self.block_size)
 
     @property
     def operators(self) -> frozenset[str]:

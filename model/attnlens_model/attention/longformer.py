@@ -77,7 +77,7 @@ class LongformerAttentionConfig(AttentionConfig):
     @property
     def edges(self) -> tuple[int, ...]:
         """The longest input of one block, and the longest in which every token sees all."""
-        whole = self.window + 1
+        whole = self.window + 1 + self.num_global_tokens
         return (block_size(self.window), whole) if self.form == "blocks" else (whole,)
 
     @property

@@ -75,6 +75,12 @@ def test_the_grid_ends_at_the_longest_input(max_length: int) -> None:
     assert {case.batch_size for case in grid if case.length == max_length} >= {1, 2}
 
 
+def test_texts_on_both_sides_of_an_edge_share_a_batch(tiny_config: EncoderConfig) -> None:
+    cases = [case for case in full_grid(40, [1, 20, 40]) if case.padding is Padding.STEPS]
+    counts = [make_inputs(case, tiny_config).attention_mask.sum(axis=1).tolist() for case in cases]
+    assert counts == [[2, 1, 1], [21, 20, 19]]
+
+
 def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig) -> None:
     for case in full_grid(40):
         inputs, again = make_inputs(case, tiny_config), make_inputs(case, tiny_config)

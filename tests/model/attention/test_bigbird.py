@@ -154,6 +154,11 @@ def test_a_short_text_in_between_changes_nothing_for_a_long_one(layer: Layer) ->
         np.testing.assert_array_equal(first, second)
 
 
+def test_parity_looks_at_the_longest_full_text_and_at_two_numbers_of_blocks_beyond() -> None:
+    layer = Layer(4, 2, 79, "original")
+    assert layer.config.edges == (4, layer.num_full, layer.num_full + 4) == (4, 36, 40)
+
+
 def test_some_layers_attend_to_a_block_more_than_once() -> None:
     """Else the reference above could not tell that from once."""
     for kind in KINDS:
