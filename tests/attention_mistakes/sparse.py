@@ -109,7 +109,7 @@ def _once(right: Any, self: Any, inputs: Any) -> Any:
     # Blocks beyond the text are masked anyway.
     last = parts.select[:, 0, 1][:, torch.minimum(random, self.numbers[count - 1])]  # (B, H, C, r)
     only = (1.0 - near) * (1.0 - first) * (1.0 - last)
-    slots = parts.mask.torch.unflatten(keep, -1, (5 + random.shape[-1], -1))  # (B, H, C, 1, 5 + r, c)
+    slots = torch.unflatten(parts.mask.keep, -1, (5 + random.shape[-1], -1))  # (B, H, C, 1, 5 + r, c)
     kept = torch.cat([slots[..., :5, :], slots[..., 5:, :] * only[:, :, :, None, :, None]], dim=-2)
     return (parts._replace(mask=prepare_mask(kept.flatten(-2), kept.dtype)),)
 
