@@ -14,7 +14,7 @@ from attnlens_model import Encoder
 from attnlens_model.attention import longformer
 from attnlens_model.attention.longformer import LongformerSelfAttention, SharedWindows
 from attnlens_model.attention.parts import sliding_window
-from attnlens_model.attention.parts.block_masks import BlockParts, SharedBlocks
+from attnlens_model.attention.parts.block_masks import BlockMasks
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask
 from attnlens_model.attention.parts.sliding_window import GlobalTokens
 
@@ -89,19 +89,18 @@ def _long_by_batch(right: Any, self: Any, live_blocks: Tensor, numbers: Tensor) 
     return select, right(self, live_blocks * 0.0 + 1.0, numbers)[1], may_be_next
 
 
-def _long_too_soon(right: Any, self: Any, inputs: Any) -> Any:
+def _long_too_soon(right: Any, self: Any, keep: Tensor) -> Any:
     far = torch.cat([self.reaches[3:, 1:], self.reaches[3:, -1:]], dim=1)
     reaches = torch.cat([self.reaches[:3], far])
-    return right(Changed(self, full_tokens=self.full_tokens - self.block_size, reaches=reaches), inputs)
+    return right(Changed(self, full_tokens=self.full_tokens - self.block_size, reaches=reaches), keep)
 
 
-def _last_block_twice(right: Any, self: Any, inputs: Any) -> Any:
-    return right(Changed(self, is_next=self.is_next * 0.0), inputs)
+def _last_block_twice(right: Any, self: Any, keep: Tensor) -> Any:
+    return right(Changed(self, is_next=self.is_next * 0.0), keep)
 
 
-def _once(right: Any, self: Any, inputs: Any) -> Any:
-    [parts] = right(self, inputs)
-    assert isinstance(parts, BlockParts)
+def _once(right: Any, self: Any, keep: Tensor) -> Any:
+    parts = right(self, keep)
     count = parts.select.shape[-1]
     random = self.first_places[:, :count, 3:] // self.block_size  # (H, C, r)
     near = (2.0 - (random - self.numbers[:count, None]).abs()).clamp(0.0, 1.0)
@@ -111,14 +110,14 @@ def _once(right: Any, self: Any, inputs: Any) -> Any:
     only = (1.0 - near) * (1.0 - first) * (1.0 - last)
     slots = torch.unflatten(parts.mask.keep, -1, (5 + random.shape[-1], -1))  # (B, H, C, 1, 5 + r, c)
     kept = torch.cat([slots[..., :5, :], slots[..., 5:, :] * only[:, :, :, None, :, None]], dim=-2)
-    return (parts._replace(mask=prepare_mask(kept.flatten(-2), kept.dtype)),)
+    return parts._replace(mask=prepare_mask(kept.flatten(-2), kept.dtype))
 
 
 BIG_BIRD = (
     Mistake("the table of another layer", Encoder, "forward", _table_of_layer_0),
-    Mistake("the last block of the batch", SharedBlocks, "_select", _last_of_batch),
-    Mistake("short texts in blocks beside long ones", SharedBlocks, "_select", _long_by_batch),
-    Mistake("texts in blocks that are one block too short", SharedBlocks, "forward", _long_too_soon),
-    Mistake("a last block that counts as the next, too", SharedBlocks, "forward", _last_block_twice),
-    Mistake("repeated blocks counted once", SharedBlocks, "forward", _once),
+    Mistake("the last block of the batch", BlockMasks, "_select", _last_of_batch),
+    Mistake("short texts in blocks beside long ones", BlockMasks, "_select", _long_by_batch),
+    Mistake("texts in blocks that are one block too short", BlockMasks, "forward", _long_too_soon),
+    Mistake("a last block that counts as the next, too", BlockMasks, "forward", _last_block_twice),
+    Mistake("repeated blocks counted once", BlockMasks, "forward", _once),
 )
