@@ -99,6 +99,18 @@ class Attention:
     weights: Array
     patterns: tuple[LayerPattern, ...] = ()
 
+    @property
+    def selected(self) -> Array:
+        """Which heads each token uses, by its head gates: bool, shape (L', T, H').
+
+        Raises:
+            ValueError: these are no gates.
+        """
+        if self.role != "head_gates":
+            raise ValueError(f"{self.role} says nothing of heads that are selected: ask for head_gates")
+        chosen: Array = self.weights != 0
+        return chosen
+
     def dense(self) -> Array:
         """Return the weights (L', H', T, T), query by key, whatever the layout; a new array for a pattern.
 

@@ -1,0 +1,85 @@
+"""How exact each mechanism of attention is: the table in docs/mechanisms.md.
+
+    python -m bench.studies.mechanism_runtimes [MECHANISM ...]
+
+Fresh encoders of 3 layers (the mechanism, softmax, the mechanism), 48 wide, are exported and run in every
+runtime that is installed, on inputs with every kind of padding, beyond every window and block. A cell
+has the largest differences from PyTorch in fp32: of hidden states, and of whatever layers return.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.parity.grid import Case, Padding, small_grid
+from attnlens_export.parity.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
+from attnlens_model import EncoderConfig
+from attnlens_runtimes import FP32
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from runtimes.measured import measure
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "longformer": {"window": 8, "num_global_tokens": 2},
+    "big_bird": {"block_size": 4, "num_random_blocks": 1, "table_tokens": 96},
+    "overlapping": {"overlap": 3},
+    "mixture": {"shared_heads": 2, "active_heads": 2},
+    "composed": {},
+}
+MAX_TOKENS = 96
+CASES = [*small_grid(33), Case(2, 64, Padding.RIGHT), Case(2, MAX_TOKENS, Padding.MIDDLE)]
+
+
+def configuration(name: str) -> EncoderConfig:
+    """The encoder of a row."""
+    attention = [{"kind": name, "num_heads": 6, **MECHANISMS[name]}, {"kind": "softmax", "num_heads": 6}]
+    return EncoderConfig.from_dict(
+        {
+            "family": "attnlens",
+            "hidden_size": 48,
+            "num_layers": 3,
+            "embeddings": {"vocab_size": 300},
+            "positions": {"max_position_embeddings": MAX_TOKENS},
+            "attention": attention,
+            "feed_forward": {"intermediate_size": 80},
+        }
+    )
+
+
+def cell(result: RuntimeResult) -> str:
+    """The worst errors of hidden states and of what layers return, or why there are none."""
+    if result.stops:
+        return next(iter(result.stops.values()))
+    verdict = "" if result.passed else " **failed**"
+    groups = result.parity.by_role()
+    hidden = [figure for (_, role), figures in groups.items() for figure in figures if role == HIDDEN]
+    others = [figure for (_, role), figures in groups.items() for figure in figures if role != HIDDEN]
+    if result.precision != FP32:
+        return f"{result.precision}: {min(figure.min_cosine for figure in hidden):.6f}{verdict}"
+    worst = [max(figure.max_abs_error for figure in group) for group in (hidden, others)]
+    return f"{worst[0]:.1e} / {worst[1]:.1e}{verdict}"
+
+
+HIDDEN = "last_hidden_state"
+
+
+def main() -> None:
+    """Print a row for each mechanism."""
+    runtimes, _ = find_runtimes(RuntimeOptions((ALL,)))
+    names = [runtime.name for runtime in runtimes]
+    print("| mechanism | " + " | ".join(names) + " |")
+    print("|" + "---|" * (len(runtimes) + 1))
+    for name in sys.argv[1:] or MECHANISMS:
+        with tempfile.TemporaryDirectory() as directory:
+            bundle = Path(directory) / "bundle"
+            export_bundle(configuration(name), bundle, ExportOptions(grid=CASES))
+            cells = [cell(measure(bundle, runtime, CASES)) for runtime in runtimes]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
