@@ -103,8 +103,8 @@ def _once(right: Any, self: Any, keep: Tensor) -> Any:
     parts = right(self, keep)
     count = parts.select.shape[-1]
     random = self.first_places[:, :count, 3:] // self.block_size  # (H, C, r)
-    near = (2.0 - (random - self.numbers[:count, None]).abs()).clamp(0.0, 1.0)
-    first = (1.0 - random).clamp(0.0, 1.0)
+    distance = (random - self.numbers[:count, None]).abs().to(keep.dtype)
+    near, first = (2.0 - distance).clamp(0.0, 1.0), (1.0 - random.to(keep.dtype)).clamp(0.0, 1.0)
     # Blocks beyond the text are masked anyway.
     last = parts.select[:, 0, 1][:, torch.minimum(random, self.numbers[count - 1])]  # (B, H, C, r)
     only = (1.0 - near) * (1.0 - first) * (1.0 - last)
