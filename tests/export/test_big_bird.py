@@ -93,7 +93,7 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
     assert result.exit_code == 0, result.output
     for directory, meaning in ((bundle, "original"), (output, "first_block")):
         content = json.loads((directory / "config.json").read_text())
-        assert content.get("random_blocks", "original") == meaning
+        assert content["attnlens_random_blocks"] == meaning
         config = read_config(directory / "config.json")
         for layer, attention in enumerate(config.layer_attentions):
             [graph_output] = [

@@ -33,7 +33,7 @@ def load(odd: OddModel, directory: Path, random_blocks: str | None) -> tuple[Enc
     model.save_pretrained(directory)
     if random_blocks is not None:
         path = directory / "config.json"
-        content = json.loads(path.read_text()) | {"random_blocks": random_blocks}
+        content = json.loads(path.read_text()) | {"attnlens_random_blocks": random_blocks}
         path.write_text(json.dumps(content))
     return load_checkpoint(directory).encoder.double(), model.double()
 
@@ -115,7 +115,7 @@ def test_a_file_that_says_nothing_of_random_blocks_means_the_original_ones(tmp_p
 @pytest.mark.parametrize("random_blocks", ["original", "first_block"])
 @pytest.mark.parametrize("odd", [SMALL, MORE], ids=str)
 def test_a_configuration_survives_both_kinds_of_file(odd: OddModel, random_blocks: str) -> None:
-    config = EncoderConfig.from_dict(odd.config().to_dict() | {"random_blocks": random_blocks})
+    config = EncoderConfig.from_dict(odd.config().to_dict() | {"attnlens_random_blocks": random_blocks})
     assert EncoderConfig.from_json(config.to_json()) == config
     assert EncoderConfig.from_dict(config.to_hugging_face()) == config
 
@@ -124,7 +124,7 @@ def test_a_configuration_survives_both_kinds_of_file(odd: OddModel, random_block
     ("key", "value", "message"),
     [
         ("attention_type", "simulated_sparse", "this version knows block_sparse, original_full"),
-        ("random_blocks", "none", "choose one of original, first_block"),
+        ("attnlens_random_blocks", "none", "choose one of original, first_block"),
         ("use_bias", False, "only True is"),
         ("is_decoder", True, "blocks attend in both directions"),
         ("block_size", "64", "it must be int"),

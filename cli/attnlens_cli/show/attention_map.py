@@ -83,8 +83,10 @@ class AttentionMap:
         """Say which map this is, and what was left out of it."""
         heads = self.result.attention[0].heads
         which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
-        if self.role != "attention_weights":
-            which += f", {self.role.replace('_', ' ')}"
+        if self.role == "head_gates":
+            which = "head gates"
+        elif self.role == "attention_composed":
+            which += ", composed"
         used = counted(self.result.num_tokens, "token")
         if self.result.truncated:
             used = f"the first {used} of {self.result.num_tokens_total}"

@@ -37,8 +37,7 @@ def write_png(attention: AttentionMap, path: Path) -> str:
     axes.set_xlabel("attended to (key)")
     axes.set_ylabel("attends (query)")
     axes.set_title(attention.caption.replace(", layer", "\nlayer"), parse_math=False)
-    is_usual = attention.role == "attention_weights"
-    label = "attention weight" if is_usual else attention.role.replace("_", " ")
+    label = "composed attention weight" if attention.role == "attention_composed" else "attention weight"
     figure.colorbar(image, ax=axes, label=label, shrink=0.8)
     with warnings.catch_warnings(record=True) as caught, replacing(path) as file:
         warnings.simplefilter("always")

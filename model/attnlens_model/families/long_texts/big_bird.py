@@ -2,8 +2,8 @@
 
 Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. A checkpoint does not hold its random blocks. The code
 that trained the published ones draws them from fixed seeds, in training and afterwards; transformers does so
-in training alone, and attends to the first block in their place afterwards. `random_blocks`, a key of our own
-in config.json, says which: "original" (what the weights were trained with) or "first_block". Absent it is the
+in training alone, and attends to the first block in their place afterwards. `attnlens_random_blocks` in our
+config.json says which: "original" (what the weights were trained with) or "first_block". Absent it is the
 former.
 """
 
@@ -17,7 +17,7 @@ from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family
 
-_RANDOM_BLOCKS_KEY = "random_blocks"
+_RANDOM_BLOCKS_KEY = "attnlens_random_blocks"
 _DEFAULT_POSITIONS = 4096
 _KINDS = ("block_sparse", "original_full")
 
