@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.families.decoders import llama
+from attnlens_model.family import Family
 
 _DEFAULT_THETA = 10_000.0
 
@@ -64,24 +65,8 @@ FAMILY = Family(
     architecture="EuroBertModel",
     read_config=_read_config,
     write_config=_write_config,
-    weights={
-        "embeddings.token.weight": "embed_tokens.weight",
-        **linear_and_norm_names(
-            {
-                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
-                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
-                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
-                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
-                "layers.{layer}.attention_norm": "layers.{layer}.input_layernorm",
-                "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
-                "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
-                "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
-                "layers.{layer}.output_norm": "layers.{layer}.post_attention_layernorm",
-                "final_norm": "norm",
-            }
-        ),
-    },
-    prefixes=("", "model.", "0.auto_model."),
-    anchor="embed_tokens.weight",
-    roots=("embed_tokens.", "layers.", "norm."),
+    weights=llama.WEIGHTS,
+    prefixes=llama.PREFIXES,
+    anchor=llama.ANCHOR,
+    roots=llama.ROOTS,
 )
