@@ -28,6 +28,7 @@ from attnlens_export.parity.runtimes import (
 )
 from attnlens_export.precision import Stated
 from attnlens_export.progress import Progress, no_progress
+from attnlens_export.published.choices import with_choices_of
 from attnlens_export.published.side_files import read_task
 from attnlens_export.verdict import Verdict
 from attnlens_model import load_checkpoint, read_config
@@ -98,7 +99,8 @@ def check_bundle(
     if source is None:
         encoder, name = rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
     else:
-        checkpoint = load_checkpoint(source, revision, task=read_task(directory) or None)
+        chosen = partial(with_choices_of, config)
+        checkpoint = load_checkpoint(source, revision, chosen, task=read_task(directory) or None)
         if checkpoint.config != config:
             raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
         encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"

@@ -14,6 +14,7 @@ from attnlens.bundle import read_manifest
 from attnlens.pattern_messages import read_pattern
 from attnlens.patterns import BlockTable
 from attnlens_cli.commands.export import export
+from attnlens_export import check_bundle
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_model import Encoder, load_checkpoint, read_config
 from odd_models import OddModel
@@ -92,6 +93,7 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
     result = run_export(source, "--output", output, "--parity-tokens", 29, "--random-blocks", "transformers")
     assert result.exit_code == 0, result.output
     for directory, meaning in ((bundle, "original"), (output, "first_block")):
+        assert check_bundle(directory, source, grid=[Case(1, 9, Padding.NONE)]).verdict.passed
         content = json.loads((directory / "config.json").read_text())
         assert content["attnlens_random_blocks"] == meaning
         config = read_config(directory / "config.json")

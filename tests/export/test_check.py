@@ -283,7 +283,7 @@ def test_a_weight_that_no_input_reads_must_be_the_checkpoints_too(
     change_graph(copied / "onnx" / graph, "embeddings.token.weight", 0.5, index=-1)
     sign(copied)
     checkpoint = Checkpoint(tiny_encoder, tiny_config, copied, "tiny", ())
-    monkeypatch.setattr("attnlens_export.check.load_checkpoint", lambda _source, _revision, **_options: checkpoint)
+    monkeypatch.setattr("attnlens_export.check.load_checkpoint", lambda *_args, **_options: checkpoint)
     message = rf"{re.escape(graph)}: embeddings\.token\.weight\[100, 47\] is .* in the checkpoint tiny"
     with pytest.raises(GraphError, match=message):
         check_bundle(copied, "tiny", grid=[Case(1, 1, Padding.NONE)])

@@ -16,6 +16,10 @@ MEANINGS: Mapping[RandomBlocksChoice, RandomBlocks] = {
 }
 
 
+# By kind of attention, the fields that a choice replaces.
+_CHOSEN = {"longformer": ("num_global_tokens",), "big_bird": ("random_blocks",)}
+
+
 class AttentionChoices(NamedTuple):
     """What is chosen; None: what the configuration says.
 
@@ -41,6 +45,20 @@ class AttentionChoices(NamedTuple):
             option = f"--random-blocks {self.random_blocks}"
             config = _changed(config, "big_bird", option, random_blocks=MEANINGS[self.random_blocks])
         return config
+
+
+def with_choices_of(bundle: EncoderConfig, config: EncoderConfig) -> EncoderConfig:
+    """Return the configuration of a checkpoint with what was chosen when a bundle was made of it."""
+    if bundle.num_layers != config.num_layers:
+        return config
+    layers = zip(config.layer_attentions, bundle.layer_attentions, strict=True)
+    chosen = tuple(
+        dataclasses.replace(own, **{field: getattr(other, field) for field in _CHOSEN.get(own.kind, ())})
+        if own.kind == other.kind
+        else own
+        for own, other in layers
+    )
+    return dataclasses.replace(config, attention=chosen)
 
 
 def _changed(config: EncoderConfig, kind: str, option: str, **changes: Any) -> EncoderConfig:  # noqa: ANN401 - fields
