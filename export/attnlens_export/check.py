@@ -31,7 +31,7 @@ from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import with_choices_of
 from attnlens_export.published.side_files import read_task
 from attnlens_export.verdict import Verdict
-from attnlens_model import load_checkpoint, read_config
+from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,7 @@ def check_bundle(
     check_graphs(directory, config)
     not_stated = check_claims(directory, manifest, config)
     progress("Loading the weights", "", 0, 1)
-    if source is None:
-        encoder, name = rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
-    else:
-        chosen = partial(with_choices_of, config)
-        checkpoint = load_checkpoint(source, revision, chosen, task=read_task(directory) or None)
-        if checkpoint.config != config:
-            raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
-        encoder, name = checkpoint.encoder, f"the checkpoint {checkpoint.source}"
+    encoder, name = _reference(directory, config, source, revision)
     for path in GRAPH_PURPOSES:
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
@@ -114,6 +107,19 @@ def check_bundle(
         for result in measure_runtime(subject, runtime, others.timeout_s, partial(progress, runtime.name))
     ]
     return CheckSummary(manifest, verdict, not_stated, tuple(results), tuple(missing))
+
+
+def _reference(
+    directory: Path, config: EncoderConfig, source: str | Path | None, revision: str | None
+) -> tuple[Encoder, str]:
+    """Return the encoder to compare with, and what to call it."""
+    if source is None:
+        return rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
+    chosen = partial(with_choices_of, config)
+    checkpoint = load_checkpoint(source, revision, chosen, task=read_task(directory) or None)
+    if checkpoint.config != config:
+        raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
+    return checkpoint.encoder, f"the checkpoint {checkpoint.source}"
 
 
 def _stated(manifest: Manifest) -> dict[str, Stated]:
