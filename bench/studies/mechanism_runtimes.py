@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlens_export import ExportOptions, export_bundle
+from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.parity.grid import Case, Padding, small_grid
 from attnlens_export.parity.runtimes import ALL, RuntimeOptions, RuntimeResult, find_runtimes
 from attnlens_model import EncoderConfig
@@ -51,20 +52,17 @@ def configuration(name: str) -> EncoderConfig:
 
 
 def cell(result: RuntimeResult) -> str:
-    """The worst errors of hidden states and of what layers return, or why there are none."""
+    """The worst errors of hidden states and of what layers return, or where the runtime stopped."""
     if result.stops:
         return next(iter(result.stops.values()))
     verdict = "" if result.passed else " **failed**"
     groups = result.parity.by_role()
-    hidden = [figure for (_, role), figures in groups.items() for figure in figures if role == HIDDEN]
-    others = [figure for (_, role), figures in groups.items() for figure in figures if role != HIDDEN]
+    hidden = [figure for (_, role), figures in groups.items() for figure in figures if role == HIDDEN_OUTPUT]
+    others = [figure for (_, role), figures in groups.items() for figure in figures if role != HIDDEN_OUTPUT]
     if result.precision != FP32:
         return f"{result.precision}: {min(figure.min_cosine for figure in hidden):.6f}{verdict}"
     worst = [max(figure.max_abs_error for figure in group) for group in (hidden, others)]
     return f"{worst[0]:.1e} / {worst[1]:.1e}{verdict}"
-
-
-HIDDEN = "last_hidden_state"
 
 
 def main() -> None:

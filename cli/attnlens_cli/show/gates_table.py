@@ -1,17 +1,18 @@
 """How much each token of a text uses each head: a table, or numbers. T tokens, H' heads."""
 
 import numpy as np
-import numpy.typing as npt
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_client import Attention
 
 
-def head_load(gates: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Return for each head the share of tokens that use it: (T, H') -> (H',)."""
-    return np.asarray((gates != 0).mean(axis=0, dtype=np.float64))
+def head_load(found: Attention) -> list[float]:
+    """Return for each of the H' heads the share of tokens that use it."""
+    shares: list[float] = found.selected[0].mean(axis=0, dtype=np.float64).tolist()
+    return shares
 
 
 def print_gates(attention: AttentionMap) -> None:
@@ -28,12 +29,12 @@ def print_gates(attention: AttentionMap) -> None:
     for number, (label, row) in enumerate(zip(attention.labels, gates, strict=True)):
         table.add_row(f"{number:>3} {label}", *("·" if gate == 0 else f"{gate:.2f}" for gate in row))
     table.add_section()
-    table.add_row("load", *(f"{load:.2f}" for load in head_load(gates)), style="bold")
+    table.add_row("load", *(f"{load:.2f}" for load in head_load(found)), style="bold")
     table.add_row("mean", *(f"{mean:.2f}" for mean in gates.mean(axis=0, dtype=np.float64)), style="bold")
     console.print(table)
 
 
 def gates_as_json(attention: AttentionMap) -> dict[str, object]:
     """Return the gates and the load of each head."""
-    gates = attention.result.attention[0].weights[0]
-    return {"gates": gates.tolist(), "head_load": head_load(gates).tolist()}
+    found = attention.result.attention[0]
+    return {"gates": found.weights[0].tolist(), "head_load": head_load(found)}

@@ -6,7 +6,7 @@ Boizard et al. 2025, https://arxiv.org/abs/2503.05500.
 from collections.abc import Mapping
 
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
-from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
+from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.decoders import llama
 from attnlens_model.family import Family
 
@@ -43,12 +43,8 @@ _CONFIG = ConfigTable(
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     fields = _CONFIG.read(content)
-    shared = content.get("num_key_value_heads")
-    return fields | {
-        "attention.head_size": unusual_head_size(content.get("head_dim"), fields),
-        "attention.num_key_value_heads": None if shared == fields["attention.num_heads"] else shared,
-        "attention.rotary": read_rotary(content, _DEFAULT_THETA),
-    }
+    heads = llama.read_heads(content, fields, None, None)
+    return fields | heads | {"attention.rotary": read_rotary(content, _DEFAULT_THETA)}
 
 
 def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
