@@ -22,71 +22,92 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from attnlens.v1 import explanation_pb2 as attnlens_dot_v1_dot_explanation__pb2
 from attnlens.v1 import manifest_pb2 as attnlens_dot_v1_dot_manifest__pb2
 from attnlens.v1 import model_pb2 as attnlens_dot_v1_dot_model__pb2
 from attnlens.v1 import tensor_pb2 as attnlens_dot_v1_dot_tensor__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attnlens/v1/encoder_service.proto\x12\x0b\x61ttnlens.v1\x1a\x1a\x61ttnlens/v1/manifest.proto\x1a\x17\x61ttnlens/v1/model.proto\x1a\x18\x61ttnlens/v1/tensor.proto\x1a\x1egoogle/protobuf/duration.proto\"z\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttext_pair\x18\x02 \x01(\x0b\x32\x15.attnlens.v1.TextPairH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.attnlens.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\")\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x12\x10\n\x08type_ids\x18\x02 \x03(\x05\"2\n\x06Prompt\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"H\n\x05Usage\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x18\n\x10num_tokens_total\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x07Timings\x12+\n\x08tokenize\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x07pooling\x18\x05 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\x05\x12(\n\tdata_type\x18\x08 \x01(\x0e\x32\x15.attnlens.v1.DataTypeB\x0c\n\n_normalize\"\xa9\x01\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\nembeddings\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\"\n\x06usages\x18\x04 \x03(\x0b\x32\x12.attnlens.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\x80\x01\n\x0e\x41ttentionQuery\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x0e\n\x06layers\x18\x02 \x03(\x05\x12\r\n\x05heads\x18\x03 \x03(\x05\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\"\xee\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\x88\x01\n\x0e\x45ncodeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12)\n\x07results\x18\x03 \x03(\x0b\x32\x18.attnlens.v1.EncodedText\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xb5\x01\n\x0b\x45ncodedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Usage\x12.\n\x11last_hidden_state\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12/\n\tattention\x18\x04 \x03(\x0b\x32\x1c.attnlens.v1.AttentionResult\"\xbf\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06source\x18\x03 \x01(\x0e\x32\x18.attnlens.v1.TokenSource\x12\x12\n\nbyte_start\x18\x04 \x01(\x05\x12\x10\n\x08\x62yte_end\x18\x05 \x01(\x05\x12\x12\n\nchar_start\x18\x06 \x01(\x05\x12\x10\n\x08\x63har_end\x18\x07 \x01(\x05\x12\x17\n\nword_index\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_word_index\"\xbb\x03\n\x0f\x41ttentionResult\x12\x13\n\x0bquery_index\x18\x01 \x01(\x05\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\x12\x0e\n\x06layers\x18\x04 \x03(\x05\x12\r\n\x05heads\x18\x05 \x03(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSum\x12$\n\x05\x64\x65nse\x18\x07 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12(\n\tper_token\x18\x08 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12#\n\x04\x62\x61nd\x18\t \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12%\n\x06\x62locks\x18\n \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12\'\n\x0c\x62\x61nd_pattern\x18\x0b \x01(\x0b\x32\x11.attnlens.v1.Band\x12\x30\n\rblock_pattern\x18\x0c \x01(\x0b\x32\x19.attnlens.v1.BlockPatternB\x06\n\x04\x64\x61ta\"K\n\x0c\x42lockPattern\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\'\n\nkey_blocks\x18\x02 \x01(\x0b\x32\x13.attnlens.v1.Tensor\"\xf4\x01\n\x13\x45ncodeStreamRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\xfa\x01\n\x14\x45ncodeStreamResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x13\n\x0binput_index\x18\x03 \x01(\x05\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x18.attnlens.v1.EncodedTextH\x00\x12\x31\n\tattention\x18\x05 \x01(\x0b\x32\x1c.attnlens.v1.AttentionResultH\x00\x12\x1b\n\x13num_attention_parts\x18\x06 \x01(\x05\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.attnlens.v1.TimingsB\x06\n\x04part\"i\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12#\n\x06prompt\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Prompt\"e\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12+\n\x07results\x18\x03 \x03(\x0b\x32\x1a.attnlens.v1.TokenizedText\"O\n\rTokenizedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12\x1a\n\x12\x65xceeds_max_tokens\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Model*\x80\x01\n\rAttentionView\x12\x1e\n\x1a\x41TTENTION_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTENTION_VIEW_FULL\x10\x01\x12\x1c\n\x18\x41TTENTION_VIEW_HEAD_MEAN\x10\x02\x12\x18\n\x14\x41TTENTION_VIEW_DENSE\x10\x03*\xa9\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOKEN_SOURCE_SPECIAL\x10\x01\x12\x17\n\x13TOKEN_SOURCE_PROMPT\x10\x02\x12\x15\n\x11TOKEN_SOURCE_TEXT\x10\x03\x12\x1c\n\x18TOKEN_SOURCE_SECOND_TEXT\x10\x04\x12\x14\n\x10TOKEN_SOURCE_IDS\x10\x05\x32\xcb\x03\n\x0e\x45ncoderService\x12>\n\x05\x45mbed\x12\x19.attnlens.v1.EmbedRequest\x1a\x1a.attnlens.v1.EmbedResponse\x12\x41\n\x06\x45ncode\x12\x1a.attnlens.v1.EncodeRequest\x1a\x1b.attnlens.v1.EncodeResponse\x12U\n\x0c\x45ncodeStream\x12 .attnlens.v1.EncodeStreamRequest\x1a!.attnlens.v1.EncodeStreamResponse0\x01\x12G\n\x08Tokenize\x12\x1c.attnlens.v1.TokenizeRequest\x1a\x1d.attnlens.v1.TokenizeResponse\x12M\n\nListModels\x12\x1e.attnlens.v1.ListModelsRequest\x1a\x1f.attnlens.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.attnlens.v1.GetModelRequest\x1a\x1d.attnlens.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!attnlens/v1/encoder_service.proto\x12\x0b\x61ttnlens.v1\x1a\x1d\x61ttnlens/v1/explanation.proto\x1a\x1a\x61ttnlens/v1/manifest.proto\x1a\x17\x61ttnlens/v1/model.proto\x1a\x18\x61ttnlens/v1/tensor.proto\x1a\x1egoogle/protobuf/duration.proto\"z\n\x05Input\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12*\n\ttext_pair\x18\x02 \x01(\x0b\x32\x15.attnlens.v1.TextPairH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.attnlens.v1.TokenIdsH\x00\x42\t\n\x07\x63ontent\")\n\x08TextPair\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06second\x18\x02 \x01(\t\")\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x12\x10\n\x08type_ids\x18\x02 \x03(\x05\"2\n\x06Prompt\x12\x0e\n\x04name\x18\x01 \x01(\tH\x00\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"H\n\x05Usage\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\x12\x18\n\x10num_tokens_total\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x07Timings\x12+\n\x08tokenize\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x07pooling\x18\x05 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x16\n\tnormalize\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\ndimensions\x18\x07 \x01(\x05\x12(\n\tdata_type\x18\x08 \x01(\x0e\x32\x15.attnlens.v1.DataTypeB\x0c\n\n_normalize\"\xa9\x01\n\rEmbedResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\'\n\nembeddings\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\"\n\x06usages\x18\x04 \x03(\x0b\x32\x12.attnlens.v1.Usage\x12%\n\x07timings\x18\x05 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\x80\x01\n\x0e\x41ttentionQuery\x12%\n\x04role\x18\x01 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x0e\n\x06layers\x18\x02 \x03(\x05\x12\r\n\x05heads\x18\x03 \x03(\x05\x12(\n\x04view\x18\x04 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\"\xee\x01\n\rEncodeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\x88\x01\n\x0e\x45ncodeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12)\n\x07results\x18\x03 \x03(\x0b\x32\x18.attnlens.v1.EncodedText\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xb5\x01\n\x0b\x45ncodedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Usage\x12.\n\x11last_hidden_state\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12/\n\tattention\x18\x04 \x03(\x0b\x32\x1c.attnlens.v1.AttentionResult\"\xbf\x01\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x06source\x18\x03 \x01(\x0e\x32\x18.attnlens.v1.TokenSource\x12\x12\n\nbyte_start\x18\x04 \x01(\x05\x12\x10\n\x08\x62yte_end\x18\x05 \x01(\x05\x12\x12\n\nchar_start\x18\x06 \x01(\x05\x12\x10\n\x08\x63har_end\x18\x07 \x01(\x05\x12\x17\n\nword_index\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_word_index\"\xbb\x03\n\x0f\x41ttentionResult\x12\x13\n\x0bquery_index\x18\x01 \x01(\x05\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12(\n\x04view\x18\x03 \x01(\x0e\x32\x1a.attnlens.v1.AttentionView\x12\x0e\n\x06layers\x18\x04 \x03(\x05\x12\r\n\x05heads\x18\x05 \x03(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSum\x12$\n\x05\x64\x65nse\x18\x07 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12(\n\tper_token\x18\x08 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12#\n\x04\x62\x61nd\x18\t \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12%\n\x06\x62locks\x18\n \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12\'\n\x0c\x62\x61nd_pattern\x18\x0b \x01(\x0b\x32\x11.attnlens.v1.Band\x12\x30\n\rblock_pattern\x18\x0c \x01(\x0b\x32\x19.attnlens.v1.BlockPatternB\x06\n\x04\x64\x61ta\"K\n\x0c\x42lockPattern\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\'\n\nkey_blocks\x18\x02 \x01(\x0b\x32\x13.attnlens.v1.Tensor\"\xf4\x01\n\x13\x45ncodeStreamRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12\x19\n\x11last_hidden_state\x18\x05 \x01(\x08\x12.\n\tattention\x18\x06 \x03(\x0b\x32\x1b.attnlens.v1.AttentionQuery\x12(\n\tdata_type\x18\x07 \x01(\x0e\x32\x15.attnlens.v1.DataType\"\xfa\x01\n\x14\x45ncodeStreamResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x13\n\x0binput_index\x18\x03 \x01(\x05\x12(\n\x04head\x18\x04 \x01(\x0b\x32\x18.attnlens.v1.EncodedTextH\x00\x12\x31\n\tattention\x18\x05 \x01(\x0b\x32\x1c.attnlens.v1.AttentionResultH\x00\x12\x1b\n\x13num_attention_parts\x18\x06 \x01(\x05\x12%\n\x07timings\x18\x07 \x01(\x0b\x32\x14.attnlens.v1.TimingsB\x06\n\x04part\"i\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12#\n\x06prompt\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Prompt\"e\n\x10TokenizeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12+\n\x07results\x18\x03 \x03(\x0b\x32\x1a.attnlens.v1.TokenizedText\"O\n\rTokenizedText\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12\x1a\n\x12\x65xceeds_max_tokens\x18\x02 \x01(\x08\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Model\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x10GetModelResponse\x12!\n\x05model\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Model\"\xff\x03\n\x0e\x45xplainRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x06inputs\x18\x02 \x03(\x0b\x32\x12.attnlens.v1.Input\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12#\n\x06prompt\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x07pooling\x18\x05 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x12\n\ndimensions\x18\x06 \x01(\x05\x12%\n\x06itself\x18\x07 \x01(\x0b\x32\x13.attnlens.v1.ItselfH\x00\x12(\n\tdirection\x18\x08 \x01(\x0b\x32\x13.attnlens.v1.TensorH\x00\x12#\n\x05other\x18\t \x01(\x0b\x32\x12.attnlens.v1.InputH\x00\x12)\n\x08\x63ontrast\x18\n \x01(\x0b\x32\x15.attnlens.v1.ContrastH\x00\x12*\n\rtarget_prompt\x18\x0b \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12+\n\x07methods\x18\x0c \x03(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12(\n\x05level\x18\r \x01(\x0e\x32\x19.attnlens.v1.ExplainLevel\x12\x1a\n\x12head_contributions\x18\x0e \x01(\x08\x42\x08\n\x06target\"\x08\n\x06Itself\"S\n\x08\x43ontrast\x12\"\n\x06nearer\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Input\x12#\n\x07\x66\x61rther\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Input\"\x89\x01\n\x0f\x45xplainResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12)\n\x07results\x18\x03 \x03(\x0b\x32\x18.attnlens.v1.Explanation\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\xdc\x01\n\x0b\x45xplanation\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.attnlens.v1.Token\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Usage\x12\x15\n\rword_of_token\x18\x03 \x03(\x05\x12\x14\n\x0ctarget_value\x18\x04 \x01(\x01\x12(\n\x06scores\x18\x05 \x03(\x0b\x32\x18.attnlens.v1.TokenScores\x12/\n\x12head_contributions\x18\x06 \x01(\x0b\x32\x13.attnlens.v1.Tensor\"\xdf\x01\n\x0bTokenScores\x12*\n\x06method\x18\x01 \x01(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12#\n\x06values\x18\x02 \x01(\x0b\x32\x13.attnlens.v1.Tensor\x12\x15\n\x08\x62\x61seline\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0b\n\x03sum\x18\x04 \x01(\x01\x12\x15\n\x08\x65xpected\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x0c\x66\x61ithfulness\x18\x06 \x01(\x01H\x02\x88\x01\x01\x42\x0b\n\t_baselineB\x0b\n\t_expectedB\x0f\n\r_faithfulness\"\x80\x03\n\x0e\x43ompareRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05pairs\x18\x02 \x03(\x0b\x32\x19.attnlens.v1.ComparedPair\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12%\n\x08prompt_a\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x08prompt_b\x18\x05 \x01(\x0b\x32\x13.attnlens.v1.Prompt\x12%\n\x07pooling\x18\x06 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x12\n\ndimensions\x18\x07 \x01(\x05\x12+\n\x07methods\x18\x08 \x03(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12(\n\x05level\x18\t \x01(\x0e\x32\x19.attnlens.v1.ExplainLevel\x12\x1a\n\x12head_contributions\x18\n \x01(\x08\x12\'\n\x06matrix\x18\x0b \x01(\x0e\x32\x17.attnlens.v1.PairMatrix\"L\n\x0c\x43omparedPair\x12\x1d\n\x01\x61\x18\x01 \x01(\x0b\x32\x12.attnlens.v1.Input\x12\x1d\n\x01\x62\x18\x02 \x01(\x0b\x32\x12.attnlens.v1.Input\"\x88\x01\n\x0f\x43ompareResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12(\n\x07results\x18\x03 \x03(\x0b\x32\x17.attnlens.v1.Comparison\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.attnlens.v1.Timings\"\x8f\x01\n\nComparison\x12#\n\x01\x61\x18\x01 \x01(\x0b\x32\x18.attnlens.v1.Explanation\x12#\n\x01\x62\x18\x02 \x01(\x0b\x32\x18.attnlens.v1.Explanation\x12\x12\n\nsimilarity\x18\x03 \x01(\x01\x12#\n\x06matrix\x18\x04 \x01(\x0b\x32\x13.attnlens.v1.Tensor*\x80\x01\n\rAttentionView\x12\x1e\n\x1a\x41TTENTION_VIEW_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTENTION_VIEW_FULL\x10\x01\x12\x1c\n\x18\x41TTENTION_VIEW_HEAD_MEAN\x10\x02\x12\x18\n\x14\x41TTENTION_VIEW_DENSE\x10\x03*\xa9\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14TOKEN_SOURCE_SPECIAL\x10\x01\x12\x17\n\x13TOKEN_SOURCE_PROMPT\x10\x02\x12\x15\n\x11TOKEN_SOURCE_TEXT\x10\x03\x12\x1c\n\x18TOKEN_SOURCE_SECOND_TEXT\x10\x04\x12\x14\n\x10TOKEN_SOURCE_IDS\x10\x05\x32\xd7\x04\n\x0e\x45ncoderService\x12>\n\x05\x45mbed\x12\x19.attnlens.v1.EmbedRequest\x1a\x1a.attnlens.v1.EmbedResponse\x12\x41\n\x06\x45ncode\x12\x1a.attnlens.v1.EncodeRequest\x1a\x1b.attnlens.v1.EncodeResponse\x12U\n\x0c\x45ncodeStream\x12 .attnlens.v1.EncodeStreamRequest\x1a!.attnlens.v1.EncodeStreamResponse0\x01\x12G\n\x08Tokenize\x12\x1c.attnlens.v1.TokenizeRequest\x1a\x1d.attnlens.v1.TokenizeResponse\x12M\n\nListModels\x12\x1e.attnlens.v1.ListModelsRequest\x1a\x1f.attnlens.v1.ListModelsResponse\x12G\n\x08GetModel\x12\x1c.attnlens.v1.GetModelRequest\x1a\x1d.attnlens.v1.GetModelResponse\x12\x44\n\x07\x45xplain\x12\x1b.attnlens.v1.ExplainRequest\x1a\x1c.attnlens.v1.ExplainResponse\x12\x44\n\x07\x43ompare\x12\x1b.attnlens.v1.CompareRequest\x1a\x1c.attnlens.v1.CompareResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attnlens.v1.encoder_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTENTIONVIEW']._serialized_start=3446
-  _globals['_ATTENTIONVIEW']._serialized_end=3574
-  _globals['_TOKENSOURCE']._serialized_start=3577
-  _globals['_TOKENSOURCE']._serialized_end=3746
-  _globals['_INPUT']._serialized_start=161
-  _globals['_INPUT']._serialized_end=283
-  _globals['_TEXTPAIR']._serialized_start=285
-  _globals['_TEXTPAIR']._serialized_end=326
-  _globals['_TOKENIDS']._serialized_start=328
-  _globals['_TOKENIDS']._serialized_end=369
-  _globals['_PROMPT']._serialized_start=371
-  _globals['_PROMPT']._serialized_end=421
-  _globals['_USAGE']._serialized_start=423
-  _globals['_USAGE']._serialized_end=495
-  _globals['_TIMINGS']._serialized_start=498
-  _globals['_TIMINGS']._serialized_end=638
-  _globals['_EMBEDREQUEST']._serialized_start=641
-  _globals['_EMBEDREQUEST']._serialized_end=900
-  _globals['_EMBEDRESPONSE']._serialized_start=903
-  _globals['_EMBEDRESPONSE']._serialized_end=1072
-  _globals['_ATTENTIONQUERY']._serialized_start=1075
-  _globals['_ATTENTIONQUERY']._serialized_end=1203
-  _globals['_ENCODEREQUEST']._serialized_start=1206
-  _globals['_ENCODEREQUEST']._serialized_end=1444
-  _globals['_ENCODERESPONSE']._serialized_start=1447
-  _globals['_ENCODERESPONSE']._serialized_end=1583
-  _globals['_ENCODEDTEXT']._serialized_start=1586
-  _globals['_ENCODEDTEXT']._serialized_end=1767
-  _globals['_TOKEN']._serialized_start=1770
-  _globals['_TOKEN']._serialized_end=1961
-  _globals['_ATTENTIONRESULT']._serialized_start=1964
-  _globals['_ATTENTIONRESULT']._serialized_end=2407
-  _globals['_BLOCKPATTERN']._serialized_start=2409
-  _globals['_BLOCKPATTERN']._serialized_end=2484
-  _globals['_ENCODESTREAMREQUEST']._serialized_start=2487
-  _globals['_ENCODESTREAMREQUEST']._serialized_end=2731
-  _globals['_ENCODESTREAMRESPONSE']._serialized_start=2734
-  _globals['_ENCODESTREAMRESPONSE']._serialized_end=2984
-  _globals['_TOKENIZEREQUEST']._serialized_start=2986
-  _globals['_TOKENIZEREQUEST']._serialized_end=3091
-  _globals['_TOKENIZERESPONSE']._serialized_start=3093
-  _globals['_TOKENIZERESPONSE']._serialized_end=3194
-  _globals['_TOKENIZEDTEXT']._serialized_start=3196
-  _globals['_TOKENIZEDTEXT']._serialized_end=3275
-  _globals['_LISTMODELSREQUEST']._serialized_start=3277
-  _globals['_LISTMODELSREQUEST']._serialized_end=3296
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3298
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3354
-  _globals['_GETMODELREQUEST']._serialized_start=3356
-  _globals['_GETMODELREQUEST']._serialized_end=3388
-  _globals['_GETMODELRESPONSE']._serialized_start=3390
-  _globals['_GETMODELRESPONSE']._serialized_end=3443
-  _globals['_ENCODERSERVICE']._serialized_start=3749
-  _globals['_ENCODERSERVICE']._serialized_end=4208
+  _globals['_ATTENTIONVIEW']._serialized_start=5425
+  _globals['_ATTENTIONVIEW']._serialized_end=5553
+  _globals['_TOKENSOURCE']._serialized_start=5556
+  _globals['_TOKENSOURCE']._serialized_end=5725
+  _globals['_INPUT']._serialized_start=192
+  _globals['_INPUT']._serialized_end=314
+  _globals['_TEXTPAIR']._serialized_start=316
+  _globals['_TEXTPAIR']._serialized_end=357
+  _globals['_TOKENIDS']._serialized_start=359
+  _globals['_TOKENIDS']._serialized_end=400
+  _globals['_PROMPT']._serialized_start=402
+  _globals['_PROMPT']._serialized_end=452
+  _globals['_USAGE']._serialized_start=454
+  _globals['_USAGE']._serialized_end=526
+  _globals['_TIMINGS']._serialized_start=529
+  _globals['_TIMINGS']._serialized_end=669
+  _globals['_EMBEDREQUEST']._serialized_start=672
+  _globals['_EMBEDREQUEST']._serialized_end=931
+  _globals['_EMBEDRESPONSE']._serialized_start=934
+  _globals['_EMBEDRESPONSE']._serialized_end=1103
+  _globals['_ATTENTIONQUERY']._serialized_start=1106
+  _globals['_ATTENTIONQUERY']._serialized_end=1234
+  _globals['_ENCODEREQUEST']._serialized_start=1237
+  _globals['_ENCODEREQUEST']._serialized_end=1475
+  _globals['_ENCODERESPONSE']._serialized_start=1478
+  _globals['_ENCODERESPONSE']._serialized_end=1614
+  _globals['_ENCODEDTEXT']._serialized_start=1617
+  _globals['_ENCODEDTEXT']._serialized_end=1798
+  _globals['_TOKEN']._serialized_start=1801
+  _globals['_TOKEN']._serialized_end=1992
+  _globals['_ATTENTIONRESULT']._serialized_start=1995
+  _globals['_ATTENTIONRESULT']._serialized_end=2438
+  _globals['_BLOCKPATTERN']._serialized_start=2440
+  _globals['_BLOCKPATTERN']._serialized_end=2515
+  _globals['_ENCODESTREAMREQUEST']._serialized_start=2518
+  _globals['_ENCODESTREAMREQUEST']._serialized_end=2762
+  _globals['_ENCODESTREAMRESPONSE']._serialized_start=2765
+  _globals['_ENCODESTREAMRESPONSE']._serialized_end=3015
+  _globals['_TOKENIZEREQUEST']._serialized_start=3017
+  _globals['_TOKENIZEREQUEST']._serialized_end=3122
+  _globals['_TOKENIZERESPONSE']._serialized_start=3124
+  _globals['_TOKENIZERESPONSE']._serialized_end=3225
+  _globals['_TOKENIZEDTEXT']._serialized_start=3227
+  _globals['_TOKENIZEDTEXT']._serialized_end=3306
+  _globals['_LISTMODELSREQUEST']._serialized_start=3308
+  _globals['_LISTMODELSREQUEST']._serialized_end=3327
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3329
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3385
+  _globals['_GETMODELREQUEST']._serialized_start=3387
+  _globals['_GETMODELREQUEST']._serialized_end=3419
+  _globals['_GETMODELRESPONSE']._serialized_start=3421
+  _globals['_GETMODELRESPONSE']._serialized_end=3474
+  _globals['_EXPLAINREQUEST']._serialized_start=3477
+  _globals['_EXPLAINREQUEST']._serialized_end=3988
+  _globals['_ITSELF']._serialized_start=3990
+  _globals['_ITSELF']._serialized_end=3998
+  _globals['_CONTRAST']._serialized_start=4000
+  _globals['_CONTRAST']._serialized_end=4083
+  _globals['_EXPLAINRESPONSE']._serialized_start=4086
+  _globals['_EXPLAINRESPONSE']._serialized_end=4223
+  _globals['_EXPLANATION']._serialized_start=4226
+  _globals['_EXPLANATION']._serialized_end=4446
+  _globals['_TOKENSCORES']._serialized_start=4449
+  _globals['_TOKENSCORES']._serialized_end=4672
+  _globals['_COMPAREREQUEST']._serialized_start=4675
+  _globals['_COMPAREREQUEST']._serialized_end=5059
+  _globals['_COMPAREDPAIR']._serialized_start=5061
+  _globals['_COMPAREDPAIR']._serialized_end=5137
+  _globals['_COMPARERESPONSE']._serialized_start=5140
+  _globals['_COMPARERESPONSE']._serialized_end=5276
+  _globals['_COMPARISON']._serialized_start=5279
+  _globals['_COMPARISON']._serialized_end=5422
+  _globals['_ENCODERSERVICE']._serialized_start=5728
+  _globals['_ENCODERSERVICE']._serialized_end=6327
 # @@protoc_insertion_point(module_scope)
