@@ -3,9 +3,9 @@
     p      = the pooled vector through the dense layers, cut to the first components
     target = d . p / |p|
 
-Sources: leave-one-out is erasure (Li et al. 2016, https://arxiv.org/abs/1612.08220), rollout is Abnar and Zuidema
-2020 (https://arxiv.org/abs/2005.00928), the interaction is a second difference. docs/explanations.md says what each
-measures.
+Sources: leave-one-out is erasure (Li et al. 2016, https://arxiv.org/abs/1612.08220), rollout is Abnar and
+Zuidema 2020 (https://arxiv.org/abs/2005.00928), the interaction is a second difference. docs/explanations.md
+says what each measures.
 
 Letters: T tokens of a text, W words of it, D hidden size, E components of an embedding, L layers.
 """
@@ -83,7 +83,7 @@ def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) ->
 
 
 def without_token(weights: FloatArray, pooling: Pooling, token: int) -> FloatArray | None:
-    """Return `pooling_weights` without a token; the others keep their positions. None: nothing would count."""
+    """Return `pooling_weights` without a token; the others keep their positions. None: nothing counts."""
     left = weights.copy()
     left[token] = 0
     count = int(np.count_nonzero(left))
@@ -150,7 +150,7 @@ def rollout(
     """
     row = weights.astype(np.float64) / weights.sum(dtype=np.float64)
     for layer in reversed(attention):
-        row = residual * row + (1 - residual) * (row @ layer.astype(np.float64))
+        row = np.asarray(residual * row + (1 - residual) * (row @ layer.astype(np.float64)))
     return row
 
 
@@ -193,7 +193,7 @@ def sum_over_words(scores: Float64Array, word_of_token: Sequence[int], axis: int
 
     Args:
         scores: one a token.
-        word_of_token: the number of each token's word, from 0, T of them; each number up to the largest is there.
+        word_of_token: the number of each token's word, from 0, T of them; none is left out.
         axis: of tokens.
     """
     moved = np.moveaxis(scores, axis, 0)

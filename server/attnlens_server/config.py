@@ -34,8 +34,8 @@ class ServerConfig:
             a CPU and 8192 on CUDA.
         max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
             part of it, and a text that is larger than that runs by itself.
-        explain: serve Explain and Compare. The graph of contributions is opened by the first request that needs
-            it, once for each number of threads; until then it takes no memory.
+        explain: serve Explain and Compare. The graph of contributions is opened by the first request that
+            needs it, once for each number of threads; until then it takes no memory.
         max_masked_runs: runs of the model with a token left out that one request may need.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.

@@ -15,8 +15,8 @@ from attnlens_server.errors import StartupError
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one may be absent
 REMEDY = "export the bundle again"
 
-# What the graph of contributions has beside the inputs above, and what it returns, with the axes. B texts, T tokens, E
-# components of an embedding, L layers, H heads. The exporter's graph/names.py says the same.
+# What the graph of contributions has beside the inputs above, and what it returns, with the axes. B texts,
+# T tokens, E components of an embedding, L layers, H heads. The exporter's graph/names.py says the same.
 CONTRIBUTION_INPUTS = {
     "pooling_weights": "BT",
     "takes_maximum": "B",
@@ -128,12 +128,14 @@ def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
         for name, letters in expected.items():
             axes = found.get(name, [])
             fits = fits and len(axes) == len(letters)
-            fits = fits and all(axis == lengths.get(letter, axis) for axis, letter in zip(axes, letters, strict=True))
+            fits = fits and all(
+                axis == lengths.get(letter, axis) for axis, letter in zip(axes, letters, strict=True)
+            )
     if not fits:
         raise StartupError(
             f"{path}: {graph.path} is not a graph of contributions with the inputs "
-            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} of an encoder of these "
-            f"sizes: {REMEDY}"
+            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} of an "
+            f"encoder of these sizes: {REMEDY}"
         )
 
 

@@ -4,17 +4,16 @@ Letters: B texts, T tokens of a text, D hidden size, H heads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Literal
 
 from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import Pooling
 
 Kind = Literal["embeddings", "attention", "contributions"]
-"""What a graph is there for: token vectors, these and what the attention of each layer gives, or what each token
-contributes to an embedding. A bundle may lack the last one."""
+"""What a graph is there for: token vectors, these and what the attention of each layer gives, or what each
+token contributes to an embedding. A bundle may lack the last one."""
 
 
 class OutputRole(IntEnum):
@@ -211,7 +210,7 @@ class Model:
     graphs: Mapping[Kind, Graph]
     outputs: ModelOutputs
     contributions: ContributionsGraph | None = None
-    faithfulness: Mapping[int, Faithfulness] = MappingProxyType({})
+    faithfulness: Mapping[int, Faithfulness] = field(default_factory=dict)
 
     @property
     def pair_bytes(self) -> int:

@@ -133,7 +133,9 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         precision=precision,
         states=states,
     )
-    contributions = bundle.model.contributions
-    for graph in (*bundle.model.graphs.values(), *([contributions] if contributions else [])):
+    graphs: list[Graph | ContributionsGraph] = [*bundle.model.graphs.values()]
+    if bundle.model.contributions is not None:
+        graphs.append(bundle.model.contributions)
+    for graph in graphs:
         graph_files(directory, graph.path, states)
     return bundle

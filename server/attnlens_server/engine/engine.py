@@ -1,7 +1,7 @@
 """The engine of one model: two or three graphs, each with lanes of its own.
 
-Embeddings, attention and contributions are separate graphs with separate threads, so that a request for one of
-the latter, which are heavier, never stands in the way of one for embeddings.
+Embeddings, attention and contributions are separate graphs with separate threads, so that a request for one
+of the latter, which are heavier, never stands in the way of one for embeddings.
 """
 
 import logging
