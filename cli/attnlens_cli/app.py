@@ -25,6 +25,8 @@ COMMANDS = {
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",
+    "explain": "Show which words made a vector, or a similarity.",
+    "compare": "Show why two texts are similar.",
 }
 
 
