@@ -21,8 +21,8 @@ _MARKS = {"prompt": " (prompt)", "second_text": " (second)"}
 # Blue and vermilion of Okabe and Ito, which most colour-blind people can tell apart.
 _POSITIVE, _NEGATIVE = Style(color="rgb(0,114,178)"), Style(color="rgb(213,94,0)")
 _CAVEATS = {
-    "contributions": "exact sums, with the attention weights held as they are. What leaving a word out really "
-    "does is leave_one_out (--verify).",
+    "contributions": "exact sums, with the attention weights held as they are. What leaving out a word does, "
+    "leave_one_out measures (--verify).",
     "output_share": "about the last layer's vectors, each of which holds the whole text already.",
     "leave_one_out": "measures one token at a time. What two do together is not in it.",
     "rollout": "made of attention weights alone, it knows nothing of the target.",
@@ -123,7 +123,8 @@ def sum_line(scores: Scores) -> str:
         return f"{parts}."
     if scores.baseline is None:
         return f"{parts}, as it must be; the target is not in it."
-    return f"{parts}, the target is {scores.expected:.6f} (off by {abs(scores.sum - scores.expected):.1e})."
+    error = abs(scores.sum - scores.expected)
+    return f"{parts}, the target is {scores.expected:.6f} (off by {error:.1e})."
 
 
 def verified(explanation: Explanation, scores: Scores) -> float:
