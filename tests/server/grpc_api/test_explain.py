@@ -1,4 +1,4 @@
-"""Explain and Compare: real calls to a real process with real weights, against figures and plain ONNX Runtime."""
+"""Explain and Compare: calls to a real process with real weights, against figures and plain ONNX Runtime."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
