@@ -17,11 +17,13 @@ from attnlens_client import (
     Client,
     InputTooLongError,
     InvalidRequestError,
+    NotSupportedError,
     RequestTooExpensiveError,
     TokenIds,
 )
 from attnlens_client.core.explanations import plans
 from attnlens_client.core.explanations.replies import ExplanationReader
+from scripted import ScriptedServer
 from served import ServerProcess
 
 Call = Callable[..., Any]
@@ -127,6 +129,23 @@ def test_a_text_alone_may_need_too_many_runs(minilm_bundle: Any) -> None:
     ):
         client.explain(["word " * 20], methods="leave_one_out")
     assert (caught.value.num_runs, caught.value.max_masked_runs) == (20, 10)
+
+
+def test_calls_are_split_by_what_the_server_takes_and_tried_again(
+    server: ScriptedServer, connect: Call
+) -> None:
+    server.limits = {"max_inputs_per_request": 3, "max_masked_runs": 40}
+    with connect(server.address) as call:
+        found = call("explain", ["a", "bb", "ccc", "dd", "e"])
+        assert [len(text.tokens) for text in found] == [1, 2, 3, 2, 1]
+        sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
+        assert sorted(len(request.inputs) for request in sent) == [2, 3]
+        with pytest.raises(BadReplyError, match="explained by contributions instead of leave_one_out"):
+            call("explain", ["a", "bb", "ccc", "dd", "e"], methods="leave_one_out")
+        sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
+        assert max(len(request.inputs) for request in sent[2:]) == 2  # of 16 tokens at most each
+        with pytest.raises(NotSupportedError, match="nothing is compared here"):
+            call("compare", "a", "b")
 
 
 # --- arguments ------------------------------------------------------------------------------------
