@@ -53,7 +53,7 @@ def _cut_off(encoder: nn.Module) -> Iterator[None]:
         if isinstance(module, FeedForward) and module.gate is not None:
             activation = module.activation
             kept.append((module, activation))
-            module.activation = lambda x, activation=activation: activation(x).detach()
+            module.activation = _detached(activation)
         if isinstance(module, Composition):
             hooks.append(module.register_forward_hook(lambda _m, _a, output: output.detach()))
         if isinstance(module, _Router):
@@ -62,7 +62,7 @@ def _cut_off(encoder: nn.Module) -> Iterator[None]:
             )
         if isinstance(module, Experts):
             gates = module.gates
-            module.gates = lambda x, gates=gates: gates(x).detach()  # type: ignore[method-assign]
+            module.gates = _detached(gates)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -70,6 +70,10 @@ def _cut_off(encoder: nn.Module) -> Iterator[None]:
             module.activation = activation
         for hook in hooks:
             hook.remove()
+
+
+def _detached(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: function(x).detach()
 
 
 class Contributions(NamedTuple):
@@ -112,7 +116,8 @@ def contributions(
         return multiply
 
     for index, layer in enumerate(encoder.layers):
-        layer.attention.output.register_forward_pre_hook(gate(index))
+        output: Any = layer.get_submodule("attention.output")
+        output.register_forward_pre_hook(gate(index))
     inputs = {
         name: torch.from_numpy(feed[name])
         for name in ("input_ids", "attention_mask", "token_type_ids")

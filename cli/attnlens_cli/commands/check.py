@@ -74,7 +74,7 @@ def check(
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
     from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
-    from attnlens_export.parity.runtimes import RuntimeOptions  # noqa: PLC0415 - heavy
+    from attnlens_export.runtimes.measure import RuntimeOptions  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
     from attnlens_runtimes import NotInstalledError, UnknownRuntimeError  # noqa: PLC0415 - heavy
 

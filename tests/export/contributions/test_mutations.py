@@ -9,12 +9,13 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from attnlens_export.contributions import sweep, transposes
+from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.measure import make_feed, measure_case
 from attnlens_export.contributions.result import Completeness, ContributionsResult
-from attnlens_export.contributions.sweep import Sweep
+from attnlens_export.contributions.state import SweepState
+from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
@@ -34,11 +35,11 @@ def opened(graph: TracedGraph) -> Run:
 def biased(tiny_trace: TracedGraph) -> TracedGraph:
     """The graph of embeddings with biases and norms that are not those of the start."""
     generator = np.random.default_rng(5)
-    weights = {
-        name: array + generator.standard_normal(array.shape).astype(np.float32) / 4
+    weights: dict[str, Any] = {
+        name: np.asarray(array + generator.standard_normal(array.shape), dtype=np.float32)
         if name.endswith(("bias", "norm.weight"))
         else array
-        for name, array in tiny_trace.weights.items()
+        for name, array in dict[str, Any](tiny_trace.weights).items()
     }
     return embeddings_graph(TracedGraph(tiny_trace.proto, weights, tiny_trace.shapes))
 
@@ -58,7 +59,7 @@ def test_the_sweep_passes(biased: TracedGraph, tiny_encoder: Encoder) -> None:
     assert measured(biased, tiny_encoder).failures() == []
 
 
-def _without_mean(state: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _without_mean(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """(w g) / deviation, the mean left in."""
     transposes.TRANSPOSES["true norm"](state, node, gradient)
     quotient = state.writer.graph.node[-1]
@@ -67,7 +68,7 @@ def _without_mean(state: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     quotient.input[0] = centred.input[0]
 
 
-def _not_transposed(state: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _not_transposed(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """A g in place of A' g."""
     if state.flow(node.input[0]) is Flow.FROZEN:
         value = node.input[1]
@@ -78,7 +79,7 @@ def _not_transposed(state: Sweep, node: onnx.NodeProto, gradient: str) -> None:
         transposes.TRANSPOSES["true product"](state, node, gradient)
 
 
-def _shared(state: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _shared(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """Half of the gradient to each of two addends."""
     transposes.TRANSPOSES["true sum"](
         state,
@@ -110,13 +111,13 @@ def test_a_wrong_rule_fails_the_gate(
 def test_a_bias_that_is_left_out_fails_the_gate(
     biased: TracedGraph, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = Sweep.settle
+    settle = SweepState.settle
 
-    def forget(state: Sweep, node: onnx.NodeProto, value: str, gradient: str) -> None:
+    def forget(state: SweepState, node: onnx.NodeProto, value: str, gradient: str) -> None:
         if value != "layers.1.feed_forward.up.bias":
             settle(state, node, value, gradient)
 
-    monkeypatch.setattr(Sweep, "settle", forget)
+    monkeypatch.setattr(SweepState, "settle", forget)
     assert measured(biased, tiny_encoder).incompleteness > 1e-3
 
 
@@ -157,24 +158,24 @@ def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
 def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
     unknown = small_graph(helper.make_node("Sin", ["embedded"], ["out"], name="sin_0"))
     with pytest.raises(GraphError, match=r"no contributions: out is not linear in the embeddings of tokens"):
-        Sweep(unknown[0], ()).run("out", unknown[1])
+        sweep(SweepState(unknown[0], ()), "out", unknown[1])
     added = small_graph(
         helper.make_node("Sin", ["embedded"], ["inner"], name="sin_0"),
         helper.make_node("Add", ["embedded", "inner"], ["out"], name="add_0"),
     )
     with pytest.raises(GraphError, match=r"Add 'add_0' adds 'inner' to what is linear in the embeddings"):
-        Sweep(added[0], ()).run("out", added[1])
+        sweep(SweepState(added[0], ()), "out", added[1])
     shapeless = small_graph(helper.make_node("Add", ["embedded", "bias"], ["out"], name="add_0"))
     del shapeless[0].shapes["gradient"]
     with pytest.raises(GraphError, match=r"the trace does not tell the shape of 'gradient'"):
-        Sweep(shapeless[0], ()).run("out", shapeless[1])
+        sweep(SweepState(shapeless[0], ()), "out", shapeless[1])
 
 
 def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     writer, gradient = small_graph(helper.make_node("Relu", ["embedded"], ["out"], name="relu_0"))
-    monkeypatch.delitem(sweep.TRANSPOSES, "Relu")
+    monkeypatch.delitem(transposes.TRANSPOSES, "Relu")
     with pytest.raises(GraphError, match="the operator Relu of 'relu_0' lies between the embeddings"):
-        Sweep(writer, ()).run("out", gradient)
+        sweep(SweepState(writer, ()), "out", gradient)
 
 
 def test_flows() -> None:

@@ -1,5 +1,6 @@
 """The graph of contributions against PyTorch's gradients with the same things frozen."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_scores_are_gradients_times_embeddings_with_the_rest_frozen(name: str) -
         assert measured.incompleteness < 2e-6
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[Activation.ValueType, Callable[[Tensor], Tensor]] = {
     Activation.ACTIVATION_TANH: torch.tanh,
     Activation.ACTIVATION_RELU: torch.relu,
     Activation.ACTIVATION_GELU: torch.nn.functional.gelu,
@@ -113,7 +114,7 @@ class Layer:
 
     def __init__(self, kind: Activation.ValueType, width: int) -> None:
         generator = np.random.default_rng(3)
-        self.weight = generator.standard_normal((20, width)).astype(np.float32) / 4
+        self.weight = (generator.standard_normal((20, width)) / 4).astype(np.float32)
         self.bias = generator.standard_normal(20).astype(np.float32)
         self.kind = kind
 
