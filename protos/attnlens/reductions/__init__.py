@@ -8,6 +8,7 @@ Letters in shapes: L layers, H heads, T tokens of a text, U units (tokens or wor
 """
 
 from attnlens.reductions.choices import (
+    MAX_ROWS,
     Form,
     LayerChoice,
     Level,
@@ -25,6 +26,7 @@ from attnlens.reductions.statistics import RowStatistics
 from attnlens.reductions.units import TextUnits, Units, number_words
 
 __all__ = [
+    "MAX_ROWS",
     "Data",
     "Form",
     "LayerChoice",

@@ -13,6 +13,7 @@ Problem: TypeAlias = tuple[str, str]
 """The path of a field, and what is wrong with it."""
 
 DEFAULT_RESIDUAL = 0.5
+MAX_ROWS = 1 << 14
 _MAX_INT32 = 2**31 - 1
 
 
@@ -135,6 +136,9 @@ class Reduction:
                 yield "rollout_residual", "is for a rollout: leave it out, or ask for one in layers"
             elif not 0 <= self.rollout_residual < 1:
                 yield "rollout_residual", f"is {self.rollout_residual:g}: it must be from 0 to less than 1"
+        if len(self.rows) > MAX_ROWS:
+            yield "rows", f"has more than {MAX_ROWS} numbers: leave it out for all rows"
+            return
         if self.mean_of_rows and self.rows:
             yield "rows", "can't be chosen of a mean over all rows: leave out one of the two"
         if len(set(self.rows)) < len(self.rows):
@@ -162,22 +166,15 @@ class Reduction:
 
 
 def resolve_rows(rows: Sequence[int], num_units: int) -> tuple[int, ...]:
-    """Return the numbers of rows from 0, of U = `num_units`.
+    """Return the numbers of rows from 0, of U = `num_units`; two may be of the same row.
 
     Raises:
-        IndexError: there is no such row, or two numbers are of the same one; its arguments are the place of
-            the number in `rows` and what is wrong with it.
+        IndexError: there is no such row; its argument is the place of the number in `rows`.
     """
-    resolved: list[int] = []
     for place, row in enumerate(rows):
-        number = row + num_units if row < 0 else row
-        if not 0 <= number < num_units:
-            there = f"use 0 to {num_units - 1}, or -{num_units} to -1" if num_units else "leave it out"
-            raise IndexError(place, f"is {row}: there are {num_units} rows, {there}")
-        if number in resolved:
-            raise IndexError(place, f"is {row}: it was asked for before")
-        resolved.append(number)
-    return tuple(resolved)
+        if not -num_units <= row < num_units:
+            raise IndexError(place)
+    return tuple(row + num_units if row < 0 else row for row in rows)
 
 
 def max_entries(threshold: float, num_units: int, *, is_distribution: bool) -> int:

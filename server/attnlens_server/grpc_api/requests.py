@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from attnlens.pooling import Pooling
 from attnlens.reductions import (
+    MAX_ROWS,
     Form,
     LayerChoice,
     Level,
@@ -158,7 +159,7 @@ def _reduction(query: pb.AttentionQuery, field: str, found: list[FieldViolation]
         layers=_choice(_LAYERS, message.layers, f"{field}.layers", pb.LayerReduction, found),
         rollout_residual=message.rollout_residual if message.HasField("rollout_residual") else None,
         mean_of_rows=message.mean_of_rows,
-        rows=tuple(message.rows),
+        rows=message.rows[: MAX_ROWS + 1],  # more are refused
         form=_form(message),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnlens.reductions import Reduction, SquareRoots, resolve_rows
+from attnlens.reductions import MAX_ROWS, Reduction, SquareRoots, resolve_rows
 from attnlens_server.bundle import Model, OutputRole, RowSum
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.jobs import AttentionQuery, AttentionView
@@ -26,7 +26,7 @@ def reduction_problems(
     path = f"{field}.reduction"
     for name, text in reduction.problems():
         yield FieldViolation(f"{path}.{name}", text)
-    if len(reduction.rows) > model.max_positions:
+    if model.max_positions < len(reduction.rows) <= MAX_ROWS:
         text = f"has {len(reduction.rows)} numbers: no text has more than {model.max_positions} tokens"
         yield FieldViolation(f"{path}.rows", text)
     if query.role is OutputRole.HEAD_GATES:
@@ -62,23 +62,13 @@ def _of_inputs(path: str, reduction: Reduction, inputs: Sequence[Input]) -> Iter
     if by_ids is None:
         return
     for name, is_asked, what, remedy in (
-        ("level", reduction.level == "words", "words are", "send text, or ask for tokens"),
-        (
-            "special_tokens",
-            reduction.special_tokens == "drop",
-            "special tokens are",
-            "send text, or keep them",
-        ),
-        (
-            "statistics.received",
-            reduction.sums_content_rows,
-            "special tokens are",
-            "send text, or set all_rows",
-        ),
+        ("level", reduction.level == "words", "words", "send text, or ask for tokens"),
+        ("special_tokens", reduction.special_tokens == "drop", "special tokens", "send text, or keep them"),
+        ("statistics.received", reduction.sums_content_rows, "special tokens", "send text, or set all_rows"),
     ):
         if is_asked:
-            text = f"can't be had of inputs[{by_ids}], which has ids: its {what} not known, {remedy}"
-            yield FieldViolation(f"{path}.{name}", text, by_ids)
+            text = f"has {what} that are not known, and {path}.{name} needs them: {remedy}"
+            yield FieldViolation(f"inputs[{by_ids}].token_ids", text, by_ids)
 
 
 def check_rows(reductions: Mapping[int, Reduction], first: int, inputs: Sequence[EncodedInput]) -> None:
@@ -97,7 +87,14 @@ def check_rows(reductions: Mapping[int, Reduction], first: int, inputs: Sequence
             try:
                 resolve_rows(reduction.rows, encoded.num_units(reduction))
             except IndexError as error:
-                place, text = error.args
-                field = f"attention[{number}].reduction.rows[{place}]"
-                violation = FieldViolation(field, f"{text}, of inputs[{index}]", index)
-                raise InvalidFieldsError([violation]) from error
+                [place] = error.args
+                raise InvalidFieldsError([_missing_row(number, reduction, place, index, encoded)]) from error
+
+
+def _missing_row(
+    number: int, reduction: Reduction, place: int, index: int, encoded: EncodedInput
+) -> FieldViolation:
+    asked = f"attention[{number}].reduction.rows[{place}] is {reduction.rows[place]}"
+    count = encoded.num_units(reduction)
+    there = f"use 0 to {count - 1}, or -{count} to -1" if count else "leave it out"
+    return FieldViolation(f"inputs[{index}]", f"has {count} rows, and {asked}: {there}", index)

@@ -179,8 +179,7 @@ class ModelService:
         plan = await self._checked(job, self._checks.encode)
         with self.admission.texts(plan.kind, 1):
             budget.memory.grow(len(job.inputs) * TEXT_MEMORY_BYTES)
-            inputs, tokenize_s = await self._ids(job, plan.prompt, budget, with_units=plan.needs_units)
-            check_rows(plan.with_rows, 0, inputs)
+            inputs, tokenize_s = await self._ids(job, plan.prompt, budget, plan)
             room_bytes = budget.memory.room_bytes // 2
             pieces = cut_into_pieces(
                 inputs, plan, self._sizes, room_bytes=room_bytes, deadline=budget.deadline
@@ -224,14 +223,14 @@ class ModelService:
         return check(job) if job.size <= SMALL_JOB else await self.workers.run(check, job)
 
     async def _ids(
-        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget, *, with_units: bool = False
+        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget, plan: EncodePlan | None = None
     ) -> tuple[list[EncodedInput], float]:
         """Return the token ids of all texts, and the seconds that it took."""
-        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if with_units else 0)
+        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
         started = time.monotonic()
         inputs: list[EncodedInput] = []
         for portion in portions([given.size for given in job.inputs]):
-            encoded = await self.workers.run(self._encode, job, portion, prompt, with_units)
+            encoded = await self.workers.run(self._encode, job, portion, prompt, plan)
             budget.memory.grow(token_bytes * sum(text.num_tokens for text in encoded))
             inputs += encoded
         return inputs, time.monotonic() - started
@@ -250,7 +249,6 @@ class ModelService:
         running: list[int] = []
         for portion in portions([given.size for given in job.inputs]):
             described = await self.workers.run(self._describe, job, portion, plan)
-            check_rows(plan.with_rows, len(inputs), [encoded for encoded, _, _ in described])
             memory_bytes = 0
             for encoded, of_text, tokens_bytes in described:
                 num_tokens = encoded.num_tokens
@@ -293,11 +291,15 @@ class ModelService:
     # --- in worker threads ------------------------------------------------------------------------
 
     def _encode(
-        self, job: EmbedJob | EncodeJob, portion: range, prompt: str, with_units: bool
+        self, job: EmbedJob | EncodeJob, portion: range, prompt: str, plan: EncodePlan | None
     ) -> list[EncodedInput]:
-        return self._encoder.encode(
+        with_units = plan is not None and plan.needs_units
+        encoded = self._encoder.encode(
             job.inputs, portion, prompt=prompt, truncate=job.truncate, with_units=with_units
         )
+        if plan is not None:
+            check_rows(plan.with_rows, portion.start, encoded)
+        return encoded
 
     def _describe(
         self, job: EncodeJob, portion: range, plan: EncodePlan
@@ -311,6 +313,7 @@ class ModelService:
             with_records=True,
             with_units=plan.needs_units,
         )
+        check_rows(plan.with_rows, portion.start, encoded)
         described = []
         for text in encoded:
             tokens = self._encoder.describe(text)
