@@ -153,8 +153,18 @@ def working_bytes(queries: Iterable[QueryPlan], num_tokens: int) -> int:
     return max(
         (
             sizes.working_bytes(query.reduction, len(query.heads), num_tokens)
+            + _rows_bytes(query, num_tokens)
             for query in queries
             if query.reduction is not None
         ),
         default=0,
     )
+
+
+def _rows_bytes(query: QueryPlan, num_tokens: int) -> int:
+    """Return what a band or blocks of a layer take beside the dense weights that they are put together to."""
+    output, num_heads = query.outputs[0], len(query.heads)
+    if output.pattern is None:
+        return 0
+    padded = num_heads * num_tokens**2  # blocks are put together whole, and then cut to T
+    return 4 * (output.num_values(num_tokens, num_heads) + padded)
