@@ -37,7 +37,7 @@ QUERIES: Mapping[str, AttentionQuery] = {
     "threshold 0.001": AttentionQuery(reduction=Reduction(form=Threshold(0.001))),
     "8 bits": AttentionQuery(reduction=Reduction(form=SquareRoots())),
 }
-REPEATS = 5
+REPEATS = 3
 
 
 def main() -> None:
