@@ -31,9 +31,15 @@ def word_level(maps: FloatArray, words: IndexArray) -> FloatArray:
     if (order[1:] < order[:-1]).any():  # the tokens of a word do not stand together
         maps = maps[:, order][:, :, order]
     starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-    by_key = np.add.reduceat(maps, starts, axis=2)  # (H, T, W)
-    by_word: FloatArray = np.add.reduceat(by_key, starts, axis=1)  # (H, W, W)
-    by_word /= sizes[:, np.newaxis].astype(np.float32)
+    # The first tokens of all words, then the second ones of those that have two, and so on: most have one.
+    longer = [np.flatnonzero(sizes > place) for place in range(1, int(sizes.max()))]
+    by_query = maps[:, starts]  # (H, W, T), rows first: they are copied whole
+    for place, numbers in enumerate(longer, 1):
+        by_query[:, numbers] += maps[:, starts[numbers] + place]
+    by_query /= sizes[:, np.newaxis].astype(np.float32)
+    by_word: FloatArray = by_query[:, :, starts]  # (H, W, W)
+    for place, numbers in enumerate(longer, 1):
+        by_word[:, :, numbers] += by_query[:, :, starts[numbers] + place]
     return by_word
 
 
