@@ -154,13 +154,14 @@ class ModelService:
             tokenize_s = time.monotonic() - started
             parts = plan.parts
             wanted = plan.wanted(parts)
+            reduced = [part for part in parts if part[0].reduction is not None]
             items = [
                 Item(
                     encoded.input_ids,
                     wanted,
                     encoded.token_type_ids,
                     budget.deadline,
-                    plan.wanted_reductions(parts, encoded.units),
+                    plan.wanted_reductions(reduced, encoded.units),
                 )
                 for encoded in inputs
             ]
