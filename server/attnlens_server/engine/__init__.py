@@ -6,6 +6,6 @@ text's part of what comes out, `lanes` the threads that do all this for one grap
 """
 
 from attnlens_server.engine.engine import Engine
-from attnlens_server.engine.item import HeadSelection, Item, ItemResult, TokenPooling, Wanted
+from attnlens_server.engine.item import HeadSelection, Item, ItemResult, TokenPooling, Wanted, WantedReduction
 
-__all__ = ["Engine", "HeadSelection", "Item", "ItemResult", "TokenPooling", "Wanted"]
+__all__ = ["Engine", "HeadSelection", "Item", "ItemResult", "TokenPooling", "Wanted", "WantedReduction"]

@@ -1,5 +1,6 @@
 """One text on its way through the engine. T tokens, D hidden size, H heads, K of them."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from attnlens.patterns import Pattern
 from attnlens.pooling import Pooling
+from attnlens.reductions import Reduced, Reduction, TextUnits
 from attnlens_server.bundle import Layout
 
 
@@ -57,6 +59,23 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedReduction:
+    """Weights between the tokens of a text, and what to make of them before anybody else sees them.
+
+    Attributes:
+        layers: one, or all that are joined, in ascending order; each comes as dense weights (K, T, T).
+        reduction: what to do.
+        units: of the text; None: not needed.
+        is_mean_of_heads: average heads.
+    """
+
+    layers: tuple[Wanted, ...]
+    reduction: Reduction
+    units: TextUnits | None = None
+    is_mean_of_heads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ItemResult:
     """What came out for one text.
 
@@ -65,11 +84,13 @@ class ItemResult:
             heads (K, T, T), (T, K) or, of a band or blocks, (K, T, W); with the mean over heads K is 1.
         queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
+        reduced: one for each `WantedReduction` of the item.
     """
 
     arrays: tuple[npt.NDArray[np.float32], ...]
     queue_s: float
     compute_s: float
+    reduced: tuple[Reduced, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +101,7 @@ class Item:
         input_ids: (T,) int64.
         wanted: what to return of it; an output may be wanted several times.
         token_type_ids: (T,) int64; None: zeros.
+        reductions: what else to return of it, reduced.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
         queued_at: on the same clock; set by the queue.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
@@ -89,6 +111,7 @@ class Item:
     wanted: tuple[Wanted, ...]
     token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
+    reductions: tuple[WantedReduction, ...] = ()
     queued_at: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
 
@@ -96,6 +119,13 @@ class Item:
     def num_tokens(self) -> int:
         """T."""
         return len(self.input_ids)
+
+    @property
+    def output_names(self) -> Iterator[str]:
+        """The graph's names for what it takes, some perhaps several times."""
+        yield from (wanted.name for wanted in self.wanted)
+        for reduction in self.reductions:
+            yield from (wanted.name for wanted in reduction.layers)
 
     def is_dead(self, now: float) -> bool:
         """True where nobody waits for the result any more."""
