@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 Feed = Mapping[str, npt.NDArray[Any]]
