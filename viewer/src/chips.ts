@@ -1,0 +1,103 @@
+// A text as a line of tokens or words with backgrounds, one of which can be chosen: by pointer, or by arrow keys.
+import { element, isRightToLeft, short } from "./dom";
+import type { Unit } from "./units";
+
+export interface ChipEvents {
+  hover(place: number | null): void;
+  choose(place: number): void;
+}
+
+const MAX_SHOWN = 80;
+
+export class Chips {
+  readonly element: HTMLElement;
+  private chips: HTMLElement[] = [];
+  private units: Unit[] = [];
+  private current = 0;
+
+  constructor(
+    label: string,
+    private readonly events: ChipEvents,
+  ) {
+    this.element = element("div", { class: "chips", role: "listbox", "aria-label": label, "aria-orientation": "horizontal" });
+    this.element.addEventListener("pointerover", (event) => this.onPointer(event));
+    this.element.addEventListener("pointerleave", () => events.hover(null));
+    this.element.addEventListener("click", (event) => {
+      const place = this.placeOf(event.target);
+      if (place !== null) this.choose(place, false);
+    });
+    this.element.addEventListener("keydown", (event) => this.onKey(event));
+  }
+
+  /** Show these units; does nothing where it shows them already. */
+  show(units: Unit[]): void {
+    if (units === this.units) return;
+    this.units = units;
+    this.element.dir = isRightToLeft(units.map((unit) => (unit.special ? "" : unit.shown)).join(" ")) ? "rtl" : "ltr";
+    this.chips = units.map((unit, place) => {
+      const kind = `chip${unit.special ? " special" : ""}`;
+      return element(
+        "span",
+        { class: kind, role: "option", tabindex: -1, dir: "auto", "data-place": place, "aria-selected": "false" },
+        short(unit.shown, MAX_SHOWN) || "·",
+      );
+    });
+    const content: Node[] = [];
+    this.chips.forEach((chip, place) => {
+      if (place) content.push(units[place].joined ? element("wbr") : document.createTextNode(" "));
+      if (units[place].joined) chip.classList.add("joined");
+      content.push(chip);
+    });
+    this.element.replaceChildren(...content);
+    this.current = Math.min(this.current, units.length - 1);
+    this.mark(this.current);
+  }
+
+  /** Set the backgrounds, and what each chip says of itself. */
+  paint(backgrounds: string[], titles: string[]): void {
+    this.chips.forEach((chip, place) => {
+      chip.style.backgroundColor = backgrounds[place];
+      chip.title = `${short(this.units[place].spelling, MAX_SHOWN)}: ${titles[place]}`;
+    });
+  }
+
+  /** Show which one is chosen. */
+  mark(place: number): void {
+    const before = this.chips[this.current];
+    before?.setAttribute("aria-selected", "false");
+    if (before) before.tabIndex = -1;
+    this.current = place;
+    this.chips[place]?.setAttribute("aria-selected", "true");
+    if (this.chips[place]) this.chips[place].tabIndex = 0;
+  }
+
+  private choose(place: number, focus: boolean): void {
+    this.mark(place);
+    if (focus) this.chips[place].focus();
+    this.events.choose(place);
+  }
+
+  private onPointer(event: PointerEvent): void {
+    if (event.pointerType === "touch") return; // a touch chooses
+    this.events.hover(this.placeOf(event.target));
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 };
+    const forward = this.element.dir === "rtl" ? "ArrowLeft" : "ArrowRight";
+    if (event.key === "ArrowLeft" || event.key === "ArrowRight") steps[event.key] = event.key === forward ? 1 : -1;
+    const last = this.chips.length - 1;
+    let place: number;
+    if (event.key === "Home") place = 0;
+    else if (event.key === "End") place = last;
+    else if (event.key in steps) place = Math.max(0, Math.min(last, this.current + steps[event.key]));
+    else return;
+    event.preventDefault();
+    this.choose(place, true);
+  }
+
+  private placeOf(target: EventTarget | null): number | null {
+    const chip = target instanceof Element ? target.closest<HTMLElement>(".chip") : null;
+    return chip ? Number(chip.dataset.place) : null;
+  }
+}
