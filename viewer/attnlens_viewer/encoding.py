@@ -56,5 +56,3 @@ def layer_bytes(maps: npt.NDArray[Any], kept: int | None) -> bytes:
 def to_base64(content: bytes) -> str:
     """Return `content` in the characters that HTML leaves alone."""
     return base64.b64encode(content).decode("ascii")
-
-

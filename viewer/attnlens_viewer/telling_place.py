@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_viewer.page import ViewedText
+from attnlens_viewer.page import ViewedText, ViewedToken
 
 _NEAR = 2  # words
 
@@ -27,20 +27,33 @@ class Place:
 
 
 def telling_place(text: ViewedText) -> Place:
-    """Return the head with the largest mean weight between words that are far apart, and its clearest row.
+    """Return the head whose rows stand out most between words that are far apart, and its clearest row.
+
+    A weight stands out by how far it is above the mean of its column: a head that always looks at one word
+    tells less.
 
     Where the text has no such words, it is the first head and the first token.
     """
     words = np.array([token.word for token in text.tokens])
-    is_content = np.array([not token.is_special for token in text.tokens])
+    is_content = np.array([_is_word(token) for token in text.tokens])
     far = np.abs(words[:, None] - words[None, :]) > _NEAR
     wanted = far & is_content[:, None] & is_content[None, :]  # (T, T)
     if not wanted.any():
         return Place(0, 0, 0)
-    means = np.array([_weights(maps)[:, wanted].mean(axis=-1) for maps in text.maps])  # (L, H)
+    largest = np.array([_standing_out(_weights(maps), wanted) for maps in text.maps])  # (L, H, T)
+    means = largest.mean(axis=-1)
     layer, head = (int(number) for number in np.unravel_index(means.argmax(), means.shape))
-    largest = np.where(wanted, _weights(text.maps[layer])[head], 0).max(axis=-1)  # (T,)
-    return Place(layer, head, int(largest.argmax()))
+    return Place(layer, head, int(largest[layer, head].argmax()))
+
+
+def _standing_out(weights: npt.NDArray[Any], wanted: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """Return for each row of maps (H, T, T) its largest distance to the mean of a column: (H, T)."""
+    above = weights - weights.mean(axis=-2, keepdims=True)
+    return np.asarray((above * wanted).max(axis=-1))
+
+
+def _is_word(token: ViewedToken) -> bool:
+    return not token.is_special and any(letter.isalnum() for letter in token.shown)
 
 
 def _weights(maps: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -43,6 +43,6 @@ function row(name: string, value: number, extent: number, lit: boolean, kind = "
     { class: `${kind}${lit ? " lit" : ""}` },
     element("th", { scope: "row", dir: "auto" }, name),
     element("td", { class: "number" }, signedText(value)),
-    element("td", { class: "bar" }, bar),
+    element("td", { class: "gauge" }, bar),
   );
 }

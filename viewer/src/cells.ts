@@ -11,9 +11,9 @@ export interface Label {
   muted: boolean;
 }
 
-const MAX_CELL = 27;
+const MAX_CELL = 34;
 const MAX_HEIGHT = 560;
-const LABEL = 12; // CSS pixels that a label needs
+const LABEL = { rows: 12, columns: 16 }; // CSS pixels that a label needs
 const SLANT = Math.PI / 3.4;
 const LETTERS = 14;
 
@@ -107,32 +107,32 @@ export class CellMap {
     const colours = { ink: style.getPropertyValue("--ink"), muted: style.getPropertyValue("--muted"), accent: style.getPropertyValue("--accent"), paper: style.getPropertyValue("--paper") };
     context.textBaseline = "middle";
     this.rows.forEach((label, place) => {
-      if (!this.isLabelled(place, this.row)) return;
+      if (!this.isLabelled(place, this.row, LABEL.rows)) return;
       const y = this.top + this.cell * (place + 0.5);
       this.write(context, label, this.left - 7, y, 0, place === this.row, colours);
     });
     this.columns.forEach((label, place) => {
-      if (!this.isLabelled(place, this.column)) return;
+      if (!this.isLabelled(place, this.column, LABEL.columns)) return;
       const x = this.left + this.cell * (place + 0.5);
       this.write(context, label, x, this.top - 7, -SLANT, place === this.column, colours);
     });
-    context.lineWidth = 1.5;
-    context.strokeStyle = colours.accent;
     const [width, cells] = [this.cell * this.columns.length, this.cell * this.rows.length];
     const thick = Math.max(this.cell, 3);
-    if (this.row !== null) {
-      context.strokeRect(this.left - 1, this.top + this.cell * (this.row + 0.5) - thick / 2 - 0.5, width + 2, thick + 1);
-    }
-    if (this.column !== null) {
-      context.strokeRect(this.left + this.cell * (this.column + 0.5) - thick / 2 - 0.5, this.top - 1, thick + 1, cells + 2);
+    const bands: [number, number, number, number][] = [];
+    if (this.row !== null) bands.push([this.left - 1, this.top + this.cell * (this.row + 0.5) - thick / 2 - 1, width + 2, thick + 2]);
+    if (this.column !== null) bands.push([this.left + this.cell * (this.column + 0.5) - thick / 2 - 1, this.top - 1, thick + 2, cells + 2]);
+    for (const [line, colour] of [[3.5, "rgb(0 0 0 / 0.55)"], [1.75, "#fff"]] as [number, string][]) {
+      context.lineWidth = line;
+      context.strokeStyle = colour;
+      for (const band of bands) context.strokeRect(...band);
     }
   }
 
   /** Whether there is room for a label: every one, or every k-th and the marked one. */
-  private isLabelled(place: number, marked: number | null): boolean {
+  private isLabelled(place: number, marked: number | null, room: number): boolean {
     if (place === marked) return true;
-    const step = Math.ceil(LABEL / this.cell);
-    const near = marked !== null && Math.abs(place - marked) * this.cell < LABEL;
+    const step = Math.ceil(room / this.cell);
+    const near = marked !== null && Math.abs(place - marked) * this.cell < room;
     return place % step === 0 && !near;
   }
 

@@ -8,6 +8,9 @@ export interface ChipEvents {
 }
 
 const MAX_SHOWN = 80;
+const LONG_WORD = 24; // letters: a line may end in it
+const WITHOUT_SPACES = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}]/u;
+const LONG = 110; // units: the text is set smaller
 
 export class Chips {
   readonly element: HTMLElement;
@@ -43,14 +46,22 @@ export class Chips {
       );
     });
     const content: Node[] = [];
+    let run = 0; // letters since the last space
     this.chips.forEach((chip, place) => {
-      if (place) content.push(units[place].joined ? element("wbr") : document.createTextNode(" "));
-      if (units[place].joined) chip.classList.add("joined");
+      const { joined, shown } = units[place];
+      if (place && !joined) content.push(document.createTextNode(" "));
+      else if (place && (run > LONG_WORD || WITHOUT_SPACES.test(shown))) content.push(element("wbr"));
+      run = joined ? run + shown.length : shown.length;
+      if (units[place].joined) {
+        chip.classList.add("joined");
+        this.chips[place - 1].classList.add("open");
+      }
       content.push(chip);
     });
     this.element.replaceChildren(...content);
+    this.element.classList.toggle("long", units.length > LONG);
     this.current = Math.min(this.current, units.length - 1);
-    this.mark(this.current);
+    this.rove(this.current);
   }
 
   /** Set the backgrounds, and what each chip says of itself. */
@@ -62,13 +73,28 @@ export class Chips {
   }
 
   /** Show which one is chosen. */
-  mark(place: number): void {
+  mark(place: number | null): void {
     const before = this.chips[this.current];
-    before?.setAttribute("aria-selected", "false");
-    if (before) before.tabIndex = -1;
+    if (place === this.current && before.getAttribute("aria-selected") === "true") return;
+    before.setAttribute("aria-selected", "false");
+    if (place === null) return;
+    this.rove(place);
+    this.chips[place].setAttribute("aria-selected", "true");
+    this.reveal(this.chips[place]);
+  }
+
+  /** Scroll the text, and not the page, until a chip is in sight. */
+  private reveal(chip: HTMLElement): void {
+    const box = this.element.getBoundingClientRect();
+    const own = chip.getBoundingClientRect();
+    if (own.top < box.top || own.bottom > box.bottom) this.element.scrollTop += own.top - box.top - box.height / 2;
+  }
+
+  /** Leave one in the order of the Tab key. */
+  private rove(place: number): void {
+    this.chips[this.current].tabIndex = -1;
     this.current = place;
-    this.chips[place]?.setAttribute("aria-selected", "true");
-    if (this.chips[place]) this.chips[place].tabIndex = 0;
+    this.chips[place].tabIndex = 0;
   }
 
   private choose(place: number, focus: boolean): void {

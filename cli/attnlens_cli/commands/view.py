@@ -45,7 +45,12 @@ def view(
     It has all layers and heads, needs no network and opens from the disk in any browser. Two texts are read by
     the model one by one. The weights are rounded to a byte each; a page has at most 70 MB.
     """
-    for name, given in (("TEXT", text), ("TEXT2", text2), ("--prompt", prompt), ("--prompt-name", prompt_name)):
+    for name, given in (
+        ("TEXT", text),
+        ("TEXT2", text2),
+        ("--prompt", prompt),
+        ("--prompt-name", prompt_name),
+    ):
         if not is_sendable(given or ""):
             raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
     if prompt_name is not None and prompt is not None:

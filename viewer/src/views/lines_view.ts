@@ -106,7 +106,7 @@ export class LinesView {
       context.textAlign = "right";
       context.fillText(text, from, y(unit), from - 4);
       context.font = `${weight > 0.2 ? "600 " : ""}13px ${family}`;
-      context.globalAlpha = 0.45 + 0.55 * Math.min(1, Math.sqrt(weight) * 1.4);
+      context.globalAlpha = 0.55 + 0.45 * Math.min(1, Math.sqrt(weight) * 1.4);
       context.fillStyle = weight > 0.2 ? accent : quiet;
       context.textAlign = "left";
       context.fillText(text, to, y(unit), width - to - 4);

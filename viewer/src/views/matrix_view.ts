@@ -41,9 +41,8 @@ export class MatrixView implements View {
         "div",
         { class: "maps" },
         element("figure", { class: "map" }, this.cells.element, this.scale.element),
-        this.lines.element,
+        element("div", { class: "beside" }, this.row.element, this.lines.element),
       ),
-      this.row.element,
     );
   }
 

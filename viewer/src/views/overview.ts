@@ -9,6 +9,8 @@ import { entropyOf, thumbnail, thumbnailSize } from "../thumbnails";
 
 type Order = "place" | "focus" | "contribution" | "label";
 
+const MANY = 150; // heads: their pictures are smaller
+
 interface Head {
   layer: number;
   head: number;
@@ -42,7 +44,7 @@ export class Overview implements View {
     }
     this.grid = element("div", { class: "heads", role: "toolbar", "aria-label": "All heads" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    const orders: [Order, string][] = [["place", "layer"], ["focus", "focus"]];
+    const orders: [Order, string][] = [["place", "layer"], ["focus", "sharpest"]];
     if (page.texts.some((text) => text.headContributions)) orders.push(["contribution", "contribution"]);
     if (page.labels.length) orders.push(["label", "label"]);
     this.orders = new Choices("Order of the heads", orders, (order) => {
@@ -144,6 +146,7 @@ export class Overview implements View {
     const sorted = [...this.heads].sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
     this.grid.classList.toggle("sorted", !byPlace);
     this.grid.style.setProperty("--heads", String(heads));
+    this.grid.classList.toggle("many", this.heads.length > MANY);
     const children: Node[] = [];
     if (byPlace) {
       children.push(element("span", { class: "corner" }));

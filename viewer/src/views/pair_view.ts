@@ -101,6 +101,7 @@ export class PairView implements View {
       } else {
         this.paintScores(side, texts[place].scores[0]);
       }
+      side.chips.mark(this.chosen?.side === place ? this.chosen.unit : null);
       side.bars?.draw(texts[place].scores[0], side.units, at?.side === place ? at.unit : null);
     });
     this.cells.mark(at?.side === 0 ? at.unit : null, at?.side === 1 ? at.unit : null);

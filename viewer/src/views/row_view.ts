@@ -31,7 +31,7 @@ export class RowView {
           {},
           element("th", { scope: "row", dir: "auto" }, short(units[place].shown)),
           element("td", { class: "number" }, weightText(weights[place])),
-          element("td", { class: "bar" }, bar),
+          element("td", { class: "gauge" }, bar),
         );
       }),
     );

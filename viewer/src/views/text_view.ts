@@ -95,7 +95,7 @@ export class TextView implements View {
     this.chips.paint(weights.map(weightBackground), weights.map((weight) => `gets ${weightText(weight)}`));
     const name = element("b", {}, short(units[row].shown));
     const head = frame.state.head === null ? "the mean of all heads" : `head ${frame.state.head}`;
-    this.sum.replaceChildren("What ", name, ` attends to, in layer ${frame.state.layer}, ${head}.`);
+    this.sum.replaceChildren(name, ` attends to the shaded words: layer ${frame.state.layer}, ${head}.`);
     const { tokensTotal, tokens } = frame.text;
     this.about.textContent =
       `${counted(tokens.length, "token")}. ` +
