@@ -1,7 +1,7 @@
-"""Makes one HTML file of texts, their attention maps and what is known of their tokens. It needs no network.
+"""Makes one HTML file of texts, their attention maps and scores of their tokens. It needs no network.
 
-`page` says what a page holds, `encoding` makes the maps small, `document` writes the file, `notebook` shows it in
-a cell. The script and the style in `assets` are bundled from `viewer/src` by `make viewer`.
+`page` says what a page holds, `encoding` makes the maps small, `document` writes the file, `notebook` shows
+it in a cell. The script and the style in `assets` are bundled from `viewer/src` by `make viewer`.
 """
 
 from attnlens_viewer.document import MAX_PAGE_BYTES, html_of

@@ -1,7 +1,7 @@
 """Writes the file: the data, the maps, the style and the script in one HTML document.
 
-A content security policy allows this script and this style, by their hashes, and nothing else: no network, no other
-script. Text from outside is in JSON alone, and the script shows it as text content.
+A content security policy allows this script and this style, by their hashes, and nothing else: no network, no
+other script. Text from outside is in JSON alone, and the script shows it as text content.
 """
 
 import base64
@@ -45,7 +45,8 @@ def html_of(page: Page, *, small: bool = False, max_bytes: int = MAX_PAGE_BYTES)
     Args:
         page: what it shows.
         small: keep the 32 largest weights of each row only.
-        max_bytes: where all weights would need more, the 32 largest of each row are kept, and the page says so.
+        max_bytes: where all weights would need more, the 32 largest of each row are kept, and the page says
+            so.
 
     Raises:
         ValueError: a weight is not between 0 and 1, or the document is over `max_bytes` even so.

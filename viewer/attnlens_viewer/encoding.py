@@ -1,7 +1,8 @@
 """Attention maps in few bytes.
 
-A weight A becomes the byte round(255 sqrt(A)): its error is at most sqrt(A) / 255, so small weights stay visible.
-Of the bytes of a layer the page holds zlib's form in base64, which a browser inflates when the layer is wanted.
+A weight A becomes the byte round(255 sqrt(A)): its error is about sqrt(A) / 255 at most, so small weights
+stay visible. The page holds the bytes of a layer in zlib's form and base64; a browser inflates them when the
+layer is wanted.
 
 Letters: T tokens, H heads, k weights that are kept of a row.
 """
@@ -28,7 +29,7 @@ def square_root_bytes(weights: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if weights.dtype == np.uint8:
         return weights
     lowest, highest = float(weights.min()), float(weights.max())
-    if not (-_SLACK <= lowest and highest <= 1 + _SLACK):  # NaN, too
+    if not (lowest >= -_SLACK and highest <= 1 + _SLACK):  # NaN, too
         raise ValueError(
             f"the weights are from {lowest:g} to {highest:g}: a page shows attention weights, from 0 to 1"
         )

@@ -8,7 +8,7 @@ from attnlens_viewer.page_json import page_json
 
 
 def iframe_of(page: Page, *, height_px: int = 900, small: bool = True) -> str:
-    """Return HTML for `_repr_html_`: the document in a frame of its own, which shares nothing with the notebook.
+    """Return HTML for `_repr_html_`: the document in a frame, which shares nothing with the notebook.
 
     Raises:
         ValueError: as `html_of`.

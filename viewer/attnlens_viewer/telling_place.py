@@ -1,7 +1,7 @@
 """Which head and which token a page opens with.
 
-Many heads look at special tokens, at neighbours, or at all tokens alike. The page opens with the head that looks the
-most from words of the text to words further away, and with the token that does it most clearly.
+Many heads look at special tokens, at neighbours, or at all tokens alike. The page opens with the head that
+looks most from words of the text to words further away, and with the token that does it most clearly.
 
 Letters: T tokens, H heads.
 """

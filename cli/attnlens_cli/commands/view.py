@@ -42,8 +42,8 @@ def view(
 ) -> None:
     """Write one HTML file that shows the attention of TEXT, and of TEXT2 if there is one.
 
-    It has all layers and heads, needs no network and opens from the disk in any browser. Two texts are read by
-    the model one by one. The weights are rounded to a byte each; a page has at most 70 MB.
+    It has all layers and heads, needs no network and opens from the disk in any browser. The model reads two
+    texts one by one. The weights are rounded to a byte each; a page has at most 70 MB.
     """
     for name, given in (
         ("TEXT", text),
@@ -91,8 +91,8 @@ def _fetch(
             )
         except InputTooLongError as error:
             raise click.ClickException(
-                f"a text has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or give "
-                "--truncate"
+                f"a text has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or "
+                "give --truncate"
             ) from error
     if prompt is None:
         prompt = model.prompts.get(prompt_name or model.default_prompt_name, "")
