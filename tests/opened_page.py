@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 PIXELS = """(selector) => {
   const canvas = document.querySelector(selector);
-  const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
+  const { width, height } = canvas;
+  const copy = Object.assign(document.createElement("canvas"), { width, height });
   const context = copy.getContext("2d", { willReadFrequently: true });
   context.drawImage(canvas, 0, 0);
   const image = context.getImageData(0, 0, copy.width, copy.height);

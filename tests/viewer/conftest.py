@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,7 +39,7 @@ def open_file(browser: "Browser") -> Iterator[Open]:
     """Open a file from the disk, wait until it is drawn, and see at the end that nothing went wrong in it."""
     opened: list[OpenedPage] = []
 
-    def open_it(path: Path, **settings: object) -> OpenedPage:
+    def open_it(path: Path, **settings: Any) -> OpenedPage:
         page = OpenedPage(browser, path, **settings)
         opened.append(page)
         return page

@@ -17,7 +17,7 @@ WORDS = [[0], [1, 2, 3], [4], [5], [6], [7], [8], [9], [10]]
 
 def coloured(weights: Array, name: str = "viridis") -> npt.NDArray[np.uint8]:
     table = np.rint(mpl.colormaps[name](np.arange(256))[:, :3] * 255).astype(np.uint8)
-    return table[np.rint(255 * np.sqrt(weights)).astype(int)]
+    return np.asarray(table[np.rint(255 * np.sqrt(weights)).astype(int)])
 
 
 def stored(weights: Array) -> Array:
@@ -95,7 +95,7 @@ def test_the_read_out_names_the_five_largest_weights_of_the_row(open_page: Open)
     page.press("Tokens")
     page.choose_head(1, 0)
     page.tab.locator(".text .chip").nth(5).click()
-    weights = maps_of(len(TOKENS))[1, 0, 5]
+    weights = stored(maps_of(len(TOKENS))[1, 0, 5])
     order = np.argsort(-weights, kind="stable")[:5]
     assert page.texts(".read-out th") == [TOKENS[place].removeprefix("##") for place in order]
     shown = [float(text) for text in page.texts(".read-out .number")]

@@ -1,4 +1,4 @@
-"""The file alone is the page: it opens from the disk, asks for nothing, and runs nothing but its own script."""
+"""The file alone is the page: it opens from the disk, asks for nothing, runs nothing but its own script."""
 
 import json
 import re
@@ -58,9 +58,10 @@ def test_no_script_but_its_own_runs(open_page: Open) -> None:
           const script = document.createElement("script");
           script.textContent = "window.intruder = true";
           document.body.append(script);
-          const image = document.createElement("div");
-          image.innerHTML = "<img src=x onerror='window.intruder = true'>";
-          document.body.append(image);
+          const button = document.createElement("div");
+          button.innerHTML = "<button onclick='window.intruder = true'></button>";
+          document.body.append(button);
+          button.firstChild.click();
         }"""
     )
     assert page.tab.evaluate("window.intruder") is None

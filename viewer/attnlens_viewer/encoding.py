@@ -34,7 +34,7 @@ def square_root_bytes(weights: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
             f"the weights are from {lowest:g} to {highest:g}: a page shows attention weights, from 0 to 1"
         )
     roots = np.sqrt(np.clip(weights, 0, 1), dtype=np.float32)
-    return np.rint(roots * np.float32(255)).astype(np.uint8)
+    return np.asarray(np.rint(roots * np.float32(255)), dtype=np.uint8)
 
 
 def top_bytes(maps: npt.NDArray[np.uint8], kept: int) -> bytes:

@@ -68,6 +68,7 @@ export class Chips {
   paint(backgrounds: string[], titles: string[]): void {
     this.chips.forEach((chip, place) => {
       chip.style.backgroundColor = backgrounds[place];
+      chip.classList.toggle("shaded", backgrounds[place] !== "transparent");
       chip.title = `${short(this.units[place].spelling, MAX_SHOWN)}: ${titles[place]}`;
     });
   }
