@@ -75,7 +75,7 @@ def test_a_word_of_one_text_shows_its_partners_in_the_other(open_page: Open) -> 
     matrix = np.arange(len(TOKENS) * 4, dtype=np.float32).reshape(-1, 4) / 1000
     page.press("Tokens")
     page.tab.locator(".pair .side").nth(0).locator(".chip").nth(5).click()
-    assert page.text(".pair .two + .sum") == "animal meets [SEP] +0.023, slept +0.022, it +0.021."
+    assert page.text(".pair-map .sum") == "animal meets [SEP] +0.023, slept +0.022, it +0.021."
     titles = (
         page.tab.locator(".pair .side")
         .nth(1)
@@ -84,7 +84,7 @@ def test_a_word_of_one_text_shows_its_partners_in_the_other(open_page: Open) -> 
     )
     assert titles == [f"+{value:.3f}" for value in matrix[5]]
     page.tab.locator(".pair .side").nth(1).locator(".chip").nth(2).click()
-    assert page.text(".pair .two + .sum").startswith("slept meets [SEP] +0.042, . +0.038")
+    assert page.text(".pair-map .sum").startswith("slept meets [SEP] +0.042, . +0.038")
 
 
 def test_the_pair_matrix_has_its_baselines_and_adds_up(open_page: Open) -> None:

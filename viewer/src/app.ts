@@ -5,6 +5,7 @@ import type { PageData } from "./data";
 import { element } from "./dom";
 import { Maps, type MapSource } from "./maps";
 import { counted } from "./numbers";
+import { paletteOf, type Palette } from "./palette";
 import type { Actions, Frame, State, View } from "./state";
 import { matrixOf, unitAt, visibleUnits, type Matrix } from "./units";
 import { ContrastView } from "./views/contrast_view";
@@ -27,6 +28,7 @@ export class App implements Actions {
   private matrixKey = "";
   private table = tableOf("viridis", false);
   private tableKey = "";
+  private palette: Palette | null = null;
   private timer = 0;
   private turn = 0;
 
@@ -98,7 +100,8 @@ export class App implements Actions {
       this.matrixKey = key;
     }
     const dark = this.isDark();
-    if (`${scale} ${dark}` !== this.tableKey) {
+    if (`${scale} ${dark}` !== this.tableKey || !this.palette) {
+      this.palette = paletteOf(this.root);
       this.table = tableOf(scale, dark);
       this.tableKey = `${scale} ${dark}`;
     }
@@ -111,6 +114,7 @@ export class App implements Actions {
       chosen: unitAt(units, row),
       column: column === null ? null : unitAt(units, column),
       table: this.table,
+      palette: this.palette,
       dark,
     };
   }

@@ -1,4 +1,5 @@
 // A matrix of coloured cells with its labels: one pixel a cell, enlarged by the browser, and a cross over it.
+import type { Palette } from "./palette";
 import { element, isRightToLeft, short, sized } from "./dom";
 
 export interface CellEvents {
@@ -29,6 +30,7 @@ export class CellMap {
   private row: number | null = null;
   private column: number | null = null;
   private width = 0;
+  private palette: Palette | null = null;
 
   constructor(label: string, events: CellEvents) {
     const attributes = { class: "cell-map", role: "application", tabindex: 0, "aria-label": label };
@@ -46,8 +48,9 @@ export class CellMap {
   }
 
   /** Show a matrix: `pixels` row by row, as colours of a canvas. */
-  show(rows: Label[], columns: Label[], pixels: Uint32Array): void {
+  show(rows: Label[], columns: Label[], pixels: Uint32Array, palette: Palette): void {
     const same = rows === this.rows && columns === this.columns;
+    this.palette = palette;
     this.rows = rows;
     this.columns = columns;
     this.cells.width = columns.length;
@@ -68,7 +71,7 @@ export class CellMap {
 
   private arrange(): void {
     this.width = this.element.clientWidth;
-    if (!this.width || !this.rows.length) return;
+    if (!this.width || !this.rows.length || !this.palette) return;
     const context = this.font(this.over.getContext("2d") as CanvasRenderingContext2D);
     const widest = (labels: Label[]): number =>
       Math.max(...labels.map((label) => context.measureText(short(label.text, LETTERS)).width));
@@ -95,16 +98,15 @@ export class CellMap {
   }
 
   private font(context: CanvasRenderingContext2D): CanvasRenderingContext2D {
-    context.font = `11.5px ${getComputedStyle(this.element).fontFamily}`;
+    context.font = `11.5px ${this.palette?.family}`;
     return context;
   }
 
   private drawOver(): void {
-    if (!this.width || !this.rows.length) return;
+    if (!this.width || !this.rows.length || !this.palette) return;
     const height = this.top + this.cell * this.rows.length + 2;
     const context = this.font(sized(this.over, this.width, height));
-    const style = getComputedStyle(this.element);
-    const colours = { ink: style.getPropertyValue("--ink"), muted: style.getPropertyValue("--muted"), accent: style.getPropertyValue("--accent"), paper: style.getPropertyValue("--paper") };
+    const colours = this.palette;
     context.textBaseline = "middle";
     this.rows.forEach((label, place) => {
       if (!this.isLabelled(place, this.row, LABEL.rows)) return;
@@ -143,7 +145,7 @@ export class CellMap {
     y: number,
     angle: number,
     strong: boolean,
-    colours: Record<"ink" | "muted" | "accent", string>,
+    colours: Palette,
   ): void {
     context.save();
     context.translate(x, y);

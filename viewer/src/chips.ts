@@ -8,6 +8,7 @@ export interface ChipEvents {
 }
 
 const MAX_SHOWN = 80;
+const REST_MS = 120;
 const LONG_WORD = 24; // letters: a line may end in it
 const WITHOUT_SPACES = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}]/u;
 const LONG = 110; // units: the text is set smaller
@@ -17,6 +18,8 @@ export class Chips {
   private chips: HTMLElement[] = [];
   private units: Unit[] = [];
   private current = 0;
+  private backgrounds: string[] = [];
+  private timer = 0;
 
   constructor(
     label: string,
@@ -36,6 +39,8 @@ export class Chips {
   show(units: Unit[]): void {
     if (units === this.units) return;
     this.units = units;
+    this.backgrounds = [];
+    window.clearTimeout(this.timer);
     this.element.dir = isRightToLeft(units.map((unit) => (unit.special ? "" : unit.shown)).join(" ")) ? "rtl" : "ltr";
     this.chips = units.map((unit, place) => {
       const kind = `chip${unit.special ? " special" : ""}`;
@@ -64,11 +69,21 @@ export class Chips {
     this.rove(this.current);
   }
 
-  /** Set the backgrounds, and what each chip says of itself. */
-  paint(backgrounds: string[], titles: string[]): void {
+  /** Set the backgrounds, and what each chip says of itself: at once, or when the pointer rests. */
+  paint(backgrounds: string[], titles: string[], rests = false): void {
     this.chips.forEach((chip, place) => {
+      if (backgrounds[place] === this.backgrounds[place]) return;
       chip.style.backgroundColor = backgrounds[place];
       chip.classList.toggle("shaded", backgrounds[place] !== "transparent");
+    });
+    this.backgrounds = backgrounds;
+    window.clearTimeout(this.timer);
+    if (rests) this.timer = window.setTimeout(() => this.entitle(titles), REST_MS);
+    else this.entitle(titles);
+  }
+
+  private entitle(titles: string[]): void {
+    this.chips.forEach((chip, place) => {
       chip.title = `${short(this.units[place].spelling, MAX_SHOWN)}: ${titles[place]}`;
     });
   }

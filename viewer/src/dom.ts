@@ -32,7 +32,8 @@ export function toggle(text: string, pressed: boolean, onClick: () => void): HTM
 }
 
 export function press(button: HTMLElement, pressed: boolean): void {
-  button.setAttribute("aria-pressed", String(pressed));
+  const value = String(pressed);
+  if (button.getAttribute("aria-pressed") !== value) button.setAttribute("aria-pressed", value);
 }
 
 /** A row of buttons of which one is pressed. */

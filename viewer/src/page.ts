@@ -4,6 +4,7 @@ import type { PageData } from "./data";
 import { fromBase64 } from "./maps";
 
 const root = document.getElementById("attnlens") as HTMLElement;
+document.body.classList.add("attnlens-page");
 const textOf = (id: string): string => document.getElementById(id)?.textContent ?? "";
 
 if (typeof DecompressionStream === "undefined") {

@@ -1,6 +1,7 @@
 // What the reader has chosen, and what every view draws of it.
 import type { PageData, TextData } from "./data";
 import type { Scale, Table } from "./colour";
+import type { Palette } from "./palette";
 import type { Level, Matrix, Unit } from "./units";
 
 export interface State {
@@ -25,6 +26,7 @@ export interface Frame {
   chosen: number; // of `units`
   column: number | null; // of `units`
   table: Table;
+  palette: Palette;
   dark: boolean;
 }
 

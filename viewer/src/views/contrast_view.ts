@@ -38,7 +38,9 @@ export class ContrastView implements View {
 
   draw(frame: Frame): void {
     const { level, specials } = frame.state;
-    this.units = visibleUnits(this.actions.page.texts[0].tokens, level, specials);
+    const units = visibleUnits(this.actions.page.texts[0].tokens, level, specials);
+    if (units === this.units) return;
+    this.units = units;
     const values = summed(this.contrast.scores.values, this.units);
     const extent = Math.max(...values.map(Math.abs)) || 1;
     this.chips.show(this.units);

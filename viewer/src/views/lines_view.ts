@@ -71,8 +71,7 @@ export class LinesView {
     const { clientWidth: width, clientHeight: height, scrollTop } = this.scroll;
     if (!frame || !width || !height) return;
     const context = sized(this.canvas, width, height);
-    const style = getComputedStyle(this.element);
-    const [ink, muted, accent] = ["--ink", "--muted", "--accent"].map((name) => style.getPropertyValue(name));
+    const { ink, muted, accent, family } = frame.palette;
     const { units, matrix, row } = frame;
     const first = Math.max(0, Math.floor((scrollTop - PAD) / LINE));
     const end = Math.min(units.length, Math.ceil((scrollTop + height - PAD) / LINE));
@@ -95,7 +94,6 @@ export class LinesView {
     stroke(row, 1.15);
     context.globalAlpha = 1;
     context.textBaseline = "middle";
-    const family = style.fontFamily;
     for (let unit = first; unit < end; unit++) {
       const weight = matrix.values[row * matrix.size + unit];
       const text = short(units[unit].shown, LETTERS);

@@ -55,8 +55,10 @@ export class MatrixView implements View {
         this.labelled = frame.units;
         this.labels = frame.units.map((unit) => ({ text: unit.shown, muted: unit.special }));
       }
-      const pixels = Uint32Array.from(matrix.values, (weight) => table[Math.round(255 * Math.min(1, Math.sqrt(weight)))]);
-      this.cells.show(this.labels, this.labels, pixels);
+      const { values } = matrix;
+      const pixels = new Uint32Array(values.length);
+      for (let i = 0; i < values.length; i++) pixels[i] = table[Math.round(255 * Math.min(1, Math.sqrt(values[i])))];
+      this.cells.show(this.labels, this.labels, pixels, frame.palette);
       this.scale.draw(table);
     }
     this.cells.mark(frame.row, frame.column);

@@ -67,11 +67,12 @@ export class Overview implements View {
   draw(frame: Frame): void {
     const before = this.frame;
     this.frame = frame;
-    for (const head of this.heads) {
-      const chosen = head.layer === frame.state.layer && head.head === frame.state.head;
-      press(head.button, chosen);
+    if (!before || before.state.layer !== frame.state.layer || before.state.head !== frame.state.head) {
+      for (const head of this.heads) {
+        press(head.button, head.layer === frame.state.layer && head.head === frame.state.head);
+      }
+      this.rove();
     }
-    if (!before || before.state.layer !== frame.state.layer || before.state.head !== frame.state.head) this.rove();
     const key = `${frame.state.text} ${frame.state.scale} ${frame.dark}`;
     if (key !== this.painted) {
       this.painted = key;

@@ -50,15 +50,15 @@ export class PairView implements View {
       choose: (row) => this.point(null, this.rowAt(row)),
     });
     const similarity = pair.similarity === null ? "" : ` Similarity ${plainText(pair.similarity)}.`;
-    const map = element("figure", { class: "pair-map" }, this.cells.element, this.scale.element, element("figcaption", {}, totals(pair)));
+    const caption = element("figcaption", {}, element("p", {}, totals(pair)), element("p", {}, pair.description));
+    const beside = element("div", {}, this.partners, this.scale.element, caption);
+    const map = element("figure", { class: "pair-map" }, this.cells.element, beside);
     this.element = section(
       "pair",
       "Both texts",
       `Point at a word to see its partners in the other text.${similarity}`,
       element("div", { class: "two" }, ...columns),
-      this.partners,
       map,
-      element("p", { class: "about" }, pair.description),
     );
   }
 
@@ -80,7 +80,7 @@ export class PairView implements View {
         columns,
       ),
     );
-    this.drawCells(frame.dark);
+    this.drawCells(frame);
     this.paint();
   }
 
@@ -131,7 +131,7 @@ export class PairView implements View {
   }
 
   /** Draw the matrix; baselines stand in a row and a column of their own, behind a gap. */
-  private drawCells(dark: boolean): void {
+  private drawCells({ dark, palette }: Frame): void {
     const [rows, columns] = this.sides.map((side) => side.units);
     const { baselineRow, baselineColumn, baseline } = this.pair;
     const labels = this.sides.map((side) => side.units.map((unit) => ({ text: unit.shown, muted: unit.special })));
@@ -147,7 +147,7 @@ export class PairView implements View {
     const extent = Math.max(...known.map(Math.abs)) || 1;
     const table = signedTable(dark);
     const pixels = Uint32Array.from(values.flat(), (value) => (value === null ? 0 : table[signedByte(value, extent)]));
-    this.cells.show(labels[0], labels[1], pixels);
+    this.cells.show(labels[0], labels[1], pixels, palette);
     this.scale.draw(extent, dark);
   }
 }

@@ -13,6 +13,7 @@ const ATTENTION = -1;
 export class TextView implements View {
   readonly element: HTMLElement;
   private readonly chips: Chips;
+  private readonly bar = element("div", { class: "bar" });
   private readonly methods = element("div", { class: "slot" });
   private readonly sum = element("p", { class: "sum" });
   private readonly about = element("p", { class: "about" });
@@ -21,6 +22,7 @@ export class TextView implements View {
   private choices: Choices<number> | null = null;
   private shownText = -1;
   private method = ATTENTION;
+  private painted = ""; // which scores the tokens have as backgrounds
   private frame: Frame | null = null;
 
   constructor(actions: Actions) {
@@ -35,11 +37,13 @@ export class TextView implements View {
         actions.change({ text, row: texts[text].start.row, hover: null, column: null }),
       );
     }
+    if (this.texts) this.bar.append(this.texts.element);
+    this.bar.append(this.methods);
     this.element = section(
       "text",
       "Text",
       null,
-      element("div", { class: "bar" }, this.texts?.element ?? null, this.methods),
+      this.bar,
       this.chips.element,
       element("div", { class: "under" }, this.sum, this.scale.element),
       this.about,
@@ -68,6 +72,7 @@ export class TextView implements View {
     const { scores } = frame.text;
     this.method = scores.length ? 0 : ATTENTION;
     this.methods.replaceChildren();
+    this.bar.hidden = !scores.length && !this.texts;
     if (!scores.length) return;
     const offered = scores.map((entry, place): [number, string] => [place, entry.method]);
     this.choices = new Choices("Colour by", [...offered, [ATTENTION, "attention of a token"]], (method) => {
@@ -78,6 +83,9 @@ export class TextView implements View {
   }
 
   private paintScores(frame: Frame, scores: ScoresData): void {
+    const key = [frame.state.text, this.method, frame.state.level, frame.state.specials, frame.dark].join(" ");
+    if (key === this.painted) return;
+    this.painted = key;
     const values = summed(scores.values, frame.units);
     const extent = Math.max(...values.map(Math.abs));
     this.chips.paint(
@@ -90,9 +98,10 @@ export class TextView implements View {
   }
 
   private paintAttention(frame: Frame): void {
+    this.painted = "";
     const { units, row, matrix } = frame;
     const weights = Array.from(matrix.values.subarray(row * matrix.size, (row + 1) * matrix.size));
-    this.chips.paint(weights.map(weightBackground), weights.map((weight) => `gets ${weightText(weight)}`));
+    this.chips.paint(weights.map(weightBackground), weights.map((weight) => `gets ${weightText(weight)}`), true);
     const name = element("b", {}, short(units[row].shown));
     const head = frame.state.head === null ? "the mean of all heads" : `head ${frame.state.head}`;
     this.sum.replaceChildren(name, ` attends to the shaded words: layer ${frame.state.layer}, ${head}.`);
