@@ -1,1 +1,1 @@
-"""A package, so that fixtures may have its scope: pytest ends them where the last test of this folder ends."""
+"""A package, so that fixtures may have its scope: they end where the last test of this folder ends."""
