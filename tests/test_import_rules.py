@@ -40,6 +40,15 @@ RULES = {
         "attnlens_export",
     },
     "attnlens_export": {"grpc", "attnlens_server", "attnlens_client"},
+    "attnlens_viewer": {
+        "attnlens",
+        "attnlens_client",
+        "attnlens_server",
+        "click",
+        "grpc",
+        "matplotlib",
+        "torch",
+    },
     "attnlens_cli.main": {"torch", "onnx", "onnxruntime", "grpc", "numpy", "tokenizers"},
     "attnlens.bundle": {"numpy", "grpc"},
 }
