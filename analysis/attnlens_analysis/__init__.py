@@ -1,1 +1,1 @@
-"""Studies of a bundle's model, measured with its own graphs. Knows ONNX Runtime and tokenizers; never torch."""
+"""Studies of a bundle's model by its own graphs. Knows ONNX Runtime and tokenizers; never torch."""

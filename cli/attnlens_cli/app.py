@@ -25,6 +25,7 @@ COMMANDS = {
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",
+    "heads": "Measure what every attention head does.",
 }
 
 

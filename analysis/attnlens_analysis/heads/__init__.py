@@ -1,8 +1,9 @@
 """What every attention head of a model does, measured on a treebank or on plain texts.
 
 `treebank` reads the texts, `maps` runs them through the bundle's attention graph, and `words` makes words of
-tokens. `patterns`, `copies`, `syntax`, `tied` and `importance` each measure one thing. `labels` states the rules,
-`report` runs all of it, and `as_json`, `markdown` and `page` write it.
+tokens. `patterns`, `copies`, `syntax`, `tied` and `importance` each measure one thing. `labels` states the
+rules, `report` runs all of it, `measures` lists what it has of each head. `as_json`, `markdown` and `page`
+write it.
 """
 
 from attnlens_analysis.heads.importance import ScoredPair

@@ -40,15 +40,14 @@ class CopyTest:
 
 
 def measure_copies(source: MapSource, progress: Progress) -> CopyTest | None:
-    """Measure on `NUM_SEQUENCES` sequences, drawn with the seed `SEED`; None: the model takes too few tokens."""
+    """Measure on `NUM_SEQUENCES` sequences, drawn with `SEED`; None: the model takes too few tokens."""
     before, after = _special_tokens(source)
     model = source.bundle.model
     half = min(HALF_LENGTH, (model.max_tokens - len(before) - len(after)) // 2)
     if half < _MIN_HALF_LENGTH:
         return None
     generator = np.random.default_rng(SEED)
-    special = {model.pad_token_id, *before.tolist(), *after.tolist()}
-    ids = np.setdiff1d(np.arange(model.vocab_size), np.asarray(sorted(special)))
+    ids = np.array([number for number in range(model.vocab_size) if _is_word(source.spelling(number))])
     halves = [generator.choice(ids, half, replace=half > len(ids)) for _ in range(NUM_SEQUENCES)]
     sequences = [np.concatenate([before, drawn, drawn, after]) for drawn in halves]
     rows = len(before) + half + np.arange(half)
@@ -61,6 +60,11 @@ def measure_copies(source: MapSource, progress: Progress) -> CopyTest | None:
     return CopyTest(
         NUM_SEQUENCES, half, copies / NUM_SEQUENCES, behind / NUM_SEQUENCES, 1 / len(sequences[0])
     )
+
+
+def _is_word(spelling: str) -> bool:
+    """Tell tokens of words from special and unused ones, such as [MASK], <pad> and [unused1]."""
+    return bool(spelling) and not (spelling[0] in "[<" and spelling[-1] in "]>")
 
 
 def _special_tokens(source: MapSource) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

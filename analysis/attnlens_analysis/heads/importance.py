@@ -1,6 +1,6 @@
-"""What a head matters: the embedding without it, its contribution to the embedding, STS-B without it.
+"""What a head matters: the embedding without it, its part in the embedding, scores of pairs without it.
 
-A head is switched off by a gate of 0 on its output, before the projection behind the heads (Michel et al. 2019,
+A head is switched off by a gate of 0 on its output, before the projection behind the heads (Michel et al.,
 "Are Sixteen Heads Really Better than One?", https://arxiv.org/abs/1905.10650). The bundle's graph
 `onnx/model_contributions.onnx` has the gates, and gives contributions in the same run.
 
@@ -8,6 +8,7 @@ Letters: B rows of a batch, T tokens, L layers, H heads of a layer, N heads of a
 components of an embedding.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -115,19 +116,18 @@ def pooling_weights(num_tokens: int, model: Model) -> npt.NDArray[np.float32]:
     """Return what each token counts in the pooling of a text without a prompt, (T,)."""
     match model.pooling:
         case Pooling.CLS:
-            weights = np.arange(num_tokens) == 0
+            weights = np.eye(num_tokens)[0]
         case Pooling.LAST_TOKEN:
-            weights = np.arange(num_tokens) == num_tokens - 1
+            weights = np.eye(num_tokens)[-1]
         case Pooling.WEIGHTED_MEAN:
-            places = np.arange(1, num_tokens + 1)
-            return (places / places.sum()).astype(np.float32)
+            weights = np.arange(1, num_tokens + 1) / np.arange(1, num_tokens + 1).sum()
         case Pooling.MEAN_SQRT_LENGTH:
-            return np.full(num_tokens, num_tokens**-0.5, dtype=np.float32)
+            weights = np.full(num_tokens, 1 / math.sqrt(num_tokens))
         case Pooling.MEAN:
-            return np.full(num_tokens, 1 / num_tokens, dtype=np.float32)
+            weights = np.full(num_tokens, 1 / num_tokens)
         case Pooling.MAX:
-            weights = np.ones(num_tokens, dtype=np.bool_)
-    return weights.astype(np.float32)
+            weights = np.ones(num_tokens)
+    return np.asarray(weights, dtype=np.float32)
 
 
 def measure_importance(
@@ -148,7 +148,7 @@ def measure_importance(
 def measure_task(
     run: Run, source: MapSource, pairs: Sequence[ScoredPair], progress: Progress
 ) -> TaskEffect | None:
-    """Correlate cosines and scores, with every head off in turn; None: fewer than two pairs can be encoded."""
+    """Correlate cosines and scores, with every head off in turn; None: there are no two scores."""
     found, scores = [], []
     for done, pair in enumerate(pairs):
         progress("each head off, pairs of texts", done, len(pairs))
@@ -164,7 +164,7 @@ def measure_task(
 
 
 def _one_head_off(run: Run, source: MapSource, text: EncodedText) -> tuple[Values, Values]:
-    """Return the embeddings (1 + N, E) of a text with all heads, then without each, and contributions (L, H)."""
+    """Return a text's embeddings (1 + N, E) with all heads, then without each, and contributions (L, H)."""
     sizes = source.bundle.manifest.architecture
     layers, heads = _indices(source.heads)
     gates = np.ones((1 + len(layers), sizes.num_layers, sizes.num_heads), dtype=np.float32)
@@ -174,9 +174,7 @@ def _one_head_off(run: Run, source: MapSource, text: EncodedText) -> tuple[Value
     return embeddings.astype(np.float64), outputs[0].head_contributions[0].astype(np.float64)
 
 
-def _portions(
-    gates: npt.NDArray[np.float32], num_tokens: int
-) -> Iterator[npt.NDArray[np.float32]]:
+def _portions(gates: npt.NDArray[np.float32], num_tokens: int) -> Iterator[npt.NDArray[np.float32]]:
     size = max(1, _MAX_BATCH_TOKENS // num_tokens)
     for start in range(0, len(gates), size):
         yield gates[start : start + size]

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from attnlens_analysis.heads.copies import CopyTest
 from attnlens_analysis.heads.maps import Head
-from attnlens_analysis.heads.patterns import Patterns, Values
+from attnlens_analysis.heads.patterns import Patterns
 from attnlens_analysis.heads.syntax import RelationScore
 
 PLACE_THRESHOLD = 0.5
@@ -32,12 +33,16 @@ RULES = {
 }
 
 CAVEATS = (
-    "A label says where attention goes, not what the model does with it: a large weight on a vector near zero "
-    "moves nothing. See ablation and contribution for that.",
+    (
+        "A label says where attention goes, not what the model does with it. A large weight on a vector near "
+        "zero moves nothing: see ablation and contribution."
+    ),
     "first-token is often a resting place: the head attends there where it has nothing to do.",
-    "broad says that attention is spread; so is that of a model that was never trained.",
-    "syntax:RELATION says that the strongest attention follows the relation more often than a fixed distance "
-    "does, in these texts. It does not say that the model parses, nor that no other head does it too.",
+    "broad says that attention is spread. So is that of a model that was never trained.",
+    (
+        "syntax:RELATION says that in these texts the strongest attention follows the relation more "
+        "often than a fixed distance does. It does not say that the model parses, nor that no other head does it."
+    ),
     "Labels hold for these texts. Other languages, kinds of text or lengths may give others.",
 )
 
@@ -60,7 +65,7 @@ def label_heads(
     found: dict[Head, list[str]] = {}
     for label, fits in _by_value(patterns, copies):
         for index in np.flatnonzero(fits):
-            found.setdefault(heads[index], []).append(label)
+            found.setdefault(heads[int(index)], []).append(label)
     for score in syntax:
         if is_winner(score):
             found.setdefault(score.head, []).append(f"syntax:{score.relation}")
@@ -76,7 +81,7 @@ def is_winner(score: RelationScore) -> bool:
     )
 
 
-def _by_value(patterns: Patterns, copies: CopyTest | None) -> Iterator[tuple[str, Values]]:
+def _by_value(patterns: Patterns, copies: CopyTest | None) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     yield "previous-token", patterns.previous > PLACE_THRESHOLD
     yield "next-token", patterns.next > PLACE_THRESHOLD
     yield "first-token", patterns.first > PLACE_THRESHOLD

@@ -87,9 +87,9 @@ class MapSource:
         )
         self._session = open_graph(bundle.graph_path("attention"), "cpu", threads, 0)
 
-    def output_of(self, layer: int) -> Output | None:
-        """Return the graph's output with the weights of a layer."""
-        return self._outputs.get(layer)
+    def spelling(self, token_id: int) -> str:
+        """Return how the tokenizer spells an id; empty for one that it doesn't know."""
+        return self._encoder.token_text(token_id)
 
     def encode(self, texts: Sequence[str]) -> list[EncodedText | None]:
         """Tokenize texts; None stands for one that has more tokens than the model takes."""
@@ -192,5 +192,5 @@ def _dense(array: Weights, output: Output, num_tokens: int) -> Weights:
         raise AssertionError(f"{output.name} has the layout {output.layout}")
     if output.row_sum is RowSum.GATE:
         sums = weights.sum(axis=-1, keepdims=True)
-        return weights / np.where(sums > 0, sums, np.float32(1))
+        weights = (weights / np.where(sums > 0, sums, 1)).astype(np.float32)
     return weights

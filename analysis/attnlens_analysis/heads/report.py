@@ -168,9 +168,7 @@ def _notes(
 ) -> list[str]:
     notes = list(tied.notes) if tied else []
     if num_long:
-        notes.append(
-            f"{num_long} texts have more than the {bundle.model.max_tokens} tokens that the model takes: left out."
-        )
+        notes.append(f"{num_long} texts are left out: they have more than {bundle.model.max_tokens} tokens.")
     if copies is None:
         notes.append("No test on repeated random tokens: the model takes too few tokens.")
     if tied is None:

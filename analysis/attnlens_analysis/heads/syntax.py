@@ -126,7 +126,9 @@ class SyntaxCounts:
         hits = choosing.hits[relation]
         direction, head = np.unravel_index(int(hits.argmax()), hits.shape)
         number, num_scored = choosing.numbers[relation], scoring.numbers[relation]
-        offset = min(choosing.offsets[relation].items(), key=lambda item: (-item[1], abs(item[0]), item[0]))[0]
+        offset = min(choosing.offsets[relation].items(), key=lambda item: (-item[1], abs(item[0]), item[0]))[
+            0
+        ]
         found = int(scoring.hits[relation][direction, head]) if num_scored else 0
         return RelationScore(
             relation,

@@ -11,7 +11,7 @@ GraphProto.node field 1, NodeProto.input field 1 and GraphProto.initializer fiel
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,28 +49,26 @@ class TiedDiagonal:
 
 
 def measure_tied(source: MapSource, texts: Sequence[EncodedText], progress: Progress) -> TiedDiagonal | None:
-    """Measure on the first `NUM_TEXTS` texts; None: no layer has queries and keys of one size by these names."""
+    """Measure on the first `NUM_TEXTS` texts; None: no layer has queries and keys of one size."""
     texts = texts[:NUM_TEXTS]
+    graph = source.bundle.graph_path("attention")
+    sizes = source.bundle.manifest.architecture.layers
     layers = sorted({head.layer for head in source.heads})
-    graphs = {layer: tied_graph(source.bundle.graph_path("attention"), layer) for layer in layers}
-    sizes = {
-        number: layer for number, layer in enumerate(source.bundle.manifest.architecture.layers)
-    }
-    usable = [
-        layer
+    tied_graphs = {
+        layer: tied_graph(graph, layer)
         for layer in layers
-        if graphs[layer] is not None
-        and (layer not in sizes or sizes[layer].num_key_value_heads in {0, sizes[layer].num_heads})
-    ]
+        if layer >= len(sizes) or sizes[layer].num_key_value_heads in {0, sizes[layer].num_heads}
+    }
+    usable = {layer: found for layer, found in tied_graphs.items() if found is not None}
     if not usable or not texts:
         return None
     num_rows = sum(len(rows) for rows in map(content_rows, texts))
     own = _diagonal_share(source, texts, None)
     tied = np.full(len(source.heads), np.nan)
     of_layer = np.array([head.layer for head in source.heads])
-    for done, layer in enumerate(usable):
+    for done, (layer, rewritten) in enumerate(usable.items()):
         progress("queries with the weights of keys", done, len(usable))
-        session = _open(source.bundle.graph_path("attention").parent, graphs[layer] or b"")
+        session = _open(graph.parent, rewritten)
         tied[of_layer == layer] = _diagonal_share(source, texts, session)[of_layer == layer]
     left_out = [str(layer) for layer in layers if layer not in usable]
     notes = (
@@ -116,17 +114,13 @@ def _rewritten(data: bytes, names: dict[bytes, bytes]) -> bytes:
         parts = []
         for field in read_fields(data, start, end):
             below = (*path, field.number)
+            if below == (_GRAPH, _INITIALIZER) and _is_named(data, field, names):
+                continue
             content = data[field.content : field.end]
             if below in {(_GRAPH,), (_GRAPH, _NODE)}:
                 content = message(field.content, field.end, below)
             elif below == (_GRAPH, _NODE, _INPUT):
                 content = names.get(content, content)
-            elif below == (_GRAPH, _INITIALIZER):
-                found = _fields(data, field.content, field.end, _INITIALIZER_NAME)
-                if any(data[name.content : name.end] in names for name in found):
-                    continue
-                parts.append(data[field.start : field.end])
-                continue
             else:
                 parts.append(data[field.start : field.end])
                 continue
@@ -134,6 +128,12 @@ def _rewritten(data: bytes, names: dict[bytes, bytes]) -> bytes:
         return b"".join(parts)
 
     return message(0, len(data), ())
+
+
+def _is_named(data: bytes, tensor: Field, names: Container[bytes]) -> bool:
+    """Tell whether a tensor has one of some names."""
+    found = _fields(data, tensor.content, tensor.end, _INITIALIZER_NAME)
+    return any(data[name.content : name.end] in names for name in found)
 
 
 def _open(folder: Path, graph: bytes) -> ort.InferenceSession:

@@ -16,7 +16,7 @@ _SHIPPED = Path(__file__).parent / "data" / "ud_en_ewt_dev_500.tsv.gz"
 
 
 class TreebankError(Exception):
-    """A file is not what it is read as. The message has its name, the line, and the column where one is wrong."""
+    """A file is not what it is read as. The message has its name, the line and the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def _read_sentences(lines: Iterable[tuple[int, str]], path: Path) -> Iterator[Se
             columns = line.split("\t")
             if len(columns) != len(_COLUMNS):
                 raise TreebankError(
-                    f"{path}, line {number}: {len(columns)} columns, CoNLL-U has {len(_COLUMNS)}, separated by "
-                    "tabs"
+                    f"{path}, line {number}: {len(columns)} columns, CoNLL-U has {len(_COLUMNS)}, with a tab "
+                    "between each two"
                 )
             if _is_word(columns[0], f"{path}, line {number}, column 1 (ID)"):
                 rows.append((number, columns))
