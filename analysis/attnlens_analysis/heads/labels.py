@@ -40,8 +40,8 @@ CAVEATS = (
     "first-token is often a resting place: the head attends there where it has nothing to do.",
     "broad says that attention is spread. So is that of a model that was never trained.",
     (
-        "syntax:RELATION says that in these texts the strongest attention follows the relation more "
-        "often than a fixed distance does. It does not say that the model parses, nor that no other head does it."
+        "syntax:RELATION says that in these texts the strongest attention follows the relation more often "
+        "than a fixed distance does. It does not say that the model parses, nor that no other head does it."
     ),
     "Labels hold for these texts. Other languages, kinds of text or lengths may give others.",
 )

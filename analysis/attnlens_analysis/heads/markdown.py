@@ -25,15 +25,15 @@ def data_sentences(report: HeadReport) -> Iterator[str]:
     licence = f", {report.corpus_licence}" if report.corpus_licence else ""
     yield f"{report.num_sentences:,} sentences of {report.corpus_name}{licence}."
     yield (
-        f"Patterns: {found.num_texts:,} of them with {MIN_TOKENS} tokens or more, {found.num_rows:,} rows. "
-        f"Attention to all tokens alike gives {found.punctuation_share:.3f} to punctuation and, in the "
-        f"{found.num_duplicate_rows:,} rows that have one, {found.duplicate_chance:.3f} to other copies of the "
-        "token."
+        f"Patterns: {found.num_texts:,} of them with {MIN_TOKENS} tokens or more, {found.num_rows:,} "
+        f"rows. Attention to all tokens alike gives {found.punctuation_share:.3f} to punctuation and, in the "
+        f"{found.num_duplicate_rows:,} rows that have one, {found.duplicate_chance:.3f} to other copies of "
+        "the token."
     )
     if report.syntax is not None:
         yield (
             "Syntax: sentences 1, 3, 5, ... choose the best head of each relation, the others score it; a "
-            "document's sentences fall into both halves. By distance: the best fixed one."
+            "document's sentences fall into both halves. Fixed: the best fixed distance."
         )
     if report.copies is not None:
         yield (
@@ -44,8 +44,8 @@ def data_sentences(report: HeadReport) -> Iterator[str]:
         yield _tied_sentence(report.tied)
     if report.importance is not None:
         yield (
-            f"Importance: {report.importance.num_texts} texts. Ablation and contribution rank the heads alike "
-            f"with a Spearman correlation of {report.importance.agreement:.3f}."
+            f"Importance: {report.importance.num_texts} texts. Ablation and contribution rank the "
+            f"heads with a Spearman correlation of {report.importance.agreement:.3f}."
         )
     if report.task is not None:
         yield (
@@ -63,6 +63,24 @@ def _tied_sentence(tied: TiedDiagonal) -> str:
     )
 
 
+LABEL_TITLES = ("label", "heads", "rule")
+
+
+def label_rows(report: HeadReport) -> list[tuple[str, str, str]]:
+    """Return each label, the heads that have it, and its rule; of syntax, the relations too."""
+    rows = []
+    for label, rule in RULES.items():
+        kind = label.removesuffix("RELATION")
+        heads = [
+            str(found.head) if given == label else f"{found.head} ({given.removeprefix(kind)})"
+            for found in report.labelled
+            for given in found.labels
+            if given == label or (kind != label and given.startswith(kind))
+        ]
+        rows.append((label, ", ".join(heads) or "none", rule))
+    return rows
+
+
 def relation_cells(score: RelationScore) -> tuple[str, ...]:
     """Return the cells of a relation, under `RELATION_TITLES`."""
     low, high = score.interval
@@ -72,7 +90,7 @@ def relation_cells(score: RelationScore) -> tuple[str, ...]:
         ARROWS[score.direction],
         f"{score.num_scored:,}",
         f"{100 * score.scored:.1f}",
-        f"{100 * low:.1f} to {100 * high:.1f}",
+        f"{100 * low:.1f}-{100 * high:.1f}",
         f"{100 * score.offset_scored:.1f} ({score.offset:+d})",
         "yes" if is_winner(score) else "",
     )
@@ -84,8 +102,8 @@ RELATION_TITLES = (
     "direction",
     "words",
     "found %",
-    "95 % interval",
-    "by distance %",
+    "95 %",
+    "fixed %",
     "label",
 )
 
@@ -98,13 +116,9 @@ def _lines(report: HeadReport) -> Iterator[str]:
     yield ""
     yield "## Labels"
     yield ""
-    yield from _table(
-        ("head", "labels"), [(str(found.head), ", ".join(found.labels)) for found in report.labelled]
-    )
+    yield from _table(LABEL_TITLES, label_rows(report))
     yield ""
-    yield from (f"- {label}: {rule}" for label, rule in RULES.items())
-    yield ""
-    yield from CAVEATS
+    yield from (f"- {caveat}" for caveat in CAVEATS)
     yield ""
     if report.syntax is not None:
         yield "## Syntax"

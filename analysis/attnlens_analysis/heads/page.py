@@ -6,8 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES
-from attnlens_analysis.heads.markdown import RELATION_TITLES, data_sentences, relation_cells
+from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS
+from attnlens_analysis.heads.markdown import (
+    LABEL_TITLES,
+    RELATION_TITLES,
+    data_sentences,
+    label_rows,
+    relation_cells,
+)
 from attnlens_analysis.heads.measures import Measure, measures
 from attnlens_analysis.heads.report import HeadReport
 
@@ -27,9 +33,7 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
     yield f"<h1>{title}</h1>"
     yield _list([*data_sentences(report), *report.notes])
     yield "<h2>Labels</h2>"
-    yield _list([f"{found.head}: {', '.join(found.labels)}" for found in report.labelled])
-    yield "<h2>Rules of the labels</h2>"
-    yield _list([f"{label}: {rule}" for label, rule in RULES.items()])
+    yield _table(LABEL_TITLES, [[_words(text) for text in row] for row in label_rows(report)])
     yield _list(CAVEATS)
     yield "<h2>Layers and heads</h2>"
     yield "<p>A row is a layer, a column a head, both from 0. The tables below have the numbers.</p>"
@@ -42,12 +46,12 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
         yield _table(RELATION_TITLES, [[_cell(text) for text in row] for row in shown])
     yield "<h2>Measures</h2>"
     yield _table(
-        ("head", *(column.title for column in columns), "labels"),
+        ("head", "labels", *(column.title for column in columns)),
         [
             [
                 f'<td data-value="{index}">{head}</td>',
+                _words(", ".join(report.labels_of(head))),
                 *(_number_cell(column, index) for column in columns),
-                _cell(", ".join(report.labels_of(head))),
             ]
             for index, head in enumerate(report.heads)
         ],
@@ -60,7 +64,11 @@ def _list(lines: Sequence[str]) -> str:
 
 def _cell(text: str) -> str:
     is_number = text[:1].isdigit() or text[:1] in "+-"
-    return f"<td>{escape(text)}</td>" if is_number else f'<td class="words">{escape(text)}</td>'
+    return f"<td>{escape(text)}</td>" if is_number else _words(text)
+
+
+def _words(text: str) -> str:
+    return f'<td class="words">{escape(text)}</td>'
 
 
 def _number_cell(column: Measure, index: int) -> str:
