@@ -9,10 +9,12 @@ export that is interrupted leaves the target as it was.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.contents import check_graphs, measure_graphs
+from attnlens_export.contributions.write import write_contributions
 from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import ParityError, SourceError
 from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH
@@ -175,13 +177,17 @@ def export_bundle(
     with staged(output, force=options.force) as staging:
         progress("Loading the weights", "", 0, 1)
         model = _load(source, options)
-        manifest, verdict, built_tokenizer = _build(staging, model, options, progress)
+        built = _build(staging, model, options, progress)
+    manifest = built.manifest
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = describe_decisions(
         manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None, task=model.task
     )
+    warnings = model.warnings
+    if built.no_contributions:
+        warnings += (f"{built.no_contributions}: a server can't explain its embeddings that way",)
     return BundleSummary(
-        output, manifest, verdict, model.unused_tensors, built_tokenizer, decisions, model.warnings
+        output, manifest, built.verdict, model.unused_tensors, built.tokenizer, decisions, warnings
     )
 
 
@@ -234,9 +240,18 @@ def _fresh(config: EncoderConfig, seed: int) -> Encoder:
         raise SourceError(f"no memory for an encoder of this size: {config}") from error
 
 
-def _build(
-    directory: Path, model: _Model, options: ExportOptions, progress: Progress
-) -> tuple[Manifest, Verdict, str]:
+class _Built(NamedTuple):
+    """What became of the parts of a bundle."""
+
+    manifest: Manifest
+    verdict: Verdict
+    tokenizer: str
+    """What it was built from."""
+    no_contributions: str
+    """Why there is no graph of contributions."""
+
+
+def _build(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> _Built:
     config = model.config
     pooling = read_pooling(
         model.embedder, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
@@ -244,6 +259,7 @@ def _build(
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
     fp32 = _write_graphs(directory, model, options, progress)
+    missing = write_contributions(fp32, model.embedder, pooling)
     progress("Writing the tokenizer and configuration", "", 0, 1)
     copy_described(directory, model.directory, is_embedder=model.head is None)
     has_data = (directory / DATA_PATH).is_file()
@@ -263,7 +279,7 @@ def _build(
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
     manifest = describe_bundle(directory, config, origin, verdict)
     write_manifest(directory, manifest)
-    return manifest, verdict, built_tokenizer
+    return _Built(manifest, verdict, built_tokenizer, missing)
 
 
 def _write_graphs(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> Fp32Graph:

@@ -9,15 +9,17 @@ import onnx
 from attnlens.bundle import MANIFEST_NAME
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.manifest_pb2 import Graph, GraphPurpose
+from attnlens_export.contributions.measure import measure_contributions
 from attnlens_export.errors import GraphError
 from attnlens_export.fp16.precision import Fp16
 from attnlens_export.graph.lint import check_graph
-from attnlens_export.graph.names import GRAPH_PURPOSES, graph_id
+from attnlens_export.graph.names import CONTRIBUTIONS_PATH, GRAPH_PURPOSES, graph_id
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
 from attnlens_export.parity.measure import Subject, measure_parity
 from attnlens_export.precision import Precision, Stated
 from attnlens_export.progress import Progress
+from attnlens_export.published.pooling import read_embedding_size
 from attnlens_export.verdict import Verdict
 from attnlens_model import EncoderConfig
 
@@ -37,10 +39,13 @@ def precisions_of(directory: Path) -> list[Precision]:
 
 
 def graphs_of(directory: Path) -> Iterator[Graph]:
-    """Yield id, path, purpose and precision of each graph: both in fp32, then those in lower precisions."""
+    """Yield id, path, purpose and precision of each graph: those in fp32, then those in lower precisions."""
     for path, purpose in GRAPH_PURPOSES.items():
         fp32 = manifest_pb2.Precision.PRECISION_FP32
         yield Graph(id=graph_id(path), path=path, purpose=purpose, precision=fp32)
+    if (directory / CONTRIBUTIONS_PATH).is_file():
+        purpose, fp32 = GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS, manifest_pb2.Precision.PRECISION_FP32
+        yield Graph(id=graph_id(CONTRIBUTIONS_PATH), path=CONTRIBUTIONS_PATH, purpose=purpose, precision=fp32)
     for precision in precisions_of(directory):
         purpose = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
         yield Graph(
@@ -56,6 +61,7 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
         LintError: one is not what a bundle promises.
     """
     precisions = {precision.path: precision for precision in precisions_of(directory)}
+    embedding_size = read_embedding_size(directory, config.hidden_size)
     for graph in graphs_of(directory):
         path, precision = directory / graph.path, precisions.get(graph.path)
         try:
@@ -70,6 +76,7 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
             more_operators=precision.operators if precision else frozenset(),
             more_types=precision.element_types if precision else frozenset(),
             directory=path.parent,
+            embedding_size=embedding_size,
         )
 
 
@@ -86,4 +93,7 @@ def measure_graphs(subject: Subject, stated: Mapping[str, Stated], progress: Pro
         precision.measure(subject, stated[precision.path], progress)
         for precision in precisions_of(subject.directory)
     ]
-    return Verdict(parity, tuple(results))
+    contributions = None
+    if (subject.directory / CONTRIBUTIONS_PATH).is_file():
+        contributions = measure_contributions(subject, partial(progress, "Contributions"))
+    return Verdict(parity, tuple(results), contributions)

@@ -23,7 +23,16 @@ from attnlens.v1.manifest_pb2 import (
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_export.contents import bundle_files, graphs_of
 from attnlens_export.graph.lint import axes_of
-from attnlens_export.graph.names import HIDDEN_OUTPUT, input_names, layer_outputs, role_number
+from attnlens_export.graph.names import (
+    BASELINE,
+    EMBEDDING_OUTPUT,
+    HEAD_CONTRIBUTIONS,
+    HIDDEN_OUTPUT,
+    TOKEN_CONTRIBUTIONS,
+    input_names,
+    layer_outputs,
+    role_number,
+)
 from attnlens_export.graph.read import external_files, read_structure
 from attnlens_export.published.pooling import read_pooling
 from attnlens_export.published.prompts import read_prompts
@@ -37,6 +46,14 @@ TOOLS = ("attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch")
 _DATA_TYPES: dict[int, DataType.ValueType] = {
     onnx.TensorProto.FLOAT: DataType.DATA_TYPE_FLOAT32,
     onnx.TensorProto.INT64: DataType.DATA_TYPE_INT64,
+}
+
+
+_CONTRIBUTION_ROLES = {
+    EMBEDDING_OUTPUT: OutputRole.OUTPUT_ROLE_EMBEDDING,
+    TOKEN_CONTRIBUTIONS: OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS,
+    BASELINE: OutputRole.OUTPUT_ROLE_BASELINE,
+    HEAD_CONTRIBUTIONS: OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS,
 }
 
 
@@ -64,7 +81,7 @@ def describe_bundle(directory: Path, config: EncoderConfig, origin: Origin, verd
     manifest.model_name, manifest.source = origin.name, origin.source
     manifest.source_revision, manifest.weights_license = origin.revision, origin.license
     graphs = {graph.path: graph for graph in manifest.graphs}
-    for result in verdict.precisions:
+    for result in verdict.further:
         result.describe(graphs[result.path])
     manifest.parity.CopyFrom(verdict.to_message())
     manifest.tool_versions.update(tool_versions())
@@ -147,6 +164,8 @@ def _describe_output(
             role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
             layout=OutputLayout.OUTPUT_LAYOUT_PER_TOKEN,
         )
+    if value.name in _CONTRIBUTION_ROLES:
+        return GraphOutput(value=info, role=_CONTRIBUTION_ROLES[value.name], layout=_layout(value.name))
     layer, output = described[value.name]
     message = GraphOutput(
         value=info,
@@ -158,6 +177,11 @@ def _describe_output(
     )
     write_pattern(message, output.pattern)
     return message
+
+
+def _layout(name: str) -> OutputLayout.ValueType:
+    is_row = name == TOKEN_CONTRIBUTIONS
+    return OutputLayout.OUTPUT_LAYOUT_PER_TOKEN if is_row else OutputLayout.OUTPUT_LAYOUT_PER_TEXT
 
 
 def _describe_value(value: onnx.ValueInfoProto) -> ValueInfo:

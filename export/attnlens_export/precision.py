@@ -68,16 +68,21 @@ class Table:
     remarks: tuple[str, ...] = ()
 
 
-class PrecisionResult(ABC):
-    """What was measured of a graph in a lower precision.
+class GraphResult(ABC):
+    """What was measured of a graph besides the two that compute what the encoder does in fp32.
 
     Attributes:
-        name: of the precision.
+        name: of what it is: a precision, or `contributions`.
         path: of the graph in the bundle.
     """
 
     name: ClassVar[str]
     path: ClassVar[str]
+
+    @property
+    def title(self) -> str:
+        """The heading above it in the report."""
+        return f"In {self.name}"
 
     @property
     def passed(self) -> bool:
@@ -154,7 +159,7 @@ class Precision(ABC):
         write_embedded(source.directory / self.path, graph.proto, graph.weights)
 
     @abstractmethod
-    def measure(self, subject: Subject, stated: Stated, progress: Progress) -> PrecisionResult:
+    def measure(self, subject: Subject, stated: Stated, progress: Progress) -> GraphResult:
         """Measure the graph of a bundle.
 
         Args:

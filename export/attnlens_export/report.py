@@ -8,6 +8,7 @@ from typing import Any
 
 from attnlens.v1.manifest_pb2 import ParityFigure
 from attnlens_export.contents import PRECISIONS
+from attnlens_export.contributions.result import ContributionsResult
 from attnlens_export.graph.names import role_name
 from attnlens_export.json_files import finite, write_json
 from attnlens_export.manifest import tool_versions
@@ -22,7 +23,7 @@ from attnlens_export.parity.result import (
     worst,
 )
 from attnlens_export.parity.runtimes import MIN_COSINE, RuntimeResult
-from attnlens_export.precision import PrecisionResult, Table
+from attnlens_export.precision import GraphResult, Table
 from attnlens_export.verdict import Verdict
 from attnlens_runtimes import FP32
 
@@ -42,8 +43,8 @@ def report_content(verdict: Verdict) -> dict[str, Any]:
     """Return every measurement as JSON values; a NaN or an infinity becomes null."""
     content = _parity_content(verdict.parity)
     content |= {"passed": verdict.passed, "failures": verdict.failures()}
-    content |= dict.fromkeys(PRECISIONS)
-    return content | {result.name: result.as_json() for result in verdict.precisions}
+    content |= dict.fromkeys((ContributionsResult.name, *PRECISIONS))
+    return content | {result.name: result.as_json() for result in verdict.further}
 
 
 def runtime_content(result: RuntimeResult) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str
         "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_role().values()),
         "## What holds for any encoder",
         _invariants_list(result),
-        *(text for found in verdict.precisions for text in _precision_section(found)),
+        *(text for found in verdict.further for text in _graph_section(found)),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),
     ]
@@ -116,9 +117,9 @@ def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str
     return "\n\n".join(sections) + "\n"
 
 
-def _precision_section(result: PrecisionResult) -> list[str]:
+def _graph_section(result: GraphResult) -> list[str]:
     table = result.table()
-    texts = [f"## In {result.name}", textwrap.fill(f"{table.caption}.", WIDTH), _markdown(table)]
+    texts = [f"## {result.title}", textwrap.fill(f"{table.caption}.", WIDTH), _markdown(table)]
     return [text for text in [*texts, "\n".join(f"- {remark}" for remark in table.remarks)] if text]
 
 

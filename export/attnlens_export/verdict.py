@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from attnlens.v1.manifest_pb2 import Parity
+from attnlens_export.contributions.result import ContributionsResult
 from attnlens_export.parity.result import ParityResult
-from attnlens_export.precision import PrecisionResult
+from attnlens_export.precision import GraphResult
 
 
 @dataclass(frozen=True)
@@ -14,19 +15,26 @@ class Verdict:
     Attributes:
         parity: of the graphs in fp32.
         precisions: of the graphs in lower precisions, in the manifest's order.
+        contributions: of the graph of contributions; None where there is none.
     """
 
     parity: ParityResult
-    precisions: tuple[PrecisionResult, ...] = ()
+    precisions: tuple[GraphResult, ...] = ()
+    contributions: ContributionsResult | None = None
 
     @property
     def passed(self) -> bool:
         """Whether every gate held, and something was measured at all."""
-        return self.parity.passed and all(result.passed for result in self.precisions)
+        return all(result.passed for result in self._results)
 
     @property
-    def _results(self) -> tuple[ParityResult | PrecisionResult, ...]:
-        return self.parity, *self.precisions
+    def _results(self) -> tuple[ParityResult | GraphResult, ...]:
+        return self.parity, *self.further
+
+    @property
+    def further(self) -> tuple[GraphResult, ...]:
+        """The results of all graphs but the two that `parity` is about, in the manifest's order."""
+        return self.precisions if self.contributions is None else (self.contributions, *self.precisions)
 
     def failures(self) -> list[str]:
         """Return a line for each gate that did not hold, the worst of each graph first."""

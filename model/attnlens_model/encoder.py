@@ -33,6 +33,8 @@ class EncoderOutput(NamedTuple):
     """(B, T, D), floating point."""
     layers: tuple[Outputs, ...]
     """Of each layer, the outputs of its attention by role. Empty when not asked for."""
+    embedded: Tensor
+    """(B, T, D): the embeddings of the tokens, as the first layer reads them."""
 
     @property
     def attentions(self) -> tuple[Tensor, ...]:
@@ -93,20 +95,20 @@ class Encoder(nn.Module):
         """
         if not torch.compiler.is_exporting():
             self._check_inputs(input_ids, attention_mask, token_type_ids)
-        hidden_states = self.embeddings(input_ids, attention_mask, token_type_ids)  # (B, T, D)
+        hidden_states = embedded = self.embeddings(input_ids, attention_mask, token_type_ids)  # (B, T, D)
         inputs = BatchInputs(attention_mask, self._keep(attention_mask, hidden_states.dtype))
         shared = [part(inputs) for part in self.shared]
         layers: tuple[Outputs, ...] = ()
         for index, number in enumerate(self.shared_of_layer):
             layer = self.layers[index // self.config.times_in_a_row]
-            embedded, (hidden_states, outputs) = hidden_states, layer(hidden_states, *shared[number])
+            hidden_states, outputs = layer(hidden_states, *shared[number])
             if index == 0 and self.convolution is not None:
                 hidden_states = self.convolution(embedded, hidden_states, attention_mask)
             if output_attentions:
                 layers += (outputs,)
         if self.final_norm is not None:
             hidden_states = self.final_norm(hidden_states)
-        return EncoderOutput(hidden_states, layers)
+        return EncoderOutput(hidden_states, layers, embedded)
 
     def _keep(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the keep-mask (B, 1, 1, T), or (B, 1, T, T) in a causal encoder."""

@@ -9,7 +9,7 @@ import click
 from attnlens_cli.commands.options import parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.parity_table import parity_table, raise_failures
-from attnlens_cli.show.precision_tables import show_precisions
+from attnlens_cli.show.precision_tables import show_further
 from attnlens_cli.show.progress import shown_stages
 from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 
@@ -121,7 +121,7 @@ def _show(summary: "CheckSummary") -> None:
     manifest, verdict = summary.manifest, summary.verdict
     title = f"{manifest.model_name} against {verdict.parity.reference_name}"
     Console().print(parity_table(verdict, title))
-    show_precisions(verdict)
+    show_further(verdict)
     click.echo(f"{len(manifest.files)} files have the hashes of the manifest; the graphs are portable")
     if summary.not_stated:
         click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")

@@ -11,7 +11,7 @@ from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.layout_summary import describe_layout
 from attnlens_cli.show.left_out import describe_left_out
 from attnlens_cli.show.parity_table import parity_table, raise_failures
-from attnlens_cli.show.precision_tables import show_precisions
+from attnlens_cli.show.precision_tables import show_further
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _show(summary: "BundleSummary") -> None:
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     Console().print(parity_table(summary.verdict, f"{summary.manifest.model_name} against PyTorch"))
-    show_precisions(summary.verdict)
+    show_further(summary.verdict)
     click.echo(_describe(summary))
     for warning in summary.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)

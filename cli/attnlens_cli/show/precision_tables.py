@@ -1,4 +1,4 @@
-"""How graphs in lower precisions are shown."""
+"""How the graph of contributions, and graphs in lower precisions, are shown."""
 
 from typing import TYPE_CHECKING
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from attnlens_export.verdict import Verdict
 
 
-def show_precisions(verdict: "Verdict") -> None:
-    """Print what was measured of each graph in a lower precision: a table, and lines below it."""
+def show_further(verdict: "Verdict") -> None:
+    """Print what was measured of each graph that the table of parity is not about: a table, and lines below."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
-    for result in verdict.precisions:
+    for result in verdict.further:
         found = result.table()
         if found.headings:
             table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))

@@ -11,7 +11,7 @@ from attnlens_export.fp16.convert import FP16_PATH, Fp16Weights
 from attnlens_export.graph.lint import MAX_FP16
 from attnlens_export.json_files import finite
 from attnlens_export.parity.result import Errors, max_or_nan, worst_figures
-from attnlens_export.precision import PrecisionResult, Table
+from attnlens_export.precision import GraphResult, Table
 
 MIN_COSINE = 0.9999
 
@@ -56,7 +56,7 @@ class Fp16Measurement(Errors):
 
 
 @dataclass(frozen=True)
-class Fp16Result(PrecisionResult):
+class Fp16Result(GraphResult):
     """All measurements of a graph in fp16, at least one, and what became of its weights."""
 
     name: ClassVar[str] = "fp16"

@@ -18,6 +18,9 @@ from attnlens_export.graph.names import (
     BATCH_AXIS,
     HIDDEN_OUTPUT,
     LENGTH_AXIS,
+    NUM_DIMENSIONS,
+    contribution_inputs,
+    contribution_outputs,
     input_names,
     output_axes,
     output_name,
@@ -47,6 +50,15 @@ CONVOLUTION_OPERATORS = frozenset({"Conv"})
 
 # The experts of a token are those with the greatest numbers.
 EXPERTS_OPERATORS = frozenset({"Abs", "ArgMax", "Clip"})
+# What the pooling and the sweep back need, and the transposes of lookups and of the convolution.
+CONTRIBUTIONS_OPERATORS = frozenset(
+    {
+        *("Clip", "Concat", "Identity", "ReduceMax", "ReduceSum", "Sigmoid", "Sign", "Sqrt", "Squeeze"),
+        *("ConvTranspose", "ScatterND"),
+    }
+)
+# The weights of layers behind the pooling, which a graph of contributions holds besides.
+DENSE_PREFIX = "dense."
 
 MAX_FP16 = float(np.finfo(np.float16).max)
 _TYPES = frozenset({TensorProto.FLOAT, TensorProto.INT64})
@@ -73,6 +85,7 @@ def check_graph(
     more_operators: frozenset[str] = frozenset(),
     more_types: frozenset[int] = frozenset(),
     directory: Path = Path(),
+    embedding_size: int = 0,
 ) -> None:
     """Check operators, versions, constants and the shapes of inputs and outputs.
 
@@ -84,18 +97,21 @@ def check_graph(
         more_operators: what a graph in a lower precision may hold besides the operators of fp32.
         more_types: what its weights may be in besides fp32; inputs and outputs never are.
         directory: where the files of weights are that are not in `model`.
+        embedding_size: the width of embeddings, which a graph of contributions has among its axes.
 
     Raises:
         LintError: with every finding.
     """
     findings = [
         *_version_findings(model),
-        *_operator_findings(model, allowed_operators(config) | more_operators),
+        *_operator_findings(model, allowed_operators(config, purpose) | more_operators),
         *_initializer_findings(model, _TYPES | more_types),
         *_constant_findings(model, config, directory),
         *_reshape_findings(model),
-        *_interface_findings("input", model.graph.input, _expected_inputs(config)),
-        *_interface_findings("output", model.graph.output, _expected_outputs(config, purpose)),
+        *_interface_findings("input", model.graph.input, _expected_inputs(config, purpose, embedding_size)),
+        *_interface_findings(
+            "output", model.graph.output, _expected_outputs(config, purpose, embedding_size)
+        ),
     ]
     if findings:
         raise LintError(path, findings)
@@ -114,8 +130,10 @@ def _version_findings(model: onnx.ModelProto) -> list[str]:
     return findings
 
 
-def allowed_operators(config: EncoderConfig) -> frozenset[str]:
-    """Return the operators that the graphs of this encoder may hold."""
+def allowed_operators(
+    config: EncoderConfig, purpose: GraphPurpose.ValueType = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
+) -> frozenset[str]:
+    """Return the operators that a graph of this encoder may hold."""
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
@@ -123,6 +141,7 @@ def allowed_operators(config: EncoderConfig) -> frozenset[str]:
         SILU_OPERATORS: any(layer.activation == "silu" for layer in config.layer_feed_forwards),
         EXPERTS_OPERATORS: any(layer.experts is not None for layer in config.layer_feed_forwards),
         CONVOLUTION_OPERATORS: config.convolution is not None,
+        CONTRIBUTIONS_OPERATORS: purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS,
     }
     attention = (layer.operators for layer in config.layer_attentions)
     chosen = (operators for operators, is_needed in needed.items() if is_needed)
@@ -155,7 +174,11 @@ def _constant_findings(model: onnx.ModelProto, config: EncoderConfig, directory:
     The encoder's parameters are its own affair, and so are the numbers that int8 makes of a parameter or of a
     value, which are called after it.
     """
-    known = (*_parameter_names(config), *(f"{name}_" for node in model.graph.node for name in node.output))
+    known = (
+        DENSE_PREFIX,
+        *_parameter_names(config),
+        *(f"{name}_" for node in model.graph.node for name in node.output),
+    )
     for tensor in model.graph.initializer:
         if tensor.data_type not in _FLOAT_TYPES or tensor.name.startswith(known):
             continue
@@ -186,11 +209,24 @@ def _reshape_findings(model: onnx.ModelProto) -> list[str]:
     return findings
 
 
-def _expected_inputs(config: EncoderConfig) -> Interface:
+def _expected_inputs(
+    config: EncoderConfig, purpose: GraphPurpose.ValueType, embedding_size: int
+) -> Interface:
+    if purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
+        whole = {*input_names(config), NUM_DIMENSIONS}
+        return {
+            name: (TensorProto.INT64 if name in whole else TensorProto.FLOAT, axes)
+            for name, axes in contribution_inputs(config, embedding_size).items()
+        }
     return dict.fromkeys(input_names(config), (TensorProto.INT64, (BATCH_AXIS, LENGTH_AXIS)))
 
 
-def _expected_outputs(config: EncoderConfig, purpose: GraphPurpose.ValueType) -> Interface:
+def _expected_outputs(
+    config: EncoderConfig, purpose: GraphPurpose.ValueType, embedding_size: int
+) -> Interface:
+    if purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
+        outputs = contribution_outputs(config, embedding_size)
+        return {name: (TensorProto.FLOAT, axes) for name, axes in outputs.items()}
     hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden

@@ -9,31 +9,73 @@ from attnlens_model import ATTENTION_WEIGHTS, AttentionOutput, EncoderConfig, Ou
 
 EMBEDDINGS_PATH = "onnx/model.onnx"
 ATTENTIONS_PATH = "onnx/model_attentions.onnx"
+CONTRIBUTIONS_PATH = "onnx/model_contributions.onnx"
 DATA_PATH = "onnx/model.onnx_data"
-# The graphs in fp32, which every bundle has, with what each is there for.
+# The graphs in fp32 that compute what the encoder does, which every bundle has, with what each is there for.
 GRAPH_PURPOSES = {
     EMBEDDINGS_PATH: GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     ATTENTIONS_PATH: GraphPurpose.GRAPH_PURPOSE_ATTENTION,
 }
 
+ATTENTION_MASK = "attention_mask"
 BATCH_AXIS = "batch_size"
 LENGTH_AXIS = "sequence_length"
 HIDDEN_OUTPUT = "last_hidden_state"
 ATTENTION_PREFIX = "attentions."
+# The value that the first layer reads: (B, T, D).
+EMBEDDED = "embedded"
+
+
+# The inputs of a graph of contributions besides those of the encoder, and its outputs.
+POOLING_WEIGHTS = "pooling_weights"
+TAKES_MAXIMUM = "takes_maximum"
+DIRECTION = "direction"
+TOWARDS_ITSELF = "towards_itself"
+NUM_DIMENSIONS = "num_dimensions"
+HEAD_GATES = "head_gates"
+EMBEDDING_OUTPUT = "embedding"
+TOKEN_CONTRIBUTIONS = "token_contributions"
+BASELINE = "baseline"
+HEAD_CONTRIBUTIONS = "head_contributions"
 
 
 def graph_id(path: str) -> str:
-    """Return what the manifest calls a graph: `embeddings`, `attention`, `embeddings.fp16`."""
-    if path == ATTENTIONS_PATH:
-        return "attention"
+    """Return what the manifest calls a graph: `embeddings`, `attention`, `contributions`, `embeddings.fp16`."""
+    named = {ATTENTIONS_PATH: "attention", CONTRIBUTIONS_PATH: "contributions"}
+    if path in named:
+        return named[path]
     precision = Path(path).stem.removeprefix(Path(EMBEDDINGS_PATH).stem).removeprefix("_")
     return f"embeddings.{precision}" if precision else "embeddings"
 
 
 def input_names(config: EncoderConfig) -> list[str]:
     """Return the graph's inputs in order; `token_type_ids` only where there is more than one type."""
-    names = ["input_ids", "attention_mask"]
+    names = ["input_ids", ATTENTION_MASK]
     return [*names, "token_type_ids"] if config.embeddings.type_vocab_size > 1 else names
+
+
+def contribution_inputs(config: EncoderConfig, embedding_size: int) -> dict[str, tuple[int | str, ...]]:
+    """Return the inputs of a graph of contributions, in order, with their axes: E = `embedding_size`."""
+    layers = [attention.num_heads for attention in config.layer_attentions]
+    return {
+        **dict.fromkeys(input_names(config), (BATCH_AXIS, LENGTH_AXIS)),
+        POOLING_WEIGHTS: (BATCH_AXIS, LENGTH_AXIS),
+        TAKES_MAXIMUM: (BATCH_AXIS,),
+        DIRECTION: (BATCH_AXIS, embedding_size),
+        TOWARDS_ITSELF: (BATCH_AXIS,),
+        NUM_DIMENSIONS: (BATCH_AXIS,),
+        HEAD_GATES: (BATCH_AXIS, len(layers), max(layers)),
+    }
+
+
+def contribution_outputs(config: EncoderConfig, embedding_size: int) -> dict[str, tuple[int | str, ...]]:
+    """Return the outputs of a graph of contributions, in order, with their axes."""
+    return {
+        EMBEDDING_OUTPUT: (BATCH_AXIS, embedding_size),
+        TOKEN_CONTRIBUTIONS: (BATCH_AXIS, LENGTH_AXIS),
+        BASELINE: (BATCH_AXIS,),
+        HEAD_CONTRIBUTIONS: contribution_inputs(config, embedding_size)[HEAD_GATES],
+    }
 
 
 def output_names(config: EncoderConfig) -> list[str]:
@@ -44,6 +86,11 @@ def output_names(config: EncoderConfig) -> list[str]:
 def output_name(role: OutputRole, layer: int) -> str:
     """Return what a graph calls an output of a layer: `attentions.3`; for other roles `<role>.3`."""
     return f"{ATTENTION_PREFIX}{layer}" if role == ATTENTION_WEIGHTS else f"{role}.{layer}"
+
+
+def inner_name(output: str) -> str:
+    """Return what a layer's output is called where it is an inner value: without a dot."""
+    return output.replace(".", "_")
 
 
 def layer_outputs(config: EncoderConfig) -> dict[str, tuple[int, AttentionOutput]]:

@@ -27,12 +27,19 @@ TARGET_PREFIX = "target_"
 IR_VERSION = 8
 
 
-def simplify(model: ir.Model, parameters: Collection[str]) -> None:
+Shape = tuple[int | str, ...]
+"""The length of each axis, or what it depends on."""
+
+
+def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
     """Rewrite a freshly traced model in place.
 
     Args:
         model: as `torch.onnx.export(..., optimize=False)` returns it.
         parameters: the names of the initializers that are the encoder's parameters.
+
+    Returns:
+        The shapes of values by name, as far as they are known; the model says those of inputs and outputs only.
 
     Raises:
         GraphError: a reshape depends on the data in a way that no constant target expresses.
@@ -50,8 +57,8 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> None:
     passes.RemoveUnusedNodesPass()(model)
     passes.RemoveUnusedOpsetsPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
-    rename_values(model.graph)
     model.ir_version = IR_VERSION
+    return rename_values(model.graph)
 
 
 def transpose_weights(graph: ir.Graph, parameters: Collection[str]) -> None:
@@ -146,8 +153,9 @@ def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
                 value.name = f"constant_{len(seen)}"
 
 
-def rename_values(graph: ir.Graph) -> None:
-    """Give every node and inner value a name that is stable from export to export."""
+def rename_values(graph: ir.Graph) -> dict[str, Shape]:
+    """Give every node and inner value a name that is stable from export to export; return shapes by name."""
+    shapes: dict[str, Shape] = {}
     for value in (*graph.inputs, *graph.outputs):
         value.metadata_props.clear()
     boundary = {id(value) for value in (*graph.inputs, *graph.outputs)}
@@ -159,4 +167,10 @@ def rename_values(graph: ir.Graph) -> None:
         for value in node.outputs:
             if id(value) not in boundary:
                 value.name = node.name
+            if value.shape is not None and value.name is not None:
+                shapes[value.name] = tuple(
+                    size if isinstance(size, int) else str(size) for size in value.shape
+                )
+            if id(value) not in boundary:
                 value.shape = value.type = None
+    return shapes

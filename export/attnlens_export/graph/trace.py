@@ -10,9 +10,9 @@ output of a graph.
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,15 @@ from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import (
     ATTENTION_PREFIX,
     BATCH_AXIS,
+    EMBEDDED,
     LENGTH_AXIS,
+    inner_name,
     input_names,
     layer_outputs,
     output_axes,
     output_names,
 )
-from attnlens_export.graph.simplify import simplify
+from attnlens_export.graph.simplify import Shape, simplify
 from attnlens_model import Encoder, EncoderConfig
 
 OPSET = 17
@@ -52,10 +54,12 @@ class TracedGraph:
         proto: the model without initializers.
         weights: the initializers by name, in the graph's order; views of the encoder's own parameters,
             or of their transposes under `<parameter>.T`.
+        shapes: of the values that torch knew it of: a number for each axis, or how it depends on the inputs'.
     """
 
     proto: onnx.ModelProto
     weights: dict[str, npt.NDArray[np.generic]]
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     def proto_with_weights(self) -> onnx.ModelProto:
         """Return the whole model as one message, for small encoders and tests."""
@@ -83,7 +87,8 @@ class _AllOutputs(nn.Module):
         output = self.encoder(input_ids, attention_mask, token_type_ids, output_attentions=True)
         described = [self.encoder.config.layer_outputs(layer) for layer in range(len(output.layers))]
         layers = zip(output.layers, described, strict=True)
-        return (output.last_hidden_state, *(layer[out.role] for layer, outs in layers for out in outs))
+        of_layers = (layer[out.role] for layer, outs in layers for out in outs)
+        return (output.last_hidden_state, *of_layers, output.embedded)
 
 
 def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
@@ -114,7 +119,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=names,
-                output_names=output_names(config),
+                output_names=[*output_names(config), EMBEDDED],
                 dynamic_shapes=axes,
                 optimize=False,
                 verbose=False,
@@ -129,8 +134,10 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     model = program.model
     _name_axes(model.graph, config)
     parameters = _restore_parameter_names(model.graph)
-    simplify(model, parameters)
-    return _split_weights(model)
+    shapes = simplify(model, parameters)
+    # No output: it has only got its name as one.
+    model.graph.outputs.pop()
+    return _split_weights(model, shapes)
 
 
 def _name_axes(graph: ir.Graph, config: EncoderConfig) -> None:
@@ -181,12 +188,16 @@ def embeddings_graph(attentions: TracedGraph) -> TracedGraph:
         for names in (node.input, node.output):
             for index, name in enumerate(names):
                 if name in dropped:
-                    names[index] = name.replace(".", "_")
-    read = _drop_unread(proto.graph)
-    return TracedGraph(proto, {name: array for name, array in attentions.weights.items() if name in read})
+                    names[index] = inner_name(name)
+    read = drop_unread(proto.graph)
+    weights = {name: array for name, array in attentions.weights.items() if name in read}
+    shapes = {
+        inner_name(name) if name in dropped else name: shape for name, shape in attentions.shapes.items()
+    }
+    return TracedGraph(proto, weights, shapes)
 
 
-def _drop_unread(graph: onnx.GraphProto) -> set[str]:
+def drop_unread(graph: onnx.GraphProto) -> set[str]:
     """Drop the nodes whose results nothing reads; return the names of all values that are read."""
     read = {output.name for output in graph.output}
     for node in reversed(list(graph.node)):
@@ -229,7 +240,7 @@ def _restore_parameter_names(graph: ir.Graph) -> set[str]:
     return names
 
 
-def _split_weights(model: ir.Model) -> TracedGraph:
+def _split_weights(model: ir.Model, shapes: Mapping[str, Shape]) -> TracedGraph:
     weights = {
         name: value.const_value.numpy()
         for name, value in model.graph.initializers.items()
@@ -240,7 +251,7 @@ def _split_weights(model: ir.Model) -> TracedGraph:
         del model.graph.initializers[name]
     model.graph.name = "attentions"
     model.producer_name, model.producer_version = "attnlens", None
-    return TracedGraph(ir.to_proto(model), weights)
+    return TracedGraph(ir.to_proto(model), weights, shapes)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod, Quant
 from attnlens_export.graph.names import graph_id
 from attnlens_export.int8.agreement import Agreement
 from attnlens_export.json_files import finite
-from attnlens_export.precision import PrecisionResult, Table
+from attnlens_export.precision import GraphResult, Table
 
 INT8_PATH = "onnx/model_int8.onnx"
 GRAPH_ID = graph_id(INT8_PATH)
@@ -75,7 +75,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Int8Result(PrecisionResult):
+class Int8Result(GraphResult):
     """The graph in int8 against that in fp32, on the texts of `parity/int8_texts.txt`.
 
     Attributes:

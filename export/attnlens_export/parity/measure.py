@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import onnxruntime
 
 from attnlens_export.graph.names import HIDDEN_OUTPUT, layer_outputs
@@ -89,8 +90,12 @@ class Graph:
 
     def run(self, inputs: Inputs) -> Tensors:
         """Return every output by name."""
+        return self.run_feed(inputs.feed())
+
+    def run_feed(self, feed: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:
+        """Return every output by name, for inputs by name."""
         names = [output.name for output in self._session.get_outputs()]
-        return dict(zip(names, self._session.run(None, inputs.feed()), strict=True))
+        return dict(zip(names, self._session.run(None, feed), strict=True))
 
 
 @dataclass(frozen=True)

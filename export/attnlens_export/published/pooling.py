@@ -84,6 +84,12 @@ def read_pooling(
     return defaults
 
 
+def read_embedding_size(directory: Path, hidden_size: int) -> int:
+    """Return the width of the embeddings of a bundle, before components are cut off."""
+    layers = read_pooling(directory, hidden_size).dense
+    return layers[-1].out_features if layers else hidden_size
+
+
 def write_pooling(
     directory: Path, source: Path | None, hidden_size: int, defaults: PoolingDefaults, max_tokens: int
 ) -> None:

@@ -115,6 +115,8 @@ class _GraphPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GraphPur
     """Token vectors and what is made of them."""
     GRAPH_PURPOSE_ATTENTION: _GraphPurpose.ValueType  # 2
     """Token vectors, and what the attention of each layer gives."""
+    GRAPH_PURPOSE_CONTRIBUTIONS: _GraphPurpose.ValueType  # 3
+    """What each token contributes to the embedding of a text."""
 
 class GraphPurpose(_GraphPurpose, metaclass=_GraphPurposeEnumTypeWrapper):
     """What a graph is there for."""
@@ -125,6 +127,8 @@ GRAPH_PURPOSE_EMBEDDINGS: GraphPurpose.ValueType  # 1
 """Token vectors and what is made of them."""
 GRAPH_PURPOSE_ATTENTION: GraphPurpose.ValueType  # 2
 """Token vectors, and what the attention of each layer gives."""
+GRAPH_PURPOSE_CONTRIBUTIONS: GraphPurpose.ValueType  # 3
+"""What each token contributes to the embedding of a text."""
 Global___GraphPurpose: _TypeAlias = GraphPurpose  # noqa: Y015
 
 class _Precision:
@@ -168,13 +172,21 @@ class _OutputRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputRole
     OUTPUT_ROLE_ATTENTION_WEIGHTS: _OutputRole.ValueType  # 2
     """The attention weights of a layer after the softmax: how much token i draws from token j."""
     OUTPUT_ROLE_EMBEDDING: _OutputRole.ValueType  # 3
-    """A text's embedding, made of its token vectors as `Manifest.pooling` says. No output of a graph: a gate may be on it."""
+    """A text's embedding, made of its token vectors as `Manifest.pooling` says. In a graph of contributions as the inputs
+    say, cut to the first components and not scaled: (B, E). In other graphs no output, and a gate may be on it.
+    """
     OUTPUT_ROLE_ATTENTION_COMPOSED: _OutputRole.ValueType  # 4
     """Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
     negative, and their rows sum to any number.
     """
     OUTPUT_ROLE_HEAD_GATES: _OutputRole.ValueType  # 5
     """How much a token uses each head of a layer."""
+    OUTPUT_ROLE_TOKEN_CONTRIBUTIONS: _OutputRole.ValueType  # 6
+    """What each token contributes to the product of a direction and the embedding: (B, T). See docs/explanations.md."""
+    OUTPUT_ROLE_BASELINE: _OutputRole.ValueType  # 7
+    """What the encoder's biases contribute to it: (B)."""
+    OUTPUT_ROLE_HEAD_CONTRIBUTIONS: _OutputRole.ValueType  # 8
+    """What each head of each layer contributes to it: (B, L, H)."""
 
 class OutputRole(_OutputRole, metaclass=_OutputRoleEnumTypeWrapper):
     """What an output means."""
@@ -186,13 +198,21 @@ OUTPUT_ROLE_LAST_HIDDEN_STATE: OutputRole.ValueType  # 1
 OUTPUT_ROLE_ATTENTION_WEIGHTS: OutputRole.ValueType  # 2
 """The attention weights of a layer after the softmax: how much token i draws from token j."""
 OUTPUT_ROLE_EMBEDDING: OutputRole.ValueType  # 3
-"""A text's embedding, made of its token vectors as `Manifest.pooling` says. No output of a graph: a gate may be on it."""
+"""A text's embedding, made of its token vectors as `Manifest.pooling` says. In a graph of contributions as the inputs
+say, cut to the first components and not scaled: (B, E). In other graphs no output, and a gate may be on it.
+"""
 OUTPUT_ROLE_ATTENTION_COMPOSED: OutputRole.ValueType  # 4
 """Weights that take the place of a softmax's when token i draws from token j, made of several heads: they may be
 negative, and their rows sum to any number.
 """
 OUTPUT_ROLE_HEAD_GATES: OutputRole.ValueType  # 5
 """How much a token uses each head of a layer."""
+OUTPUT_ROLE_TOKEN_CONTRIBUTIONS: OutputRole.ValueType  # 6
+"""What each token contributes to the product of a direction and the embedding: (B, T). See docs/explanations.md."""
+OUTPUT_ROLE_BASELINE: OutputRole.ValueType  # 7
+"""What the encoder's biases contribute to it: (B)."""
+OUTPUT_ROLE_HEAD_CONTRIBUTIONS: OutputRole.ValueType  # 8
+"""What each head of each layer contributes to it: (B, L, H)."""
 Global___OutputRole: _TypeAlias = OutputRole  # noqa: Y015
 
 class _OutputLayout:
@@ -204,13 +224,15 @@ class _OutputLayoutEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputLa
     OUTPUT_LAYOUT_UNSPECIFIED: _OutputLayout.ValueType  # 0
     """Never in a valid bundle."""
     OUTPUT_LAYOUT_PER_TOKEN: _OutputLayout.ValueType  # 1
-    """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
+    """A row for each token: (B, T, D), or (B, T, H) for what each head has a number of, or a single number: (B, T)."""
     OUTPUT_LAYOUT_DENSE: _OutputLayout.ValueType  # 2
     """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
     OUTPUT_LAYOUT_BAND: _OutputLayout.ValueType  # 3
     """Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
     OUTPUT_LAYOUT_BLOCKS: _OutputLayout.ValueType  # 4
     """Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
+    OUTPUT_LAYOUT_PER_TEXT: _OutputLayout.ValueType  # 5
+    """What a text has once: (B), (B, E) or (B, L, H)."""
 
 class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
     """How an output is laid out. B texts, T tokens, H heads."""
@@ -218,13 +240,15 @@ class OutputLayout(_OutputLayout, metaclass=_OutputLayoutEnumTypeWrapper):
 OUTPUT_LAYOUT_UNSPECIFIED: OutputLayout.ValueType  # 0
 """Never in a valid bundle."""
 OUTPUT_LAYOUT_PER_TOKEN: OutputLayout.ValueType  # 1
-"""A row for each token: (B, T, D), or (B, T, H) for what each head has a number of."""
+"""A row for each token: (B, T, D), or (B, T, H) for what each head has a number of, or a single number: (B, T)."""
 OUTPUT_LAYOUT_DENSE: OutputLayout.ValueType  # 2
 """A number for each head and pair of tokens: (B, H, T, T), the axis of T that comes last being the keys."""
 OUTPUT_LAYOUT_BAND: OutputLayout.ValueType  # 3
 """Weights of a sliding window and of global tokens: (B, H, T, 2G + 2w + 1), as `Band` says."""
 OUTPUT_LAYOUT_BLOCKS: OutputLayout.ValueType  # 4
 """Weights of some blocks of tokens: (B, H, T, S * b + 2b), as `BlockTable` says."""
+OUTPUT_LAYOUT_PER_TEXT: OutputLayout.ValueType  # 5
+"""What a text has once: (B), (B, E) or (B, L, H)."""
 Global___OutputLayout: _TypeAlias = OutputLayout  # noqa: Y015
 
 class _RowSum:
@@ -275,6 +299,8 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     """The largest magnitude of any value in fp16 is at most the limit, 65504."""
     GATE_KIND_MAX_ALONE_ERROR: _GateKind.ValueType  # 5
     """The largest difference between a text alone and the same text in a batch is at most the limit."""
+    GATE_KIND_MAX_INCOMPLETENESS: _GateKind.ValueType  # 6
+    """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit."""
 
 class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
     """What a gate is on."""
@@ -293,6 +319,8 @@ GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
 """The largest magnitude of any value in fp16 is at most the limit, 65504."""
 GATE_KIND_MAX_ALONE_ERROR: GateKind.ValueType  # 5
 """The largest difference between a text alone and the same text in a batch is at most the limit."""
+GATE_KIND_MAX_INCOMPLETENESS: GateKind.ValueType  # 6
+"""How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit."""
 Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final

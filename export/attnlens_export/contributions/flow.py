@@ -1,0 +1,138 @@
+"""Which values of a graph are linear in the embeddings of tokens, once everything else is taken as it is.
+
+A value is one of four things. It is CONSTANT if it does not depend on the embeddings: a parameter, a mask. It
+is LINEAR if it is an affine function of them. What depends on them otherwise is FROZEN: the weights of
+attention, the deviation of a norm, the ratio by which an activation scales its input; products with it are
+linear. A frozen value times a parameter, such as a bias that is weighed by attention, is an OFFSET: it may be
+added to what is linear, and counts towards the baseline.
+
+A product of two linear values is linear where one of them is the result of an activation, which is frozen
+then: that is how gated feed-forward parts read. All others, such as queries by keys, are frozen.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from attnlens_export.graph.names import EMBEDDED
+
+Constants = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Flow(Enum):
+    """How a value depends on the embeddings of tokens."""
+
+    CONSTANT = auto()
+    LINEAR = auto()
+    ACTIVATED = auto()
+    """Linear, and the result of an activation or of a norm's division."""
+    OFFSET = auto()
+    FROZEN = auto()
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is an affine function of the embeddings."""
+        return self in (Flow.LINEAR, Flow.ACTIVATED)
+
+    @property
+    def is_activated(self) -> bool:
+        """Whether it is linear, and taken as it is where it is multiplied by what is linear."""
+        return self is Flow.ACTIVATED
+
+
+# These only move numbers, add them up or copy them.
+_MOVING = frozenset(
+    {
+        "Cast",
+        "Concat",
+        "Gather",
+        "Identity",
+        "ReduceSum",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+_ADDING = frozenset({"Add", "Sub"})
+# Functions f with f(0) = 0 on the way: linear with the ratio f(u) / u frozen.
+_ACTIVATIONS = frozenset({"Relu", "Tanh"})
+
+
+def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[str]) -> dict[str, Flow]:
+    """Return the flow of every value that a node makes, by name; what is not there is constant.
+
+    Args:
+        graph: its nodes in order; the embeddings are the value `EMBEDDED`.
+        weights: its initializers.
+        frozen: the names of values that are frozen whatever makes them.
+    """
+    flows: dict[str, Flow] = {EMBEDDED: Flow.LINEAR}
+    parameters = {name for name in weights if not name.startswith(("constant_", "target_"))}
+    for node in graph.node:
+        inputs = [flows.get(name, Flow.CONSTANT) for name in node.input if name]
+        flow = _flow(node, inputs, weights, parameters)
+        if node.input and parameters.issuperset(node.input[:1]) and set(inputs) == {Flow.CONSTANT}:
+            parameters.update(node.output)  # a reshaped or transposed parameter
+        for name in node.output:
+            if name == EMBEDDED:
+                continue
+            if name in frozen:
+                flow = Flow.FROZEN
+            if flow is not Flow.CONSTANT:
+                flows[name] = flow
+    return flows
+
+
+def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: Collection[str]) -> Flow:
+    """Return the flow of a node's results."""
+    kinds = set(inputs)
+    if kinds <= {Flow.CONSTANT}:
+        return Flow.CONSTANT
+    match node.op_type:
+        case "Mul" | "MatMul" | "Div":
+            return _flow_of_product(node, inputs, weights, parameters)
+        case "LayerNormalization" | "Conv":
+            return Flow.LINEAR if inputs[0].is_linear else Flow.FROZEN
+        case kind if kind in _ACTIVATIONS:
+            return Flow.ACTIVATED if inputs[0].is_linear else Flow.FROZEN
+        case kind if kind in _MOVING | _ADDING:
+            return _flow_of_sum(kinds)
+    return Flow.FROZEN
+
+
+def _flow_of_sum(kinds: set[Flow]) -> Flow:
+    if Flow.LINEAR in kinds:
+        return Flow.LINEAR
+    for kind in (Flow.ACTIVATED, Flow.FROZEN, Flow.OFFSET):
+        if kind in kinds:
+            return kind
+    return Flow.CONSTANT
+
+
+def _flow_of_product(
+    node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: Collection[str]
+) -> Flow:
+    if any(_is_zero(weights.get(name)) for name in node.input):
+        return Flow.CONSTANT  # zeros that only have the other factor's shape
+    first, second = inputs
+    if first.is_linear and second.is_linear:
+        one_is_gate = (first is Flow.ACTIVATED) != (second is Flow.ACTIVATED)
+        return Flow.LINEAR if node.op_type == "Mul" and one_is_gate else Flow.FROZEN
+    if first.is_linear or (second.is_linear and node.op_type != "Div"):
+        other = second if first.is_linear else first
+        own = first if first.is_linear else second
+        if node.op_type == "MatMul":
+            return Flow.LINEAR
+        return Flow.ACTIVATED if other in (Flow.FROZEN, Flow.OFFSET) else own
+    if Flow.CONSTANT in inputs and node.op_type != "Div" and parameters.intersection(node.input):
+        return Flow.OFFSET
+    return Flow.FROZEN
+
+
+def _is_zero(array: npt.NDArray[np.generic] | None) -> bool:
+    return array is not None and array.dtype == np.float32 and array.size == 1 and not array.any()

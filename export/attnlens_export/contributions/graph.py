@@ -1,0 +1,73 @@
+"""The graph of contributions: the embeddings graph, the pooling, and the sweep back.
+
+B batch, T tokens, E components of an embedding, L layers, H heads.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from attnlens_export.contributions import heads, tail
+from attnlens_export.contributions.sweep import Sweep
+from attnlens_export.contributions.writer import GraphWriter
+from attnlens_export.graph.names import (
+    BASELINE,
+    NUM_DIMENSIONS,
+    TOKEN_CONTRIBUTIONS,
+    contribution_inputs,
+    contribution_outputs,
+    inner_name,
+    layer_outputs,
+)
+from attnlens_export.graph.trace import TracedGraph, drop_unread
+from attnlens_model import EncoderConfig
+
+
+def contributions_graph(
+    embeddings: TracedGraph, config: EncoderConfig, dense: Sequence[tail.DenseWeights]
+) -> TracedGraph:
+    """Derive the graph of contributions from the graph of embeddings; it reads the same weights.
+
+    Args:
+        embeddings: as `embeddings_graph` returns it.
+        config: of its encoder.
+        dense: the layers behind the pooling, whose weights it holds besides.
+
+    Returns:
+        A graph whose inputs and outputs docs/bundle.md lists.
+
+    Raises:
+        GraphError: part of the encoder has no rule, which the message names.
+    """
+    proto = copy.deepcopy(embeddings.proto)
+    graph = proto.graph
+    graph.name = "contributions"
+    writer = GraphWriter(graph, embeddings.weights, embeddings.shapes)
+    heads_of_layers = [attention.num_heads for attention in config.layer_attentions]
+    gated = heads.add_gates(writer, heads_of_layers)
+    vector = tail.add_dense(writer, tail.add_pooling(writer), dense)
+    gradient = tail.add_target(writer, vector)
+    sweep = Sweep(writer, {inner_name(name) for name in layer_outputs(config)})
+    scores, baseline = sweep.run(vector, gradient)
+    heads.add_contributions(writer, gated, [sweep.gradient(layer.after) for layer in gated])
+    for name, value in ((TOKEN_CONTRIBUTIONS, scores), (BASELINE, baseline)):
+        writer.add("Identity", value, name=name, shape=writer.shape(value))
+    _declare(graph, config, int(writer.shape(vector)[-1]))
+    read = drop_unread(graph)
+    return TracedGraph(
+        proto, {name: array for name, array in writer.weights.items() if name in read}, writer.shapes
+    )
+
+
+def _declare(graph: onnx.GraphProto, config: EncoderConfig, size: int) -> None:
+    """Give the graph its further inputs, and its outputs."""
+    known = {value.name for value in graph.input}
+    for name, axes in contribution_inputs(config, size).items():
+        if name not in known:
+            kind = TensorProto.INT64 if name == NUM_DIMENSIONS else TensorProto.FLOAT
+            graph.input.append(helper.make_tensor_value_info(name, kind, axes))
+    del graph.output[:]
+    for name, axes in contribution_outputs(config, size).items():
+        graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, axes))

@@ -1,0 +1,162 @@
+"""Do contributions add up? Measured on the grid of parity, with random directions.
+
+Every text of a batch is another case: the mean and the maximum of token vectors, towards a random direction
+and towards itself, all components of the embedding and half of them.
+
+B batch, T tokens, D hidden size, E components of an embedding, L layers, H heads.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.dense import DenseLayer, open_layers
+from attnlens_export.contributions.result import Completeness, ContributionsResult
+from attnlens_export.graph.names import (
+    BASELINE,
+    CONTRIBUTIONS_PATH,
+    DIRECTION,
+    EMBEDDING_OUTPUT,
+    EMBEDDINGS_PATH,
+    HEAD_GATES,
+    HIDDEN_OUTPUT,
+    NUM_DIMENSIONS,
+    POOLING_WEIGHTS,
+    TAKES_MAXIMUM,
+    TOKEN_CONTRIBUTIONS,
+    TOWARDS_ITSELF,
+    contribution_inputs,
+)
+from attnlens_export.parity.grid import Case, Inputs
+from attnlens_export.parity.measure import Graph, Subject
+from attnlens_export.parity.reference import Tensors
+from attnlens_export.parity.ties import make_clear_inputs
+from attnlens_export.progress import StageProgress
+from attnlens_export.published.pooling import read_pooling
+from attnlens_model import EncoderConfig
+
+SEED = 20_261_122
+Feed = dict[str, npt.NDArray[np.generic]]
+Run = Callable[[Feed], Tensors]
+
+
+def measure_contributions(subject: Subject, progress: StageProgress) -> ContributionsResult:
+    """Run every case whose attention maps fit into memory.
+
+    Args:
+        subject: the bundle; its encoder only helps to draw texts without near ties.
+        progress: called before each case.
+
+    Returns:
+        The measurements. Nothing is raised for a graph that fails: see `ContributionsResult.failures`.
+    """
+    directory, config = subject.directory, subject.config
+    dense = open_layers(directory, read_pooling(directory, config.hidden_size).dense, config.hidden_size)
+    embeddings, graph = Graph(directory, EMBEDDINGS_PATH), Graph(directory, CONTRIBUTIONS_PATH)
+    cases = [case for case in subject.cases if case.with_attentions]
+    found = []
+    for number, case in enumerate(cases):
+        progress(str(case), number, len(cases))
+        inputs = make_clear_inputs(case, config, subject.encoder)
+        hidden = embeddings.run_feed(dict(inputs.feed()))[HIDDEN_OUTPUT]
+        found.append(measure_case(graph.run_feed, case, inputs, config, hidden, dense))
+    progress("", len(cases), len(cases))
+    return ContributionsResult(tuple(found))
+
+
+def measure_case(
+    run: Run,
+    case: Case,
+    inputs: Inputs,
+    config: EncoderConfig,
+    hidden: npt.NDArray[np.float32],
+    dense: Sequence[DenseLayer] = (),
+) -> Completeness:
+    """Measure one case.
+
+    Args:
+        run: the graph of contributions.
+        case: the input shape.
+        inputs: its tensors.
+        config: of the encoder.
+        hidden: (B, T, D), what the graph of embeddings makes of them.
+        dense: the layers behind the pooling.
+    """
+    size = len(dense[-1].weight) if dense else config.hidden_size
+    feed = make_feed(inputs, config, size)
+    found = run(feed)
+    live = inputs.attention_mask == 1
+    rows = np.flatnonzero(live.any(axis=1))
+    vectors = found[EMBEDDING_OUTPUT].astype(np.float64)  # (B, E)
+    scores = found[TOKEN_CONTRIBUTIONS].astype(np.float64)  # (B, T)
+    lengths = np.linalg.norm(vectors, axis=1)
+    units = vectors / np.maximum(lengths, 1e-12)[:, None]
+    kept = np.arange(size) < feed[NUM_DIMENSIONS].astype(np.int64)[:, None]
+    directions = (feed[DIRECTION] + feed[TOWARDS_ITSELF].astype(np.float64)[:, None] * units) * kept
+    sizes = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
+    totals = scores.sum(axis=1) + found[BASELINE]
+    errors = np.abs(totals - (directions * units).sum(axis=1)) / sizes
+    pooled = [_embed(feed, row, hidden[row], dense, kept[row]) for row in rows]
+    wrong = [
+        np.linalg.norm(vectors[row] - wanted) / np.linalg.norm(wanted)
+        for row, wanted in zip(rows, pooled, strict=True)
+    ]
+    return Completeness(
+        case=str(case),
+        incompleteness=float(errors[rows].max()),
+        alone_error=_alone_error(run, inputs, feed, scores, sizes),
+        embedding_error=float(np.max(wrong)),
+        padding_score=float(np.abs(scores[~live]).max(initial=0.0)),
+        is_finite=all(bool(np.isfinite(tensor).all()) for tensor in found.values()),
+    )
+
+
+def make_feed(inputs: Inputs, config: EncoderConfig, size: int) -> Feed:
+    """Return the inputs of a graph of contributions: E = `size`; the same texts give the same numbers."""
+    generator = np.random.default_rng((SEED, *inputs.input_ids.shape))
+    live = inputs.attention_mask.astype(np.float32)
+    count = len(live)
+    rows = np.arange(count)
+    gates = contribution_inputs(config, size)[HEAD_GATES][1:]
+    return {
+        **inputs.feed(),
+        POOLING_WEIGHTS: live / np.maximum(live.sum(axis=1, keepdims=True), 1),
+        TAKES_MAXIMUM: (rows % 2).astype(np.float32),
+        DIRECTION: generator.standard_normal((count, size)).astype(np.float32),
+        TOWARDS_ITSELF: (rows % 3 == 0).astype(np.float32) * np.float32(size**0.5),
+        NUM_DIMENSIONS: np.where(rows % 4 == 3, (size + 1) // 2, size),  # noqa: PLR2004 - every fourth
+        HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
+    }
+
+
+def _embed(
+    feed: Feed,
+    row: int,
+    hidden: npt.NDArray[np.float32],
+    dense: Sequence[DenseLayer],
+    kept: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float64]:
+    """Return the embedding (E,) of the token vectors (T, D) of a text, by numpy."""
+    weights = feed[POOLING_WEIGHTS][row].astype(np.float64)
+    pooled = hidden[weights > 0].max(axis=0) if feed[TAKES_MAXIMUM][row] else weights @ hidden
+    vectors = np.asarray(pooled, dtype=np.float32)[None]
+    for layer in dense:
+        vectors = layer(vectors)
+    return vectors[0].astype(np.float64) * kept
+
+
+def _alone_error(
+    run: Run, inputs: Inputs, feed: Feed, scores: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
+) -> float:
+    """Run the shortest text of a batch alone and compare its scores."""
+    lengths = inputs.attention_mask.sum(axis=1)
+    if len(lengths) == 1:
+        return 0.0
+    row = int(np.where(lengths > 0, lengths, lengths.max() + 1).argmin())
+    own = inputs.alone(row)
+    length = own.input_ids.shape[1]
+    alone: Feed = {name: array[row : row + 1] for name, array in feed.items()} | own.feed()
+    alone[POOLING_WEIGHTS] = feed[POOLING_WEIGHTS][row : row + 1, :length]
+    found = run(alone)[TOKEN_CONTRIBUTIONS][0]
+    return float(np.abs(found - scores[row, :length]).max() / sizes[row])

@@ -1,0 +1,335 @@
+"""How a gradient goes back through each operator: y = f(x) with the gradient of y gives that of x.
+
+All else that a node reads is taken as it is. Every rule is that of a linear map's transpose.
+
+Letters in shapes: B batch, T tokens, D width, N any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from attnlens_export.contributions.writer import GraphWriter
+from attnlens_export.errors import GraphError
+from attnlens_export.graph.names import ATTENTION_MASK, BATCH_AXIS, LENGTH_AXIS
+from attnlens_export.graph.simplify import Shape
+
+if TYPE_CHECKING:
+    from attnlens_export.contributions.sweep import Sweep
+
+Transpose = Callable[["Sweep", onnx.NodeProto, str], None]
+_WHOLE = np.iinfo(np.int64).max
+
+
+def constant_part(writer: GraphWriter, value: str, gradient: str) -> str:
+    """Return the product of a value and the gradient of what it is added to, over all axes but the first: (B, 1)."""
+    shape = writer.shape(gradient)
+    if len(writer.shape(value)) == 1 and shape[1:2] == (LENGTH_AXIS,) and len(shape) == 3:  # noqa: PLR2004 - (B, T, D)
+        # As a product with a row of ones, since ReduceSum over this axis takes ten times as long. The mask is such a
+        # row: gradients of padding are 0.
+        row = writer.add("Cast", ATTENTION_MASK, to=TensorProto.FLOAT, shape=(BATCH_AXIS, LENGTH_AXIS))
+        row = writer.add("Unsqueeze", row, writer.constant([1]), shape=(BATCH_AXIS, 1, LENGTH_AXIS))
+        summed = writer.add("MatMul", row, gradient, shape=(BATCH_AXIS, 1, shape[-1]))
+        return writer.add("MatMul", summed, value, shape=(BATCH_AXIS, 1))
+    product = writer.add("Mul", gradient, value, shape=shape)
+    others = list(range(1, len(shape)))
+    summed = writer.sum(product, others[:-1]) if others[1:] else product
+    return writer.sum(summed, [1], keepdims=True)
+
+
+def fitted(writer: GraphWriter, gradient: str, shape: Shape) -> str:
+    """Sum a gradient over the axes along which a value of `shape` was repeated."""
+    found = writer.shape(gradient)
+    extra = len(found) - len(shape)
+    if extra:
+        gradient = writer.sum(gradient, range(extra))
+    axes = [axis for axis, size in enumerate(shape) if size == 1 and writer.shape(gradient)[axis] != 1]
+    return writer.sum(gradient, axes, keepdims=True) if axes else gradient
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, object]:
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _constant(sweep: Sweep, node: onnx.NodeProto, name: str) -> list[int]:
+    """Return the numbers of an input that must be an initializer."""
+    if name not in sweep.writer.weights:
+        raise GraphError(
+            f"no contributions: {node.op_type} {node.name!r} reads {name!r}, which is not a constant"
+        )
+    return [int(number) for number in sweep.writer.weights[name].reshape(-1)]
+
+
+def _add(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    writer = sweep.writer
+    for number, value in enumerate(node.input):
+        own = gradient
+        if number == 1 and node.op_type == "Sub":
+            own = writer.add("Mul", gradient, writer.constant(-1.0), shape=writer.shape(gradient))
+        if sweep.flow(value).is_linear:
+            sweep.give(value, fitted(writer, own, writer.shape(value)))
+        else:
+            sweep.settle(node, value, own)
+
+
+def _multiply(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Y = x * f. Of two linear factors the result of an activation is taken as it is."""
+    writer = sweep.writer
+    linear = [value for value in node.input if sweep.flow(value).is_linear]
+    if len(linear) > 1:
+        linear = [value for value in linear if not sweep.flow(value).is_activated]
+    (value,) = linear
+    (factor,) = [other for other in node.input if other != value]
+    product = writer.add("Mul", gradient, factor, shape=writer.shape(node.output[0]))
+    sweep.give(value, fitted(writer, product, writer.shape(value)))
+
+
+def _divide(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    writer, (value, divisor) = sweep.writer, node.input
+    quotient = writer.add("Div", gradient, divisor, shape=writer.shape(node.output[0]))
+    sweep.give(value, fitted(writer, quotient, writer.shape(value)))
+
+
+def _multiply_matrices(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Y = x W: g W'. y = A x: A' g."""
+    writer, (left, right) = sweep.writer, node.input
+    is_left = sweep.flow(left).is_linear
+    value, other = (left, right) if is_left else (right, left)
+    transposed = _swapped(writer, other)
+    factors = (gradient, transposed) if is_left else (transposed, gradient)
+    own = writer.shape(value)
+    batch = _longer(writer.shape(gradient)[:-2], writer.shape(other)[:-2])
+    product = writer.add("MatMul", *factors, shape=(*batch, *own[-2:]))
+    sweep.give(value, fitted(writer, product, own))
+
+
+def _longer(first: Shape, second: Shape) -> Shape:
+    """Return the axes of batches of a product of matrices."""
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    padded = (1,) * (len(longer) - len(shorter)) + tuple(shorter)
+    return tuple(other if size == 1 else size for size, other in zip(longer, padded, strict=True))
+
+
+def _swapped(writer: GraphWriter, matrix: str) -> str:
+    shape = writer.shape(matrix)
+    order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+    return writer.add("Transpose", matrix, perm=order, shape=(*shape[:-2], shape[-1], shape[-2]))
+
+
+def _reshape(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    writer, value = sweep.writer, node.input[0]
+    before, after = writer.shape(value), writer.shape(node.output[0])
+    target = []
+    for axis, size in enumerate(before):
+        if isinstance(size, int):
+            target.append(size)
+        elif axis < len(after) and after[axis] == size:
+            target.append(0)
+        else:
+            target.append(-1)
+    if target.count(-1) > 1:
+        raise GraphError(
+            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target goes back"
+        )
+    sweep.give(value, writer.reshape(gradient, target, before))
+
+
+def _transpose(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    order = list(helper.get_node_attr_value(node, "perm"))
+    value = node.input[0]
+    back = sweep.writer.add(
+        "Transpose", gradient, perm=[int(axis) for axis in np.argsort(order)], shape=sweep.writer.shape(value)
+    )
+    sweep.give(value, back)
+
+
+def _unsqueeze(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    kind = "Squeeze" if node.op_type == "Unsqueeze" else "Unsqueeze"
+    value = node.input[0]
+    sweep.give(value, sweep.writer.add(kind, gradient, node.input[1], shape=sweep.writer.shape(value)))
+
+
+def _cast(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    sweep.give(node.input[0], gradient)
+
+
+def _slice(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Put zeros before and behind: slices of zeros, since few runtimes have Pad with computed lengths."""
+    writer, value = sweep.writer, node.input[0]
+    shape, names = writer.shape(value), list(node.input)
+    axes = _constant(sweep, node, names[3])
+    if len(axes) != 1 or (len(names) > 4 and _constant(sweep, node, names[4]) != [1]):  # noqa: PLR2004 - the steps
+        raise GraphError(f"no contributions: Slice {node.name!r} has several axes, or steps")
+    (axis,) = axes
+    zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
+    # Shapes are only right along the other axes: nothing that follows looks at this one.
+    own = writer.shape(gradient)
+    parts = [gradient]
+    start, end = names[1], names[2]
+    if not (start in writer.weights and _constant(sweep, node, start) == [0]):
+        parts.insert(0, writer.add("Slice", zeros, writer.constant([0]), start, names[3], shape=own))
+    size = shape[axis]
+    is_open = end in writer.weights and _constant(sweep, node, end)[0] >= (
+        size if isinstance(size, int) else _WHOLE
+    )
+    if not is_open:
+        parts.append(writer.add("Slice", zeros, end, writer.constant([_WHOLE]), names[3], shape=own))
+    whole = parts[0] if len(parts) == 1 else writer.add("Concat", *parts, axis=axis % len(shape), shape=shape)
+    sweep.give(value, whole)
+
+
+def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Cut the gradient up. Sizes before the first part of unknown size count from the front, others from behind."""
+    writer = sweep.writer
+    axis = int(helper.get_node_attr_value(node, "axis"))
+    shapes = [writer.shape(value) for value in node.input]
+    axis %= len(shapes[0])
+    sizes = [shape[axis] for shape in shapes]
+    unknown = [number for number, size in enumerate(sizes) if not isinstance(size, int)]
+    if len(unknown) > 1:
+        raise GraphError(f"no contributions: Concat {node.name!r} joins several parts of unknown size")
+    middle = unknown[0] if unknown else len(sizes)
+    for number, value in enumerate(node.input):
+        before = sum(int(size) for size in sizes[:number]) if number <= middle else None
+        behind = sum(int(size) for size in sizes[number + 1 :]) if number >= middle else None
+        own = sizes[number]
+        start = before if before is not None else -(int(own) + (behind or 0))
+        if before is not None and isinstance(own, int):
+            end = before + own
+        else:
+            end = -behind if behind else _WHOLE
+        part = writer.add(
+            "Slice",
+            gradient,
+            writer.constant([start]),
+            writer.constant([end]),
+            writer.constant([axis]),
+            shape=shapes[number],
+        )
+        if sweep.flow(value).is_linear:
+            sweep.give(value, part)
+        else:
+            sweep.settle(node, value, part)
+
+
+def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Add each row that was looked up to where it came from: the axis of rows goes to the front, and back."""
+    writer, (value, indices) = sweep.writer, node.input
+    shape, num_index_axes = writer.shape(value), len(writer.shape(indices))
+    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0) % len(
+        shape
+    )
+    rank = len(shape) - 1 + num_index_axes
+    looked_up = range(axis, axis + num_index_axes)
+    rows = _moved(
+        writer, gradient, [*looked_up, *(number for number in range(rank) if number not in looked_up)]
+    )
+    front = [axis, *(number for number in range(len(shape)) if number != axis)]
+    zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
+    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]), shape=())
+    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add", shape=())
+    summed = _moved(writer, summed, [int(place) for place in np.argsort(front)])
+    writer.shapes[summed] = shape
+    sweep.give(value, summed)
+
+
+def _moved(writer: GraphWriter, value: str, order: list[int]) -> str:
+    if order == list(range(len(order))):
+        return value
+    return writer.add("Transpose", value, perm=order, shape=())
+
+
+def _normalise(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """Y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation, without the bias's part."""
+    writer, value, weight = sweep.writer, node.input[0], node.input[1]
+    shape = writer.shape(value)
+    axis, width = len(shape) - 1, int(shape[-1])
+    epsilon = next((float(attribute.f) for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
+    if len(node.input) > 2:  # noqa: PLR2004 - the bias
+        sweep.settle(node, node.input[2], gradient)
+    share = writer.constant(1.0 / width)
+
+    def centred(name: str) -> str:
+        summed = writer.sum(name, [axis], keepdims=True)
+        mean = writer.add("Mul", summed, share, shape=writer.shape(summed))
+        return writer.add("Sub", name, mean, shape=shape)
+
+    around = centred(value)
+    squares = writer.add("Mul", around, around, shape=shape)
+    variance = writer.sum(squares, [axis], keepdims=True)
+    variance = writer.add("Mul", variance, share, shape=writer.shape(variance))
+    variance = writer.add("Add", variance, writer.constant(epsilon), shape=writer.shape(variance))
+    deviation = writer.add("Sqrt", variance, shape=writer.shape(variance))
+    weighted = writer.add("Mul", gradient, weight, shape=shape)
+    sweep.give(value, writer.add("Div", centred(weighted), deviation, shape=shape))
+
+
+def _convolve(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """(B, C, T) by (C, C / groups, K)."""
+    writer, value = sweep.writer, node.input[0]
+    if len(node.input) > 2:  # noqa: PLR2004 - the bias
+        summed = writer.sum(gradient, [2])  # (B, C)
+        product = writer.add("Mul", summed, node.input[2], shape=writer.shape(summed))
+        sweep.baseline.append(writer.sum(product, [1], keepdims=True))
+    kept = {key: number for key, number in _attributes(node).items() if key in ("group", "pads", "strides")}
+    kept |= {"kernel_shape": [int(writer.shape(node.input[1])[2])]}
+    sweep.give(value, writer.add("ConvTranspose", gradient, node.input[1], shape=writer.shape(value), **kept))
+
+
+def _relu(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """The ratio is 1 above 0, else 0."""
+    writer, value = sweep.writer, node.input[0]
+    ratio = writer.add("Sign", node.output[0], shape=writer.shape(value))
+    sweep.give(value, writer.add("Mul", gradient, ratio, shape=writer.shape(value)))
+
+
+def _tanh(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """The ratio is tanh(x) / x, and 1 at 0."""
+    writer, value = sweep.writer, node.input[0]
+    shape = writer.shape(value)
+    sign = writer.add("Sign", value, shape=shape)
+    distance = writer.add("Mul", sign, sign, shape=shape)
+    at_zero = writer.add("Sub", writer.constant(1.0), distance, shape=shape)  # 1 where x is 0, else 0
+    above = writer.add("Add", node.output[0], at_zero, shape=shape)
+    below = writer.add("Add", value, at_zero, shape=shape)
+    ratio = writer.add("Div", above, below, shape=shape)
+    sweep.give(value, writer.add("Mul", gradient, ratio, shape=shape))
+
+
+def _sum(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+    """The gradient of each addend is that of the sum: it is left to the next product to repeat it."""
+    writer, value = sweep.writer, node.input[0]
+    shape = writer.shape(value)
+    axes = {axis % len(shape) for axis in _constant(sweep, node, node.input[1])}
+    kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+    if not helper.get_node_attr_value(node, "keepdims"):
+        gradient = writer.add("Unsqueeze", gradient, node.input[1], shape=kept)
+    sweep.give(value, gradient)
+
+
+TRANSPOSES: dict[str, Transpose] = {
+    "Add": _add,
+    "Cast": _cast,
+    "Concat": _concatenate,
+    "Conv": _convolve,
+    "Div": _divide,
+    "Gather": _gather,
+    "Identity": _cast,
+    "LayerNormalization": _normalise,
+    "MatMul": _multiply_matrices,
+    "Mul": _multiply,
+    "ReduceSum": _sum,
+    "Relu": _relu,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _unsqueeze,
+    "Sub": _add,
+    "Tanh": _tanh,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

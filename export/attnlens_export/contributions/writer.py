@@ -1,0 +1,86 @@
+"""Adding nodes and constants to a graph, one result at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from attnlens_export.graph.simplify import TARGET_PREFIX, Shape
+
+Array = npt.NDArray[np.generic]
+
+
+class GraphWriter:
+    """Appends nodes to a graph and remembers the shapes of their results.
+
+    Attributes:
+        graph: what is written to.
+        weights: the initializers by name, those of the graph and new ones.
+        shapes: of values, as far as they are known.
+    """
+
+    def __init__(
+        self, graph: onnx.GraphProto, weights: Mapping[str, Array], shapes: Mapping[str, Shape]
+    ) -> None:
+        self.graph = graph
+        self.weights = dict(weights)
+        self.shapes: dict[str, Shape] = dict(shapes) | {name: array.shape for name, array in weights.items()}
+        self._names: dict[tuple[object, ...], str] = {
+            (array.dtype.str, array.shape, array.tobytes()): name
+            for name, array in weights.items()
+            if name.startswith(("constant_", TARGET_PREFIX))
+        }
+        self._count = 0
+        self._made: dict[tuple[object, ...], str] = {}
+
+    def add(
+        self, op_type: str, *inputs: str, name: str = "", shape: Shape | None = None, **attributes: Any
+    ) -> str:
+        """Append a node and return the name of its result; an equal node is not made twice."""
+        key = (op_type, inputs, tuple(sorted((key, str(value)) for key, value in attributes.items())))
+        if not name and key in self._made:
+            return self._made[key]
+        self._count += 1
+        result = name or f"sweep_{op_type.lower()}_{self._count}"
+        self.graph.node.append(helper.make_node(op_type, list(inputs), [result], name=result, **attributes))
+        if shape is not None:
+            self.shapes[result] = shape
+        self._made[key] = result
+        return result
+
+    def constant(self, value: Array | float | Sequence[int], *, name: str = "") -> str:
+        """Return the name of an initializer: fp32 of a float, int64 of whole numbers."""
+        if isinstance(value, float):
+            value = np.array(value, dtype=np.float32)
+        array = value if isinstance(value, np.ndarray) else np.array(value, dtype=np.int64)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if not name and key in self._names:
+            return self._names[key]
+        found = name or f"sweep_constant_{len(self.weights)}"
+        self.weights[found] = array
+        self.shapes[found] = array.shape
+        self._names[key] = found
+        return found
+
+    def shape(self, name: str) -> Shape:
+        """Return the shape of a value.
+
+        Raises:
+            KeyError: it is not known.
+        """
+        return self.shapes[name]
+
+    def reshape(self, value: str, target: Sequence[int], shape: Shape) -> str:
+        """Reshape to a constant target, in which 0 copies an axis and -1 stands for the rest."""
+        return self.add("Reshape", value, self.constant(list(target)), shape=shape)
+
+    def sum(self, value: str, axes: Sequence[int], *, keepdims: bool = False) -> str:
+        """Sum over axes, counted from 0."""
+        before = self.shapes[value]
+        after = tuple(1 if axis in axes else size for axis, size in enumerate(before))
+        if not keepdims:
+            after = tuple(size for axis, size in enumerate(before) if axis not in axes)
+        return self.add("ReduceSum", value, self.constant(list(axes)), keepdims=int(keepdims), shape=after)
