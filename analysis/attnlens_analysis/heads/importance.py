@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.pooling import Pooling
+from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, graph_inputs
 from attnlens_server.bundle import Bundle, Model
 from attnlens_server.engine.session import open_graph
@@ -25,8 +26,7 @@ T = TypeVar("T")
 Values = npt.NDArray[np.float64]
 Run = Callable[[npt.NDArray[np.int64], npt.NDArray[np.float32]], "GatedOutputs"]
 
-NUM_TEXTS = 50
-_GRAPH_PATH = "onnx/model_contributions.onnx"
+NUM_TEXTS = 25
 _MAX_BATCH_TOKENS = 2048
 
 
@@ -91,9 +91,11 @@ def open_contributions(bundle: Bundle, threads: int = 0) -> Run | None:
     Raises:
         StartupError: ONNX Runtime can't open it.
     """
-    if _GRAPH_PATH not in bundle.states:
+    purpose = GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS
+    paths = [graph.path for graph in bundle.manifest.graphs if graph.purpose == purpose]
+    if not paths:
         return None
-    session = open_graph(bundle.directory / _GRAPH_PATH, "cpu", threads, 0)
+    session = open_graph(bundle.directory / paths[0], "cpu", threads, 0)
     num_components = next(value.shape[1] for value in session.get_inputs() if value.name == "direction")
     is_max = bundle.model.pooling is Pooling.MAX
 
@@ -133,8 +135,7 @@ def pooling_weights(num_tokens: int, model: Model) -> npt.NDArray[np.float32]:
 def measure_importance(
     run: Run, source: MapSource, texts: Sequence[EncodedText], progress: Progress
 ) -> Importance:
-    """Measure on `NUM_TEXTS` of the texts, at even distances."""
-    texts = spread(texts, NUM_TEXTS)
+    """Measure on all of the texts, at least one."""
     ablation, contribution = np.zeros(len(source.heads)), np.zeros(len(source.heads))
     layers, heads = _indices(source.heads)
     for done, text in enumerate(texts):
@@ -167,7 +168,8 @@ def _one_head_off(run: Run, source: MapSource, text: EncodedText) -> tuple[Value
     """Return a text's embeddings (1 + N, E) with all heads, then without each, and contributions (L, H)."""
     sizes = source.bundle.manifest.architecture
     layers, heads = _indices(source.heads)
-    gates = np.ones((1 + len(layers), sizes.num_layers, sizes.num_heads), dtype=np.float32)
+    most = max([sizes.num_heads, *(layer.num_heads for layer in sizes.layers)])
+    gates = np.ones((1 + len(layers), sizes.num_layers, most), dtype=np.float32)
     gates[1 + np.arange(len(layers)), layers, heads] = 0
     outputs = [run(text.input_ids, part) for part in _portions(gates, len(text.input_ids))]
     embeddings = np.concatenate([output.embedding for output in outputs])

@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from attnlens_analysis.heads.copies import CopyTest, measure_copies
 from attnlens_analysis.heads.importance import (
+    NUM_TEXTS,
     Importance,
     ScoredPair,
     TaskEffect,
     measure_importance,
     measure_task,
     open_contributions,
+    spread,
 )
 from attnlens_analysis.heads.labels import Labelled, label_heads
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, TextMaps
@@ -76,6 +78,7 @@ def measure_heads(
     corpus: Corpus,
     progress: Progress,
     *,
+    num_importance_texts: int = NUM_TEXTS,
     pairs: Sequence[ScoredPair] = (),
     threads: int = 0,
 ) -> HeadReport:
@@ -85,6 +88,7 @@ def measure_heads(
         bundle: of the model.
         corpus: where its sentences have words, syntax is measured too.
         progress: is told how far the run is.
+        num_importance_texts: how many texts, at even distances, are run without each head; 0: none.
         pairs: for the effect of each head on their cosines; none: leave that out.
         threads: of ONNX Runtime; 0: as many as it likes.
 
@@ -101,6 +105,7 @@ def measure_heads(
     copies = measure_copies(source, progress)
     tied = measure_tied(source, long_enough, progress)
     run = open_contributions(bundle, threads)
+    chosen = spread(long_enough, num_importance_texts)
     notes = [*source.notes, *_notes(num_long, bundle, copies, tied, has_gates=run is not None)]
     return HeadReport(
         model_name=bundle.model.name,
@@ -113,7 +118,7 @@ def measure_heads(
         copies=copies,
         syntax=syntax,
         tied=tied,
-        importance=measure_importance(run, source, long_enough, progress) if run else None,
+        importance=measure_importance(run, source, chosen, progress) if run and chosen else None,
         task=measure_task(run, source, pairs, progress) if run and pairs else None,
         labelled=label_heads(source.heads, patterns, copies, syntax or ()),
         notes=tuple(notes),

@@ -34,6 +34,13 @@ _COLUMNS = 3
 )
 @click.option("--texts", type=_FILE, metavar="FILE", help="Texts, one a line: all measures but syntax.")
 @click.option(
+    "--importance-texts",
+    type=click.IntRange(min=0),
+    default=25,
+    show_default=True,
+    help="How many of the texts to run without each head; 0: leave importance out.",
+)
+@click.option(
     "--stsb",
     type=_FILE,
     metavar="FILE",
@@ -60,6 +67,7 @@ def heads(
     bundle: Path,
     conllu: Path | None,
     texts: Path | None,
+    importance_texts: int,
     stsb: Path | None,
     pairs: int,
     json_name: str | None,
@@ -95,6 +103,7 @@ def heads(
                 open_bundle(bundle),
                 corpus,
                 lambda stage, done, total: stages(stage, "", done, total),
+                num_importance_texts=importance_texts,
                 pairs=chosen,
                 threads=threads,
             )

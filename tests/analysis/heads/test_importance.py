@@ -26,10 +26,14 @@ def source(minilm_bundle: Path) -> MapSource:
     return MapSource(open_bundle(minilm_bundle), threads=1)
 
 
+def parts_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return np.cos(np.arange(72) * ids.sum()) / 4
+
+
 def made_run(ids: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]) -> GatedOutputs:
     """A model whose embedding is a component of 1, and one for each head that is on."""
     assert gates.shape[1:] == (6, 12)
-    sizes = np.arange(72).reshape(6, 12) / 100 * np.cos(len(ids))
+    sizes = parts_of(ids).reshape(6, 12)
     parts = (gates * sizes).reshape(len(gates), -1).astype(np.float32)
     embedding = np.concatenate([np.ones((len(gates), 1), np.float32), parts], axis=1)
     return GatedOutputs(embedding, (gates * -sizes).astype(np.float32))
@@ -38,7 +42,7 @@ def made_run(ids: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]) -> Gate
 def test_a_head_that_is_off_takes_its_part_with_it(source: MapSource) -> None:
     texts = [text for text in source.encode(["It rained, so it was wet."]) if text is not None]
     found = measure_importance(made_run, source, texts, lambda *_: None)
-    parts = np.arange(72) / 100 * np.cos(len(texts[0].input_ids))
+    parts = parts_of(texts[0].input_ids)
     whole = 1 + (parts**2).sum()
     expected = 1 - (whole - parts**2) / np.sqrt(whole * (whole - parts**2))
     np.testing.assert_allclose(found.ablation, expected, atol=1e-6)

@@ -17,9 +17,13 @@ from attnlens_server.bundle import open_bundle
 EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 
+def quiet(_stage: str, _done: int, _total: int) -> None:
+    """Show no progress."""
+
+
 @pytest.fixture(scope="module")
 def report(minilm_bundle: Path) -> HeadReport:
-    return measure_heads(open_bundle(minilm_bundle), shipped_treebank(), lambda *_: None)
+    return measure_heads(open_bundle(minilm_bundle), shipped_treebank(), quiet)
 
 
 def largest(report: HeadReport, name: str) -> tuple[str, float]:
@@ -89,7 +93,7 @@ def test_a_short_loop_measures_the_same(minilm_bundle: Path) -> None:
                 given[place] = np.full(72, -1)
                 hits += np.argmax(given, axis=0) == word.head
                 arcs += 1
-    report = measure_heads(open_bundle(minilm_bundle), corpus, lambda *_: None)
+    report = measure_heads(open_bundle(minilm_bundle), corpus, quiet, num_importance_texts=0)
     found = report.patterns
     assert found.num_rows == rows
     assert np.abs(np.stack([found.previous, found.next, found.first, found.self]) - sums / rows).max() < 1e-4
@@ -122,7 +126,7 @@ def test_the_diagonal_wins_only_where_queries_have_the_weights_of_keys(minilm_bu
         (minilm_bundle / "onnx" / "tied.onnx").write_bytes(graph)
         session = ort.InferenceSession(minilm_bundle / "onnx" / "tied.onnx")
         [tied] = source.of_ids([text.input_ids], session)
-        np.testing.assert_allclose(tied[: 12 * layer], own[: 12 * layer], atol=1e-6)
+        np.testing.assert_allclose(tied[: 12 * layer], own[: 12 * layer], atol=1e-5)
         shares.append(diagonal_wins(tied[12 * layer :][:12], rows).mean() / 16)
     (minilm_bundle / "onnx" / "tied.onnx").unlink()
     assert shares == pytest.approx([0.932, 0.974, 0.948, 0.875, 0.922, 0.786], abs=1e-3)
@@ -135,8 +139,8 @@ def test_texts_without_words_have_patterns_alone(minilm_bundle: Path) -> None:
     )
     with_words = dataclasses.replace(shipped_treebank(), sentences=shipped_treebank().sentences[:20])
     bundle = open_bundle(minilm_bundle)
-    plain = measure_heads(bundle, Corpus("lines", "", sentences), lambda *_: None)
-    tagged = measure_heads(bundle, with_words, lambda *_: None)
+    plain = measure_heads(bundle, Corpus("lines", "", sentences), quiet, num_importance_texts=0)
+    tagged = measure_heads(bundle, with_words, quiet, num_importance_texts=0)
     assert plain.syntax is None
     np.testing.assert_allclose(plain.patterns.previous, tagged.patterns.previous, atol=1e-6)
     assert plain.patterns.punctuation_share > 0
