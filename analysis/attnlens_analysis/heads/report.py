@@ -173,7 +173,7 @@ def _notes(
 ) -> list[str]:
     notes = list(tied.notes) if tied else []
     if num_long:
-        notes.append(f"{num_long} texts are left out: they have more than {bundle.model.max_tokens} tokens.")
+        notes.append(f"Texts with more than {bundle.model.max_tokens} tokens are left out: {num_long}.")
     if copies is None:
         notes.append("No test on repeated random tokens: the model takes too few tokens.")
     if tied is None:
