@@ -124,7 +124,7 @@ class MapSource:
         for row, ids in enumerate(rows):
             yield np.concatenate(
                 [
-                    _dense(array[row], output, len(ids))
+                    dense_weights(array[row], output, len(ids))
                     for array, output in zip(found, self._outputs.values(), strict=True)
                 ]
             )
@@ -180,7 +180,7 @@ def _usable_outputs(bundle: Bundle) -> tuple[dict[int, Output], tuple[str, ...]]
     return outputs, tuple(notes)
 
 
-def _dense(array: Weights, output: Output, num_tokens: int) -> Weights:
+def dense_weights(array: Weights, output: Output, num_tokens: int) -> Weights:
     """Return the weights (H, T, T) of a text out of its row of a batch."""
     if output.layout is Layout.DENSE:
         weights = array[:, :num_tokens, :num_tokens]
