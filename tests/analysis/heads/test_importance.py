@@ -27,7 +27,7 @@ def source(minilm_bundle: Path) -> MapSource:
 
 
 def parts_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    return np.cos(np.arange(72) * ids.sum()) / 4
+    return np.asarray(np.cos(np.arange(72) * int(ids.sum())) / 4, dtype=np.float64)
 
 
 def made_run(ids: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]) -> GatedOutputs:

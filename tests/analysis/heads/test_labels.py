@@ -1,6 +1,7 @@
 """The rules of the labels, each at its threshold."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,23 @@ from attnlens_analysis.heads.syntax import RelationScore, wilson_interval
 HEADS = (Head(0, 0), Head(0, 1))
 NOTHING = np.zeros(2)
 PATTERNS = Patterns(
-    1, 10, 4, *[NOTHING] * 11, diagonal_chance=0.1, duplicate_chance=0.1, punctuation_share=0.1
+    num_texts=1,
+    num_rows=10,
+    num_duplicate_rows=4,
+    previous=NOTHING,
+    next=NOTHING,
+    first=NOTHING,
+    last=NOTHING,
+    self=NOTHING,
+    punctuation=NOTHING,
+    duplicate=NOTHING,
+    entropy=NOTHING,
+    entropy_normalised=NOTHING,
+    distance=NOTHING,
+    diagonal_argmax=NOTHING,
+    diagonal_chance=0.1,
+    duplicate_chance=0.1,
+    punctuation_share=0.1,
 )
 COPIES = CopyTest(40, 30, NOTHING, NOTHING, 0.016)
 
@@ -37,8 +54,8 @@ def labels(
     ],
 )
 def test_a_label_begins_above_its_threshold(name: str, label: str, threshold: float) -> None:
-    values = np.array([threshold, threshold + 0.001])
-    assert labels(dataclasses.replace(PATTERNS, **{name: values})) == {"0.1": [label]}
+    changed: dict[str, Any] = {name: np.array([threshold, threshold + 0.001])}
+    assert labels(dataclasses.replace(PATTERNS, **changed)) == {"0.1": [label]}
     assert str(threshold) in RULES[label]
 
 

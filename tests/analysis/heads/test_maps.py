@@ -38,7 +38,7 @@ def test_blocks_are_put_together() -> None:
     rows = np.zeros((1, 8, table.width), dtype=np.float32)
     rows[0, :, :5] = [0.1, 0.2, 0.3, 0.25, 0.15]
     weights = dense_weights(rows, output, 5)  # three blocks, the last one half full: all attend to all
-    np.testing.assert_allclose(weights, np.tile(np.float32([0.1, 0.2, 0.3, 0.25, 0.15]), (1, 5, 1)))
+    np.testing.assert_allclose(weights, [[[0.1, 0.2, 0.3, 0.25, 0.15]] * 5])
 
 
 def test_rows_that_sum_to_a_gate_are_divided_by_it() -> None:
@@ -72,7 +72,7 @@ def test_a_bundle_of_an_older_version_has_no_importance(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("it rained so it was wet\n" * 3 + "and nobody came but it rained\n", encoding="utf-8")
     report = measure_heads(open_bundle(OLD_BUNDLE), read_texts(path), lambda *_: None)
-    assert report.importance is report.task is report.syntax is None
+    assert (report.importance, report.task, report.syntax) == (None, None, None)
     assert any(note.startswith("No importance of heads") for note in report.notes)
     assert report.patterns.num_texts == 4
     assert report.tied is not None
