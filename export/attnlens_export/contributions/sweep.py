@@ -80,8 +80,8 @@ class Sweep:
         """
         if self.flow(value) is Flow.FROZEN:
             raise GraphError(
-                f"no contributions: {node.op_type} {node.name!r} adds {value!r} to what is linear in the embeddings. "
-                f"It depends on the text in another way, and no rule of attnlens says what to take as it is"
+                f"no contributions: {node.op_type} {node.name!r} adds {value!r} to what is linear in the "
+                "embeddings. It depends on the text in another way, and no rule says what to take as it is"
             )
         self.baseline.append(constant_part(self.writer, value, gradient))
 
@@ -89,8 +89,8 @@ class Sweep:
         transpose = TRANSPOSES.get(node.op_type)
         if transpose is None:
             raise GraphError(
-                f"no contributions: the operator {node.op_type} of {node.name!r} lies between the embeddings of "
-                f"tokens and the embedding of the text, and attnlens can't go back through it"
+                f"no contributions: the operator {node.op_type} of {node.name!r} lies between the embeddings "
+                "of tokens and the embedding of the text, and there is no rule to go back through it"
             )
         transpose(self, node, gradient)
 

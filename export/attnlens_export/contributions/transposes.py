@@ -8,30 +8,31 @@ Letters in shapes: B batch, T tokens, D width, N any.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import ATTENTION_MASK, BATCH_AXIS, LENGTH_AXIS
-from attnlens_export.graph.simplify import Shape
 
 if TYPE_CHECKING:
     from attnlens_export.contributions.sweep import Sweep
+    from attnlens_export.contributions.writer import GraphWriter
+    from attnlens_export.graph.simplify import Shape
 
 Transpose = Callable[["Sweep", onnx.NodeProto, str], None]
 _WHOLE = np.iinfo(np.int64).max
 
 
 def constant_part(writer: GraphWriter, value: str, gradient: str) -> str:
-    """Return the product of a value and the gradient of what it is added to, over all axes but the first: (B, 1)."""
+    """Return the product of a value and the gradient of its sum, over all axes but the first: (B, 1)."""
     shape = writer.shape(gradient)
-    if len(writer.shape(value)) == 1 and shape[1:2] == (LENGTH_AXIS,) and len(shape) == 3:  # noqa: PLR2004 - (B, T, D)
-        # As a product with a row of ones, since ReduceSum over this axis takes ten times as long. The mask is such a
-        # row: gradients of padding are 0.
+    is_row = len(shape) == 3 and shape[1] == LENGTH_AXIS  # noqa: PLR2004 - (B, T, D)
+    if is_row and len(writer.shape(value)) == 1:
+        # As a product with a row of ones, since ReduceSum over this axis takes ten times as long. The mask is
+        # such a row: gradients of padding are 0.
         row = writer.add("Cast", ATTENTION_MASK, to=TensorProto.FLOAT, shape=(BATCH_AXIS, LENGTH_AXIS))
         row = writer.add("Unsqueeze", row, writer.constant([1]), shape=(BATCH_AXIS, 1, LENGTH_AXIS))
         summed = writer.add("MatMul", row, gradient, shape=(BATCH_AXIS, 1, shape[-1]))
@@ -52,7 +53,7 @@ def fitted(writer: GraphWriter, gradient: str, shape: Shape) -> str:
     return writer.sum(gradient, axes, keepdims=True) if axes else gradient
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, object]:
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
@@ -78,7 +79,7 @@ def _add(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
 
 
 def _multiply(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = x * f. Of two linear factors the result of an activation is taken as it is."""
+    """From y = x * f. Of two linear factors the result of an activation is taken as it is."""
     writer = sweep.writer
     linear = [value for value in node.input if sweep.flow(value).is_linear]
     if len(linear) > 1:
@@ -96,7 +97,7 @@ def _divide(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
 
 
 def _multiply_matrices(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = x W: g W'. y = A x: A' g."""
+    """From y = x W: g W'. From y = A x: A' g."""
     writer, (left, right) = sweep.writer, node.input
     is_left = sweep.flow(left).is_linear
     value, other = (left, right) if is_left else (right, left)
@@ -134,7 +135,8 @@ def _reshape(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
             target.append(-1)
     if target.count(-1) > 1:
         raise GraphError(
-            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target goes back"
+            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target "
+            "goes back"
         )
     sweep.give(value, writer.reshape(gradient, target, before))
 
@@ -184,7 +186,7 @@ def _slice(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
 
 
 def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Cut the gradient up. Sizes before the first part of unknown size count from the front, others from behind."""
+    """Cut the gradient up. Sizes up to the part of unknown size count from the front, others from behind."""
     writer = sweep.writer
     axis = int(helper.get_node_attr_value(node, "axis"))
     shapes = [writer.shape(value) for value in node.input]
@@ -198,11 +200,10 @@ def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
         before = sum(int(size) for size in sizes[:number]) if number <= middle else None
         behind = sum(int(size) for size in sizes[number + 1 :]) if number >= middle else None
         own = sizes[number]
-        start = before if before is not None else -(int(own) + (behind or 0))
-        if before is not None and isinstance(own, int):
-            end = before + own
+        if before is None:
+            start, end = -(int(own) + (behind or 0)), -behind if behind else _WHOLE
         else:
-            end = -behind if behind else _WHOLE
+            start, end = before, before + own if isinstance(own, int) else -(behind or 0) or _WHOLE
         part = writer.add(
             "Slice",
             gradient,
@@ -231,8 +232,8 @@ def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     )
     front = [axis, *(number for number in range(len(shape)) if number != axis)]
     zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
-    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]), shape=())
-    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add", shape=())
+    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]))
+    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add")
     summed = _moved(writer, summed, [int(place) for place in np.argsort(front)])
     writer.shapes[summed] = shape
     sweep.give(value, summed)
@@ -241,11 +242,11 @@ def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
 def _moved(writer: GraphWriter, value: str, order: list[int]) -> str:
     if order == list(range(len(order))):
         return value
-    return writer.add("Transpose", value, perm=order, shape=())
+    return writer.add("Transpose", value, perm=order)
 
 
 def _normalise(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation, without the bias's part."""
+    """From y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation."""
     writer, value, weight = sweep.writer, node.input[0], node.input[1]
     shape = writer.shape(value)
     axis, width = len(shape) - 1, int(shape[-1])
