@@ -31,6 +31,16 @@ RULES = {
         "attnlens_server",
         "attnlens_client",
     },
+    "attnlens_analysis.heads": {
+        "torch",
+        "transformers",
+        "onnx",
+        "click",
+        "rich",
+        "attnlens_model",
+        "attnlens_export",
+        "attnlens_client",
+    },
     "attnlens_runtimes": {
         "torch",
         "onnx",

@@ -26,6 +26,7 @@ COMMANDS = {
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",
     "view": "Write a page that shows the attention of a text.",
+    "heads": "Measure what every attention head does.",
 }
 
 

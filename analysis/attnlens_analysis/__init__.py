@@ -1,0 +1,1 @@
+"""Studies of a bundle's model by its own graphs. Knows ONNX Runtime and tokenizers; never torch."""
