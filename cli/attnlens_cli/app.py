@@ -25,6 +25,8 @@ COMMANDS = {
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",
+    "teach": "Walk a token through one attention head, step by step.",
+    "profile": "Show which part of the graph takes the time, by length.",
 }
 
 
