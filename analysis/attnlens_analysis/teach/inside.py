@@ -3,7 +3,7 @@
 import numpy as np
 
 from attnlens_analysis.teach.content import Bars, Grid, Step, Table, number, numbers
-from attnlens_analysis.teach.numbers import Array, cosine, mean_sharpness, norms, sharpness
+from attnlens_analysis.teach.numbers import Array, cosine, joined, norms, sharpness
 from attnlens_analysis.teach.values import Question
 
 # More rows than that are not read.
@@ -37,9 +37,8 @@ def tokenize(question: Question) -> Step:
         to_try=[
             (
                 "Put a long word such as “antidisestablishmentarianism” into the text and count its "
-                "pieces. To "
-                "read weights by the word, sum over the pieces attended to and take the mean over "
-                "those attending."
+                "pieces. To read weights by the word, sum over the pieces attended to and take the mean "
+                "over those attending."
             )
         ],
         caveat="Special tokens such as [CLS] and [SEP] are attended to like all others, often the most.",
@@ -128,8 +127,8 @@ def scale(question: Question) -> Step:
     with_it, without = values.weights[head, row], values.weights_without_scale[head, row]
     here, there = sharpness(with_it), sharpness(without)
     layers = question.layers.values()
-    all_with = mean_sharpness([sharpness(each.weights) for each in layers])
-    all_without = mean_sharpness([sharpness(each.weights_without_scale) for each in layers])
+    all_with = sharpness(joined(each.weights for each in layers))
+    all_without = sharpness(joined(each.weights_without_scale for each in layers))
     num_heads = sum(len(each.weights) for each in layers)
     factor = f"{values.scale:.6g}"
     other = "without a scale" if values.other_scale == 1 else f"with {values.other_scale:.6g}"
@@ -150,8 +149,7 @@ def scale(question: Question) -> Step:
         ),
         (
             "The trace of the softmax's Jacobian, sum a (1 - a), is what is left to learn from: at "
-            "0, no gradient "
-            f"reaches q and k. Here it is {number(here.trace)}, and {other} {number(there.trace)}."
+            f"0, no gradient reaches q and k. Here it is {number(here.trace)}, {other} {number(there.trace)}."
         ),
     ]
     if values.has_biases:
@@ -167,8 +165,9 @@ def scale(question: Question) -> Step:
             (with_it.tolist(), without.tolist()),
         ),
         to_try=[
-            "Leave the scale out, with d from above:",
-            f's = d["q"][{row}] @ d["k"].T; a = np.exp(s - s.max()); a / a.sum()',
+            "Take another scale, 1 for none, with d from above:",
+            f's = 1 * d["q"][{row}] @ d["k"].T{_code_of_biases(question)}',
+            "a = np.exp(s - s.max()); a / a.sum()",
         ],
         caveat="The other column is this model with its scale changed, not one that was trained so.",
         table=Table(("mean over rows", *columns), rows),
@@ -189,7 +188,10 @@ def take_softmax(question: Question, command: str) -> Step:
             ),
         ],
         picture=_bars(question, "Weights a_j", weights),
-        to_try=["Take another head:", f"{command} --layer {question.layer} --head {question.head + 1}"],
+        to_try=[
+            "Take another head:",
+            f"{command} --layer {question.layer} --head {(question.head + 1) % len(question.values.weights)}",
+        ],
         caveat="Weights always sum to 1, even where a head has nothing to look for: then they go somewhere "
         "harmless, often to [CLS], [SEP] or a full stop.",
     )
@@ -267,6 +269,12 @@ def add_to_stream(question: Question) -> Step:
         to_try=["Compare with the last layer (--layer -1): is the vector turned more there?"],
         caveat=f"One head is 1 of {num_heads} here, and the residual goes round all of them.",
     )
+
+
+def _code_of_biases(question: Question) -> str:
+    """Return what the code of a row adds to products, where the model adds something."""
+    values = question.values
+    return f' + d["bias"][{question.row}]' if values.has_biases or not values.allowed.all() else ""
 
 
 def _root(factor: float, width: int) -> str:

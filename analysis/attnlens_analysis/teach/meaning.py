@@ -1,9 +1,7 @@
 """The steps about what a head means: how many heads agree, what q.k is not, and what it costs."""
 
-import numpy as np
-
 from attnlens_analysis.teach.content import Bars, Grid, Step, Table, number, percent
-from attnlens_analysis.teach.numbers import chance_share, diagonal_share
+from attnlens_analysis.teach.numbers import chance_of_own, is_own_largest, joined
 from attnlens_analysis.teach.values import Question
 
 _KB = 1000
@@ -55,9 +53,9 @@ def count_heads(question: Question) -> Step:
 def tie_projections(question: Question) -> Step:
     """Show that tokens do not attend to themselves by nature, and would if queries were keys."""
     layers = question.layers.values()
-    own = float(np.mean([diagonal_share(values.weights) for values in layers]))
-    chance = float(np.mean([chance_share(values.allowed) for values in layers]))
-    tied = float(np.mean([diagonal_share(values.weights_with(query=values.key)) for values in layers]))
+    own = float(joined(is_own_largest(each.weights) for each in layers).mean())
+    chance = chance_of_own(joined(each.allowed for each in layers))
+    tied = float(joined(is_own_largest(each.weights_with(query=each.key)) for each in layers).mean())
     labels = question.sentence.labels
     return Step(
         title="A token does not attend to itself by nature",
@@ -65,8 +63,7 @@ def tie_projections(question: Question) -> Step:
         text=[
             (
                 f"The diagonal is the largest weight in {percent(own)} of the rows of all heads; by "
-                "chance it would "
-                f"be in {percent(chance)}."
+                f"chance it would be in {percent(chance)}."
             ),
             f"With W_q := W_k, that is q := k, it is the largest in {percent(tied)}.",
         ],
@@ -78,7 +75,8 @@ def tie_projections(question: Question) -> Step:
         ),
         to_try=[
             "Tie the projections, with d from above:",
-            's = d["k"] @ d["k"].T * d["scale"]; (s.argmax(-1) == np.arange(len(s))).mean()',
+            's = d["scale"] * d["k"] @ d["k"].T + d["bias"]',
+            "(s.argmax(-1) == np.arange(len(s))).mean()  # of this head",
         ],
         caveat="Dot products measure likeness only where both sides come from the same map. The model never "
         "saw tied projections in training.",
@@ -100,10 +98,8 @@ def measure_quadratic_cost(question: Question) -> Step:
         text=[
             (
                 f"From {first} to {last} tokens, x{last / first:.3g}, the maps grow "
-                f"x{large / small:,.0f} and the time "
-                f"of the graph x{slow / fast:.3g}. Projections and feed-forward grow with T, and have "
-                "the larger "
-                "part of a short text's time."
+                f"x{large / small:,.0f} and the time of the graph x{slow / fast:.3g}. Projections and "
+                "feed-forward grow with T, and have the larger part of a short text's time."
             ),
         ],
         picture=Bars(
@@ -113,6 +109,6 @@ def measure_quadratic_cost(question: Question) -> Step:
             decimals=1,
         ),
         to_try=["See which part takes the time at each length:", "attnlens profile DIR --lengths 16..4096"],
-        caveat=f"Measured on this machine just now. The model takes {question.max_positions:,} tokens at most.",
+        caveat=f"Measured on this machine. The model takes {question.max_positions:,} tokens at most.",
         table=table,
     )

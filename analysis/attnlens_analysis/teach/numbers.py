@@ -1,6 +1,8 @@
 """The arithmetic of the steps, in float64. T tokens, H heads, K head width."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,20 +44,19 @@ def sharpness(weights: Array) -> Sharpness:
     )
 
 
-def mean_sharpness(rows: list[Sharpness]) -> Sharpness:
-    """Return the mean over layers with equally many rows each."""
-    return Sharpness(
-        *(float(np.mean([getattr(row, name) for row in rows])) for name in ("entropy", "largest", "trace"))
-    )
+def is_own_largest(weights: Array) -> npt.NDArray[np.bool_]:
+    """Return for each row of (..., T, T) whether no weight is above that of the token itself."""
+    largest: npt.NDArray[np.bool_] = weights.argmax(axis=-1) == np.arange(weights.shape[-1])
+    return largest
 
 
-def diagonal_share(weights: Array) -> float:
-    """Return in which share of the rows of (..., T, T) no weight is above that of the token itself."""
-    return float((weights.argmax(axis=-1) == np.arange(weights.shape[-1])).mean())
+def joined(parts: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:
+    """Return the rows of several layers, each (H, T) or (H, T, T), as one array."""
+    return np.concatenate(list(parts))
 
 
-def chance_share(allowed: npt.NDArray[np.bool_]) -> float:
-    """Return the same share (..., T, T) if the largest weight stood anywhere with equal chance."""
+def chance_of_own(allowed: npt.NDArray[np.bool_]) -> float:
+    """Return in which share of the rows (..., T, T) the token itself would be by chance."""
     return float((1.0 / allowed.sum(axis=-1)).mean())
 
 

@@ -177,7 +177,9 @@ def ask(
     sentence = read_sentence(bundle, text)
     row = sentence.find(token)
     wanted = _number("layer", layer, bundle.model.num_layers)
-    layers, final = compute(bundle, sentence.input_ids, wanted)
+    hidden = bundle.model.outputs.hidden_state("attention").name
+    graph, names = bundle.graph_path("attention"), _names(bundle, wanted)
+    layers, final = compute(graph, names, hidden, sentence.input_ids)
     others = ~sentence.is_special & (np.arange(len(sentence)) != row)
     if not others.any():
         raise UnknownTokenError("TEXT has no token beside that one: give a longer text")
@@ -207,23 +209,19 @@ def ask(
 
 
 def compute(
-    bundle: Bundle, input_ids: npt.NDArray[np.int64], wanted: int | None = None
+    path: Path, names: Mapping[int, LayerNames], hidden: str, input_ids: npt.NDArray[np.int64]
 ) -> tuple[dict[int, LayerValues], Array]:
-    """Return the values of each softmax layer by its number, and the token vectors (T, D) at the end.
+    """Return the values of layers by their number, and the token vectors (T, D) at the end.
 
     Args:
-        bundle: whose attention graph is run.
+        path: of an attention graph.
+        names: what it calls the values of each layer.
+        hidden: what it calls the token vectors.
         input_ids: (1, T).
-        wanted: a layer that must be among them; None: one must be.
-
-    Raises:
-        NotTeachableError: it is of another mechanism.
     """
-    names = _names(bundle, wanted)
-    session = _open_with(bundle, [name for each in names.values() for name in each.wanted])
-    hidden = bundle.model.outputs.hidden_state("attention").name
-    asked = list(dict.fromkeys([hidden, *(name for each in names.values() for name in each.wanted)]))
-    arrays = dict(zip(asked, session.run(asked, _feed(session, input_ids)), strict=True))
+    wanted = list(dict.fromkeys([hidden, *(name for each in names.values() for name in each.wanted)]))
+    session = _open_with(path, wanted)
+    arrays = dict(zip(wanted, session.run(wanted, _feed(session, input_ids)), strict=True))
     exact = {name: array[0].astype(np.float64) for name, array in arrays.items()}
     return {layer: _layer_values(each, exact) for layer, each in names.items()}, exact[hidden]
 
@@ -252,6 +250,11 @@ def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, floa
 
 
 def _names(bundle: Bundle, wanted: int | None) -> dict[int, LayerNames]:
+    """Find the values of each layer that can be taken apart; `wanted` must be one, else any.
+
+    Raises:
+        NotTeachableError: it is not, or none is.
+    """
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
     found: dict[int, LayerNames] = {}
@@ -269,16 +272,15 @@ def _names(bundle: Bundle, wanted: int | None) -> dict[int, LayerNames]:
     return found
 
 
-def _open_with(bundle: Bundle, outputs: Sequence[str]) -> ort.InferenceSession:
-    """Open a copy of the attention graph with more outputs; its weights stay in their file."""
+def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:
+    """Open a copy of a graph with more outputs; its weights stay in their file."""
     from onnx import TensorProto, helper  # noqa: PLC0415 - of the extra `export`
 
-    path = bundle.graph_path("attention")
     proto = read_proto(path)
     present = {output.name for output in proto.graph.output}
     proto.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        for name in dict.fromkeys(outputs)
+        for name in outputs
         if name not in present
     )
     options = ort.SessionOptions()

@@ -116,14 +116,13 @@ def _as_json(measured: "Profile", messages: list[str]) -> dict[str, Any]:
 
 
 def _show(measured: "Profile") -> None:
-    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     from attnlens_analysis.profile import ATTENTION, HOW, PARTS, describe, overtaking
 
     console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     for heading in (
         "tokens",
         "ms",
