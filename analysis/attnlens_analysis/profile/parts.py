@@ -92,6 +92,8 @@ def _between(graph: Structure, node: Node, above: frozenset[str], below: frozens
         return "values"
     if "feed-forward" in above and "feed-forward" in below:
         return "feed-forward"
+    if below == {"inward"} and not is_residual_sum:
+        return "projections"  # picks the tokens that are projected
     if below == {"norms"} and not is_residual_sum:
         return "norms"
     return "rest"

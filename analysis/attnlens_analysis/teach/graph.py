@@ -116,6 +116,9 @@ def _find(graph: Structure, weights: str) -> LayerNames:
         "a product of the weights and the values",
     )
     entering, is_rotated = _projection(graph, query)
+    for term in _terms(graph, scores, product):
+        if any(entering in node.inputs for node in graph.above(term)):
+            raise _OtherShapeError("something that depends on the tokens is added to q.k")
     output = _output(graph, values.outputs[0])
     return LayerNames(
         entering=entering,
@@ -150,6 +153,16 @@ def _ascend(graph: Structure, name: str, through: set[str], wanted: str) -> list
     if node.operator not in through:
         return []
     return [found for each in node.inputs for found in _ascend(graph, each, through, wanted)]
+
+
+def _terms(graph: Structure, name: str, product: Node) -> list[str]:
+    """Return what is added to a product on its way to the value `name`."""
+    node = graph.producer(name)
+    if node is None or node is product:
+        return []
+    leading = [each for each in node.inputs if product in _ascend(graph, each, {"Add", "Sub"}, "MatMul")]
+    others = [each for each in node.inputs if each not in leading]
+    return others + [term for each in leading for term in _terms(graph, each, product)]
 
 
 def _without_scale(graph: Structure, scaled: str) -> tuple[str, float]:

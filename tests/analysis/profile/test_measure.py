@@ -72,7 +72,7 @@ def test_lengths_beyond_the_model_are_left_out_with_a_message(bundle: Bundle) ->
     kept, [message] = chosen_lengths(bundle, (256, 512, 513, 4096))
     assert kept == (256, 512)
     assert message == "left out: 513, 4,096 tokens; all-MiniLM-L6-v2 has positions for 512"
-    with pytest.raises(LengthError, match="no length is left .* positions for 512.*: give shorter ones"):
+    with pytest.raises(LengthError, match=r"no length is left .* positions for 512.*: give shorter ones"):
         chosen_lengths(bundle, (1000,))
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from odd_models import OddModel
 
 from attnlens_analysis.profile.parts import PARTS, parts_of
 from attnlens_analysis.profile.trace import trace_runs
@@ -17,6 +16,7 @@ from attnlens_export.graph.write import write_embedded
 from attnlens_model import load_checkpoint, new_encoder
 from family_cases.rotary import MODERN_SIZES
 from mixed_mechanisms import mixed_config
+from odd_models import OddModel
 
 PRODUCTS = {"MatMul", "FusedMatMul", "Gemm"}
 
@@ -26,7 +26,12 @@ def optimised(graph: Path, directory: Path) -> Structure:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.optimized_model_filepath = str(directory / "optimised.onnx")
-    onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(
+        str(graph),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["SkipLayerNormFusion"],  # as in the server
+    )
     return structure_of(read_proto(directory / "optimised.onnx"))
 
 
