@@ -112,7 +112,7 @@ def _read_run(run: dict[str, Any], nodes: list[dict[str, Any]], known: dict[str,
             seen[name] += 1
         times.append((part, float(node["dur"])))
         largest[part] = max(largest[part], int(node["args"]["output_size"]))
-    used = [int(node["args"]["mem_bytes_in_use"]) for node in nodes]
-    before = used[0] - int(nodes[0]["args"]["mem_in_use_delta"]) if nodes else 0
-    peak = max((int(node["args"]["mem_bytes_in_use"]) for node in nodes), default=0) - before
+    used = [int(node["args"]["mem_bytes_requested_in_use"]) for node in nodes]
+    before = used[0] - int(nodes[0]["args"]["mem_requested_in_use_delta"])
+    peak = max(used) - before
     return Run(float(run["dur"]), tuple(times), dict(largest), max(0, peak))

@@ -20,13 +20,14 @@ def make_lesson(question: Question, command: str, npz: str = "head.npz") -> Less
 
     Args:
         question: with its values.
-        command: that asks it, for instance `attnlens teach DIR TEXT --token it`, to be extended by readers.
+        command: that asks it, without --layer and --head: `attnlens teach DIR TEXT --token it`.
         npz: the name of the file of `--npz` that the code under "try" loads.
     """
+    asked = f"{command} --layer {question.layer} --head {question.head}"
     steps = [
         tokenize(question),
         enter_layer(question),
-        project(question, [f"# {command} --npz {npz}", f'd = np.load("{npz}")']),
+        project(question, [f"# {asked} --npz {npz}", f'd = np.load("{npz}")']),
         multiply(question),
         scale(question),
         take_softmax(question, command),

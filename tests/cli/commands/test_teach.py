@@ -25,7 +25,8 @@ def test_the_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
     assert "\n10. " in result.stdout
     assert "\n11. " not in result.stdout
     assert f"attnlens teach {minilm_bundle} '{SENTENCE.partition(chr(39))[0]}" in result.stdout
-    assert "--token it --npz head.npz" in result.stdout
+    assert "--token it --layer 3 --head 1 --npz head.npz" in result.stdout
+    assert "--token it --layer 3 --head 2\n" in result.stdout
 
 
 def test_files_take_the_place_of_the_print_and_hold_the_head(

@@ -23,7 +23,7 @@ def picture(drawn: Bars | Grid) -> str:
     return svg.grid(drawn.title, drawn.rows, drawn.columns, drawn.values)
 
 
-def table(content: Table) -> str:
+def _table(content: Table) -> str:
     """Return a table."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in content.headings)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in content.rows)
@@ -34,7 +34,7 @@ def _step(step: Step) -> Iterator[str]:
     yield f"<pre>{escape(step.formula)}</pre>"
     yield from (f"<p>{escape(paragraph)}</p>" for paragraph in step.text)
     if step.table is not None:
-        yield table(step.table)
+        yield _table(step.table)
     yield f"<figure>{picture(step.picture)}</figure>"
     if step.caveat:
         yield f"<p class='mind'><b>Mind:</b> {escape(step.caveat)}</p>"

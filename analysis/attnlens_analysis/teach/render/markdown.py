@@ -13,40 +13,39 @@ _WIDTH = 90
 
 def as_markdown(lesson: Lesson) -> str:
     """Return the lesson as a page of GitHub's Markdown."""
-    lines = [f"# {escaped(lesson.title)}", ""]
+    lines = [f"# {_escaped(lesson.title)}", ""]
     for paragraph in lesson.introduction:
-        lines += [escaped(paragraph), ""]
+        lines += [_escaped(paragraph), ""]
     for place, step in enumerate(lesson.steps, 1):
-        lines += [f"## {place}. {escaped(step.title)}", "", *step_lines(step)]
+        lines += [f"## {place}. {_escaped(step.title)}", "", *_step(step)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def step_lines(step: Step, *, with_picture: bool = True) -> Iterator[str]:
+def _step(step: Step) -> Iterator[str]:
     """Yield a step without its title, each block followed by an empty line."""
     yield from _code([step.formula])
     for paragraph in step.text:
-        yield from (escaped(paragraph), "")
+        yield from (_escaped(paragraph), "")
     if step.table is not None:
-        yield from (*table_lines(step.table), "")
-    if with_picture:
-        yield from _code(picture_lines(step.picture, _WIDTH))
+        yield from (*_table(step.table), "")
+    yield from _code(picture_lines(step.picture, _WIDTH))
     if step.caveat:
-        yield from (f"**Mind:** {escaped(step.caveat)}", "")
+        yield from (f"**Mind:** {_escaped(step.caveat)}", "")
     what, *code = step.to_try
-    yield from (f"**Try:** {escaped(what)}", "")
+    yield from (f"**Try:** {_escaped(what)}", "")
     if code:
         yield from _code(code)
 
 
-def table_lines(table: Table) -> Iterator[str]:
+def _table(table: Table) -> Iterator[str]:
     """Yield a table."""
-    yield f"| {' | '.join(escaped(heading) for heading in table.headings)} |"
+    yield f"| {' | '.join(_escaped(heading) for heading in table.headings)} |"
     yield f"|{'---|' + '---:|' * (len(table.headings) - 1)}"
     for row in table.rows:
-        yield f"| {' | '.join(escaped(cell) for cell in row)} |"
+        yield f"| {' | '.join(_escaped(cell) for cell in row)} |"
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return text that Markdown shows as it is, in one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 

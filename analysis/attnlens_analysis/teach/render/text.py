@@ -18,7 +18,7 @@ def as_text(lesson: Lesson, width: int) -> str:
     for paragraph in lesson.introduction:
         lines += [*_wrapped(paragraph, width), ""]
     for place, step in enumerate(lesson.steps, 1):
-        lines += [*_step(place, step, width), ""]
+        lines += [*step_lines(place, step, width), ""]
     return "\n".join(lines)
 
 
@@ -42,7 +42,8 @@ def table_lines(table: Table) -> list[str]:
     ]
 
 
-def _step(place: int, step: Step, width: int) -> Iterator[str]:
+def step_lines(place: int, step: Step, width: int, *, with_picture: bool = True) -> Iterator[str]:
+    """Yield a step, its number and title first."""
     yield f"{place}. {step.title}"
     yield f"   {step.formula}"
     yield ""
@@ -50,7 +51,9 @@ def _step(place: int, step: Step, width: int) -> Iterator[str]:
         yield from _wrapped(paragraph, width)
     if step.table is not None:
         yield from ("", *(f"  {line}" for line in table_lines(step.table)))
-    yield from ("", *(f"  {line}" for line in picture_lines(step.picture, width - 2)), "")
+    if with_picture:
+        yield from ("", *(f"  {line}" for line in picture_lines(step.picture, width - 2)))
+    yield ""
     if step.caveat:
         yield from _wrapped(f"Mind: {step.caveat}", width)
     what, *code = step.to_try
