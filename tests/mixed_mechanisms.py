@@ -1,8 +1,12 @@
 """A small encoder with another attention in each layer, of which the first three can be taken apart."""
 
+from functools import cache
 from typing import Any
 
-from attnlens_model import EncoderConfig
+import torch
+
+from attnlens_export.graph.trace import TracedGraph, trace
+from attnlens_model import Encoder, EncoderConfig, new_encoder
 
 SENTENCE = "It rained, so the street was wet."
 LAYERS: list[dict[str, Any]] = [
@@ -38,3 +42,21 @@ def mixed_config(placement: str = "pre") -> EncoderConfig:
             "feed_forward": {"intermediate_size": 20, "kind": "gated"},
         }
     )
+
+
+def random_encoder(config: EncoderConfig) -> Encoder:
+    """No norm is the identity, and no bias 0."""
+    encoder = new_encoder(config, seed=3).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return encoder
+
+
+@cache
+def traced_mixed(placement: str) -> tuple[Encoder, TracedGraph]:
+    """The encoder of `mixed_config` with its attention graph; tracing takes seconds."""
+    config = mixed_config(placement)
+    encoder = random_encoder(config)
+    return encoder, trace(encoder, config)

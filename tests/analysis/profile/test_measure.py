@@ -21,6 +21,8 @@ from attnlens_analysis.profile import (
 from attnlens_analysis.profile import lengths as lengths_module
 from attnlens_server.bundle import Bundle, open_bundle
 
+pytest.importorskip("onnx")  # of the extra `export`
+
 
 @pytest.fixture(scope="module")
 def bundle(minilm_bundle: Path) -> Bundle:

@@ -13,9 +13,9 @@ from attnlens_analysis.profile.trace import trace_runs
 from attnlens_analysis.structure import Structure, read_proto, structure_of
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_model import load_checkpoint, new_encoder
+from attnlens_model import load_checkpoint
 from family_cases.rotary import MODERN_SIZES
-from mixed_mechanisms import mixed_config
+from mixed_mechanisms import traced_mixed
 from odd_models import OddModel
 
 PRODUCTS = {"MatMul", "FusedMatMul", "Gemm"}
@@ -59,11 +59,10 @@ def test_each_product_of_minilm_is_in_its_part(
 @cache
 def graphs(directory: Path) -> dict[str, TracedGraph]:
     """The graphs for embeddings of a mixture with Longformer's band, and of ModernBERT."""
-    mixed = mixed_config()
     OddModel("ModernBert", MODERN_SIZES | {"local_attention": 16}).make().save_pretrained(directory)
     modern = load_checkpoint(directory)
     return {
-        "mixed": embeddings_graph(trace(new_encoder(mixed, seed=0), mixed)),
+        "mixed": embeddings_graph(traced_mixed("pre")[1]),
         "modern": embeddings_graph(trace(modern.encoder, modern.config)),
     }
 

@@ -12,6 +12,8 @@ from attnlens_analysis.teach import Question, ask, make_lesson
 from attnlens_analysis.teach.content import Lesson
 from attnlens_analysis.teach.render import as_html, as_markdown, as_text
 
+pytest.importorskip("onnx")  # of the extra `export`
+
 SENTENCE = "The animal didn't cross the street because it was too tired."
 HOSTILE = "</script><img src=x onerror=alert(1)> `|* \x1b[31m ``` <b>it</b> &amp; é東"
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")  # what writes the page imports the exporter
+
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, PICTURES = DOCS / "how_attention_works.md", sorted((DOCS / "pictures").glob("attention_*.svg"))
 # With or without an exponent.
@@ -35,8 +37,8 @@ def test_the_page_and_its_pictures_are_those_of_the_model(fresh: Path, place: st
     )
     assert NUMBER.sub("#", now) == NUMBER.sub("#", then)
     # Another processor may round otherwise.
-    pairs = [[float(found) for found in NUMBER.findall(text)] for text in (now, then)]
-    np.testing.assert_allclose(*pairs, rtol=0.02, atol=2e-4)
+    numbers, expected = (np.array(NUMBER.findall(text), np.float64) for text in (now, then))
+    np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=2e-4)
 
 
 def test_the_page_shows_every_picture() -> None:

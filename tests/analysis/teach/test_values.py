@@ -1,6 +1,5 @@
 """What is found in a graph, against the same encoder in PyTorch."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +13,20 @@ from attnlens_analysis.teach.graph import find_layer, refuse_mechanism
 from attnlens_analysis.teach.values import LayerValues, compute
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.graph.write import write_embedded
-from attnlens_model import Encoder, EncoderConfig, MultiHeadSelfAttention, new_encoder
-from attnlens_model.attention import softmax as softmax_attention
+from attnlens_model import Encoder, MultiHeadSelfAttention, attention_weights, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import small_config
-from mixed_mechanisms import mixed_config
+from mixed_mechanisms import random_encoder, traced_mixed
 
 IDS = np.arange(3, 16, dtype=np.int64)[None]
 
 
-def random_encoder(config: EncoderConfig) -> Encoder:
-    """No norm is the identity, and no bias 0."""
-    encoder = new_encoder(config, seed=3).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return encoder
-
-
-CONFIGS = {"bert": small_config(), "pre": mixed_config("pre"), "both": mixed_config("both")}
-
-
-@cache
 def traced(name: str) -> tuple[Encoder, TracedGraph]:
-    encoder = random_encoder(CONFIGS[name])
-    return encoder, trace(encoder, CONFIGS[name])
+    """A BERT, or the mixture with norms placed as `name` says."""
+    if name != "bert":
+        return traced_mixed(name)
+    encoder = random_encoder(small_config())
+    return encoder, trace(encoder, small_config())
 
 
 def computed(graph: TracedGraph, layers: int, path: Path) -> dict[int, LayerValues]:
@@ -57,7 +44,7 @@ class Recorded:
         self.values: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
         self.entering: list[torch.Tensor] = []
-        weights_of, combine = softmax_attention.attention_weights, MultiHeadSelfAttention.combine
+        weights_of, combine = attention_weights, MultiHeadSelfAttention.combine
 
         def record_weights(query: Any, key: Any, mask: Any, scale: float, bias: Any) -> Any:
             self.scores.append({"query": query, "key": key, "scale": scale, "bias": bias})
@@ -68,7 +55,7 @@ class Recorded:
             self.outputs.append(combine(module, weights, value))
             return self.outputs[-1]
 
-        monkeypatch.setattr(softmax_attention, "attention_weights", record_weights)
+        monkeypatch.setattr("attnlens_model.attention.softmax.attention_weights", record_weights)
         monkeypatch.setattr(MultiHeadSelfAttention, "combine", record_values)
         for layer in encoder.layers:
             layer.register_forward_pre_hook(lambda _, given: self.entering.append(given[0]))

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("onnx")  # of the extra `export`
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
