@@ -12,7 +12,7 @@ class Bars:
     Attributes:
         title: what is shown, with its unit.
         labels: of the bars.
-        values: their lengths; negative ones go to the left.
+        values: their lengths; negative ones are drawn otherwise.
         marked: the places of the bars that the text speaks of.
         decimals: of the figures beside the bars; None: as `number` writes them.
     """
