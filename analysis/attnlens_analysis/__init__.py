@@ -1,1 +1,1 @@
-"""Studies of a bundle's model by its own graphs. Knows ONNX Runtime and tokenizers; never torch."""
+"""What a bundle's attention does, measured: heads, teaching, cost."""

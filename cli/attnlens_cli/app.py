@@ -27,6 +27,8 @@ COMMANDS = {
     "attend": "Show which tokens attend to which.",
     "view": "Write a page that shows the attention of a text.",
     "heads": "Measure what every attention head does.",
+    "teach": "Walk a token through one attention head, step by step.",
+    "profile": "Show which part of the graph takes the time, by length.",
 }
 
 
