@@ -29,6 +29,8 @@ COMMANDS = {
     "heads": "Measure what every attention head does.",
     "teach": "Walk a token through one attention head, step by step.",
     "profile": "Show which part of the graph takes the time, by length.",
+    "explain": "Show which words made a vector, or a similarity.",
+    "compare": "Show why two texts are similar.",
 }
 
 

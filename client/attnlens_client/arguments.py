@@ -11,6 +11,11 @@ PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_m
 DataTypeName: TypeAlias = Literal["float32", "float16"]
 RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
 ViewName: TypeAlias = Literal["full", "head_mean", "dense"]
+ExplainMethodName: TypeAlias = Literal[
+    "contributions", "output_share", "leave_one_out", "rollout", "received_attention"
+]
+ExplainLevelName: TypeAlias = Literal["tokens", "words"]
+PairMatrixName: TypeAlias = Literal["output", "interaction"]
 
 MAX_INT32 = 2**31 - 1
 

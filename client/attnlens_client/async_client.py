@@ -7,7 +7,10 @@ from typing import Self
 from attnlens_client.async_driver import AsyncDriver
 from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
+from attnlens_client.core.explanations import plans as explanation_plans
+from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
 from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
@@ -80,6 +83,19 @@ class AsyncClient(Connection):
     async def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:
         """Return all tokens of each text, whatever the model's limit, without running the model."""
         return await self._driver.result(methods.run(self._session, plan))
+
+    @takes(explanation_plans.explain)
+    async def explain(self, plan: ExplainPlan) -> list[Explanation]:
+        """Return what each token of each text did for its embedding, or for a similarity.
+
+        See `Client.explain`.
+        """
+        return await self._driver.result(methods.run(self._session, plan))
+
+    @takes(explanation_plans.compare)
+    async def compare(self, plan: ComparePlan) -> Comparison:
+        """Return what each token of two texts did for their similarity. See `Client.compare`."""
+        return await self._driver.result(methods.compare(self._session, plan))
 
     async def get_model(self, name: str = "") -> ModelInfo:
         """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one."""

@@ -7,8 +7,11 @@ from typing import Self
 
 from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
+from attnlens_client.core.explanations import plans as explanation_plans
+from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
 from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
 from attnlens_client.driver import Driver
+from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
@@ -168,6 +171,74 @@ class Client(Connection):
         ['[CLS]', 'unbelievable', '!', '[SEP]']
         """
         return self._driver.result(methods.run(self._session, plan))
+
+    @takes(explanation_plans.explain)
+    def explain(self, plan: ExplainPlan) -> list[Explanation]:
+        """Return what each token of each text did for its embedding, or for a similarity.
+
+        The target is d . p / |p|, p being the embedding that `embed` returns. Scores of `contributions` and
+        their baseline add up to it. docs/explanations.md says what each method means, and what it does not.
+
+        Args:
+            texts: any number.
+            to: a text: d is its embedding, scaled to length 1, so that the target is the cosine. None: d is
+                each text's own, and the target 1.
+            rather_than: another text: d is the difference of the two embeddings, so that the target is the
+                difference of two cosines. Why is a text nearer to the one than to the other?
+            direction: d itself, a vector of as many numbers as the embedding has. It is not scaled.
+            methods: one or several of "contributions", "output_share", "leave_one_out" (a run of the model
+                for each token), "rollout", "received_attention".
+            level: "tokens", or "words": the sums over the tokens of each word.
+            head_contributions: return what each head contributes, too.
+            pooling, dimensions, prompt_name, prompt, truncate, model: as in `embed`.
+            target_prompt_name, target_prompt: the prompt of `to` and `rather_than`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong whatever the server.
+            NotSupportedError: the bundle lacks what a method needs, see `ModelInfo.explain_methods`.
+            RequestTooExpensiveError: a text needs more runs of the model than the server makes.
+            BadReplyError: the server's reply is not what was asked for, or does not add up.
+            AttnlensError: the call failed.
+
+        >>> [text] = client.explain(["The animal didn't cross the street because it was too tired."])
+        >>> [(token, round(score, 4)) for token, score in text.top(2)]
+        [('animal', 0.2813), ('street', 0.1575)]
+        >>> scores = text.by("contributions")
+        >>> round(scores.baseline, 4), round(scores.sum, 4), round(text.target_value, 4)
+        (0.0825, 1.0, 1.0)
+
+        Why is this text nearer to the one than to the other?
+
+        >>> [text] = client.explain(["A man plays the guitar."], to="music", rather_than="sports")
+        >>> text.top(1)[0][0]
+        'guitar'
+        """
+        return self._driver.result(methods.run(self._session, plan))
+
+    @takes(explanation_plans.compare)
+    def compare(self, plan: ComparePlan) -> Comparison:
+        """Return what each token of two texts did for the cosine of their embeddings.
+
+        Args:
+            a, b: the texts.
+            matrix: "output": the similarity of all pairs of token vectors, whose sum is the cosine;
+                "interaction": what the cosine loses without both tokens beyond what it loses without each, a
+                run of the model for each token. None: nothing.
+            methods, level, head_contributions: as in `explain`, for each text towards the other one.
+            pooling, dimensions, truncate, model: as in `embed`.
+            prompt_name_a, prompt_a, prompt_name_b, prompt_b: the prompts of the two texts.
+
+        Raises:
+            As `explain`.
+
+        >>> a, b = "A man is playing a guitar.", "Someone plays an instrument."
+        >>> pair = client.compare(a, b, matrix="interaction")
+        >>> round(pair.similarity, 4), pair.top_pairs(1)[0][:2]
+        (0.6674, ('guitar', 'instrument'))
+        >>> [token for token, _ in pair.a.top(2)], [token for token, _ in pair.b.top(2)]
+        (['guitar', 'playing'], ['instrument', 'plays'])
+        """
+        return self._driver.result(methods.compare(self._session, plan))
 
     def get_model(self, name: str = "") -> ModelInfo:
         """Return version, state, sizes, limits and parity figures of a model; "" is the server's only one.

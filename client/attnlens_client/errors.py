@@ -4,8 +4,10 @@ AttnlensError                    .violations, .text_index
 ├── InvalidRequestError          a field has a value that it can't have
 │   ├── InputTooLongError        .num_tokens, .max_tokens
 │   ├── ResponseTooLargeError    .size_bytes, .max_message_bytes
-│   └── RequestTooLargeError     it needs more than the server gives to all calls together
+│   ├── RequestTooLargeError     it needs more than the server gives to all calls together
+│   └── RequestTooExpensiveError .num_runs, .max_masked_runs
 ├── ModelNotFoundError           .available
+├── NotSupportedError            the bundle lacks what the method needs, or the server does not serve it
 ├── UnauthenticatedError         the call does not say who makes it
 ├── PermissionDeniedError        who makes the call may not make it
 ├── OverloadedError              still so after all retries
@@ -147,6 +149,24 @@ class RequestTooLargeError(InvalidRequestError):
     """The request needs more than the server gives to all calls together: ask for less at a time."""
 
 
+class RequestTooExpensiveError(InvalidRequestError):
+    """The request needs the model to be run more often than one request may: ask about less at a time."""
+
+    @property
+    def num_runs(self) -> int:
+        """The runs that it needs."""
+        return self._number("num_runs")
+
+    @property
+    def max_masked_runs(self) -> int:
+        """The limit."""
+        return self._number("max_masked_runs")
+
+
+class NotSupportedError(AttnlensError):
+    """The bundle lacks what the method needs, or the server was started without it."""
+
+
 class ModelNotFoundError(AttnlensError):
     """The server does not hold the model."""
 
@@ -206,6 +226,8 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "INPUT_TOO_LONG": InputTooLongError,
     "RESPONSE_TOO_LARGE": ResponseTooLargeError,
     "REQUEST_TOO_LARGE": RequestTooLargeError,
+    "REQUEST_TOO_EXPENSIVE": RequestTooExpensiveError,
+    "NOT_SUPPORTED": NotSupportedError,
     "MALFORMED_REQUEST": InvalidRequestError,
     "MODEL_NOT_FOUND": ModelNotFoundError,
     "UNAUTHENTICATED": UnauthenticatedError,

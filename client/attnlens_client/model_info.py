@@ -67,6 +67,7 @@ class Limits:
         max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
         max_request_bytes: the largest request message.
         max_attention_queries: the most queries of the attention in a request.
+        max_masked_runs: the most runs of the model with a token left out in a request.
     """
 
     max_inputs_per_request: int
@@ -77,6 +78,7 @@ class Limits:
     max_request_text_bytes: int
     max_request_bytes: int
     max_attention_queries: int
+    max_masked_runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,21 @@ class Parity:
     figures: tuple[ParityFigure, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Faithfulness:
+    """How well the scores of a method rank the tokens of a text, as measured when the model was exported.
+
+    Attributes:
+        method: the method.
+        rank_correlation: the mean over texts of Spearman's, with what leaving out each token changes.
+        num_texts: how many texts were measured.
+    """
+
+    method: str
+    rank_correlation: float
+    num_texts: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelInfo:
     """A model and the server that runs it.
@@ -151,6 +168,9 @@ class ModelInfo:
         max_tokens: the longest input, special tokens included.
         precision: `fp32`, `fp16` or `int8`: of embeddings and of token vectors without attention.
         versions: by package name.
+        explain_methods: what `explain` and `compare` can be asked for; empty: nothing.
+        pair_matrices: which matrices `compare` can be asked for.
+        faithfulness: how well methods rank tokens; empty: not measured.
     """
 
     name: str
@@ -183,6 +203,9 @@ class ModelInfo:
     precision: str
     parity: Parity
     versions: Mapping[str, str]
+    explain_methods: tuple[str, ...]
+    pair_matrices: tuple[str, ...]
+    faithfulness: tuple[Faithfulness, ...]
 
     @property
     def max_dimensions(self) -> int:

@@ -34,6 +34,9 @@ class ServerConfig:
             a CPU and 8192 on CUDA.
         max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
             part of it, and a text that is larger than that runs by itself.
+        explain: serve Explain and Compare. The graph of contributions is opened by the first request that
+            needs it, once for each number of threads; until then it takes no memory.
+        max_masked_runs: runs of the model with a token left out that one request may need.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts, except for
@@ -69,6 +72,8 @@ class ServerConfig:
     lanes: int = 0
     max_batch_tokens: int = 0
     max_attention_bytes: int = 256 * MIB
+    explain: bool = True
+    max_masked_runs: int = 1024
     max_queue: int = 2048
     max_inputs_per_request: int = 512
     max_text_bytes: int = MIB // 8
@@ -98,6 +103,7 @@ class ServerConfig:
         self._check_range("lanes", 0, 1024)
         self._check_range("max_batch_tokens", 0, 1 << 24)
         self._check_range("max_attention_bytes", MIB, 1 << 40)
+        self._check_range("max_masked_runs", 0, 1 << 24)
         self._check_range("max_queue", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)
         self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)

@@ -5,10 +5,12 @@
     |- InputTooLongError       INVALID_ARGUMENT     INPUT_TOO_LONG
     |- ResponseTooLargeError   INVALID_ARGUMENT     RESPONSE_TOO_LARGE
     |- RequestTooLargeError    INVALID_ARGUMENT     REQUEST_TOO_LARGE
+    |- TooExpensiveError       INVALID_ARGUMENT     REQUEST_TOO_EXPENSIVE
     |- MalformedRequestError   INVALID_ARGUMENT     MALFORMED_REQUEST
     |- ModelNotFoundError      NOT_FOUND            MODEL_NOT_FOUND
     |- OverloadedError         RESOURCE_EXHAUSTED   OVERLOADED
     |- GraphUnavailableError   FAILED_PRECONDITION  GRAPH_UNAVAILABLE
+    |- NotSupportedError       FAILED_PRECONDITION  NOT_SUPPORTED
     |- NotReadyError           UNAVAILABLE          NOT_READY
     |- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
     |- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
@@ -131,6 +133,21 @@ class RequestTooLargeError(RequestError):
     reason = "REQUEST_TOO_LARGE"
 
 
+class TooExpensiveError(RequestError):
+    """A request needs the model to be run more often than one request may."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "REQUEST_TOO_EXPENSIVE"
+
+    def __init__(self, num_runs: int, max_masked_runs: int) -> None:
+        super().__init__(
+            f"the request needs {num_runs} runs of the model with a token left out, a request may need "
+            f"{max_masked_runs}: send fewer or shorter texts, leave out leave-one-out and interaction, or "
+            "start the server with a larger --max-masked-runs",
+            metadata={"num_runs": str(num_runs), "max_masked_runs": str(max_masked_runs)},
+        )
+
+
 class MalformedRequestError(RequestError):
     """The bytes of a request are not a message of its type."""
 
@@ -170,6 +187,13 @@ class GraphUnavailableError(RequestError):
 
     status = "FAILED_PRECONDITION"
     reason = "GRAPH_UNAVAILABLE"
+
+
+class NotSupportedError(RequestError):
+    """The bundle lacks what a method needs, or the server was started without it."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "NOT_SUPPORTED"
 
 
 class NotReadyError(RequestError):

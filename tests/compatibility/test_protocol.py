@@ -46,7 +46,7 @@ def test_additions_are_welcome(tmp_path: Path) -> None:
     path = changed / "attnlens" / "v1" / "error.proto"
     text = path.read_text(encoding="utf-8")
     path.write_text(
-        text.replace("_RATE_LIMITED = 16;", "_RATE_LIMITED = 16;\n  // New.\n  ERROR_REASON_NEW = 17;"),
+        text.replace("_RATE_LIMITED = 16;", "_RATE_LIMITED = 16;\n  // New.\n  ERROR_REASON_NEW = 99;"),
         encoding="utf-8",
     )
     assert breaking(changed, BASELINES[-1]).returncode == 0

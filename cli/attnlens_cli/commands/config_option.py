@@ -22,14 +22,14 @@ def config_option(
 ) -> Callable[[_Command], _Command]:
     """Return the option for the field `name` of ServerConfig, with the default that the field has.
 
-    A field that is false by default becomes a flag.
+    A field that is false by default becomes a flag, one that is true a pair: `--NAME/--no-NAME`.
     """
-    default = _DEFAULTS[name]
+    default, option = _DEFAULTS[name], name.replace("_", "-")
     return click.option(
-        f"--{name.replace('_', '-')}",
+        f"--{option}/--no-{option}" if default is True else f"--{option}",
         type=type,
         default=default,
         show_default=True,
-        is_flag=default is False,
+        is_flag=isinstance(default, bool),
         help=help,
     )

@@ -1,13 +1,20 @@
 """Options that several commands have.
 
-Names of poolings and layouts are stated here a second time, because importing the packages that define them
-takes seconds. Tests compare them with those packages.
+Names of poolings, layouts and methods are stated here a second time, because importing the packages that
+define them takes seconds. Tests compare them with those packages.
 """
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import click
 
+from attnlens_cli.files.text_lines import is_sendable
+
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
 LAYOUT_NAMES = ("triton", "ovms")
+EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
+PAIR_MATRICES = ("output", "interaction")
 
 parity_tokens_option = click.option(
     "--parity-tokens",
@@ -21,3 +28,26 @@ link_option = click.option(
     help="Hard links to the bundle's files, to save space, or copies.  [default: copies, because "
     "Python's onnx refuses weights with several hard links]",
 )
+
+
+def check_sendable(texts: Mapping[str, str | None]) -> None:
+    """Refuse texts, by what the user calls them, that are not UTF-8."""
+    for name, text in texts.items():
+        if not is_sendable(text or ""):
+            raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
+
+
+@contextmanager
+def too_long_explained(field: str, name: str) -> Iterator[None]:
+    """Say of a text that is too long, the field of a call, what the user calls it and what to do."""
+    from attnlens_client import InputTooLongError  # noqa: PLC0415 - heavy
+
+    try:
+        yield
+    except InputTooLongError as error:
+        if any(violation.field != field for violation in error.violations):
+            raise
+        raise click.ClickException(
+            f"{name} has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or give "
+            "--truncate"
+        ) from error

@@ -12,7 +12,9 @@ import grpc
 
 _T = TypeVar("_T")
 
-Method: TypeAlias = Literal["Embed", "Encode", "EncodeStream", "Tokenize", "GetModel", "ListModels"]
+Method: TypeAlias = Literal[
+    "Embed", "Encode", "EncodeStream", "Tokenize", "GetModel", "ListModels", "Explain", "Compare"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from google.protobuf.message import Message
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.core import models, splitting
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Method, Reply, Start, Steps, Wait
+from attnlens_client.core.explanations.plans import ComparePlan
 from attnlens_client.core.plans import EncodePlan, Plan, Request, Response, Result
 from attnlens_client.core.replies import EncodeReader
 from attnlens_client.core.session import Attempts, Session
 from attnlens_client.core.streams import Assembler, StreamReader
 from attnlens_client.errors import InvalidRequestError
+from attnlens_client.explanations import Comparison
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import EncodedText, HeadPart, LayerPart
 
@@ -50,6 +52,11 @@ def run(session: Session, plan: Plan[Request, Response, Result]) -> Steps[Result
         responses = yield from _call_all(session, plan, model)
     session.forget_if_replaced(model, responses)
     yield Item(plan.result(responses, model))
+
+
+def compare(session: Session, plan: ComparePlan) -> Steps[Comparison]:
+    """Compare two texts in one call."""
+    yield Item(plan.parse((yield from _call(session, "Compare", plan.request))))
 
 
 def get_model(session: Session, name: str) -> Steps[ModelInfo]:

@@ -5,12 +5,14 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from attnlens.v1 import explanation_pb2 as explanation
 from attnlens.v1 import manifest_pb2 as manifest
 from attnlens.v1 import model_pb2 as pb
 from attnlens_client.core.checks import wrong_reply
 from attnlens_client.core.enums import name_of
 from attnlens_client.model_info import (
     DenseLayer,
+    Faithfulness,
     Gate,
     LayerInfo,
     Limits,
@@ -80,6 +82,13 @@ def model_info(message: pb.Model) -> ModelInfo:
             figures=_all(ParityFigure, parity.figures),
         ),
         versions=dict(message.versions),
+        explain_methods=tuple(
+            name_of(explanation.ExplainMethod.DESCRIPTOR, each) for each in message.explain_methods
+        ),
+        pair_matrices=tuple(
+            name_of(explanation.PairMatrix.DESCRIPTOR, each) for each in message.pair_matrices
+        ),
+        faithfulness=_all(Faithfulness, message.faithfulness),
     )
 
 

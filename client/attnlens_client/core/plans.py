@@ -21,8 +21,8 @@ from attnlens_client.errors import refusal
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import Embeddings, EncodedText, TokenizedText
 
-Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest)
-Response = TypeVar("Response", pb.EmbedResponse, pb.EncodeResponse, pb.TokenizeResponse)
+Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest, pb.ExplainRequest)
+Response = TypeVar("Response", pb.EmbedResponse, pb.EncodeResponse, pb.TokenizeResponse, pb.ExplainResponse)
 Result = TypeVar("Result")
 
 # One text up to this size is sent without asking for the server's limits first.
@@ -41,6 +41,7 @@ class Plan(Generic[Request, Response, Result]):
         parse: makes the result of the replies, and of a model where there are no texts and so no replies.
         queries: those of `template`, as they were given.
         needs_fresh_model: whether the model must be asked for, even if it was seen before.
+        most_texts: how many texts a call may have; None: as many as fit.
     """
 
     method: Method
@@ -50,6 +51,7 @@ class Plan(Generic[Request, Response, Result]):
     parse: Callable[[Sequence[Reply[Response]], ModelInfo | None], Result]
     queries: tuple[AttentionQuery, ...] = ()
     needs_fresh_model: bool = False
+    most_texts: Callable[[ModelInfo], int] | None = None
 
     @property
     def model(self) -> str:
@@ -71,7 +73,8 @@ class Plan(Generic[Request, Response, Result]):
         runs: Iterable[slice] = [slice(0, None)] if self.inputs else []
         if model is not None:
             costs = self._costs(model)
-            runs = splitting.split(costs, model.limits, batch_size, self.template.ByteSize())
+            most_texts = batch_size if self.most_texts is None else min(batch_size, self.most_texts(model))
+            runs = splitting.split(costs, model.limits, most_texts, self.template.ByteSize())
         for run in runs:
             request = type(self.template)()
             request.CopyFrom(self.template)

@@ -78,7 +78,7 @@ def tokenized_texts(
         check_count(len(response.results), count, f"results for {where}")
         texts += [
             TokenizedText(
-                _tokens(result.tokens), result.exceeds_max_tokens, response.model, response.model_version
+                tokens_of(result.tokens), result.exceeds_max_tokens, response.model, response.model_version
             )
             for result in response.results
         ]
@@ -130,7 +130,7 @@ class EncodeReader:
 
     def head(self, index: int, message: pb.EncodedText, model: str, version: str) -> EncodedText:
         """Read everything of a text but its attention."""
-        tokens = _tokens(message.tokens)
+        tokens = tokens_of(message.tokens)
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
         if len(tokens) != usage.num_tokens:
             raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
@@ -155,7 +155,8 @@ class EncodeReader:
         )
 
 
-def _tokens(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
+def tokens_of(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
+    """Read tokens."""
     return tuple(
         Token(
             id=token.id,

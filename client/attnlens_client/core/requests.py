@@ -40,6 +40,18 @@ def listed(texts: Iterable[_T]) -> list[_T]:
     return list(texts)
 
 
+def one_input(name: str, text: Text) -> pb.Input:
+    """Return the message of one text, pair or sequence of token ids.
+
+    Raises:
+        TypeError, ValueError: as `inputs`, with the argument's name.
+    """
+    try:
+        return _input(0, text)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("texts[0]", name, 1)) from error
+
+
 def inputs(texts: Iterable[Text]) -> list[pb.Input]:
     """Return one message for each text, pair or sequence of token ids.
 
@@ -127,7 +139,9 @@ def _sendable(name: str, text: str) -> str:
     return text
 
 
-def prompt_bytes(request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest, model: ModelInfo) -> int:
+def prompt_bytes(
+    request: pb.EmbedRequest | pb.EncodeRequest | pb.TokenizeRequest | pb.ExplainRequest, model: ModelInfo
+) -> int:
     """Return how many bytes of UTF-8 the server puts before each text."""
     if request.prompt.HasField("text"):
         return len(request.prompt.text.encode())

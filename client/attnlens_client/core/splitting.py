@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from attnlens.reductions.sizes import data_bytes
 from attnlens.tensors import numpy_dtype
-from attnlens.v1.encoder_service_pb2 import EmbedRequest, EncodeRequest, Input, TokenizeRequest
+from attnlens.v1.encoder_service_pb2 import (
+    EmbedRequest,
+    EncodeRequest,
+    ExplainRequest,
+    Input,
+    TokenizeRequest,
+)
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.requests import prompt_bytes
 from attnlens_client.model_info import Limits, ModelInfo
@@ -93,6 +99,15 @@ def tokenize_response_bytes(request: TokenizeRequest, texts: Iterable[Input], mo
     """Return for each text an upper bound of its bytes in a response: a token for each byte."""
     added = prompt_bytes(request, model)
     return [(text.ByteSize() + added) * _TOKEN_BYTES + _MESSAGE_BYTES for text in texts]
+
+
+def explain_response_bytes(request: ExplainRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:
+    """Return for each text an upper bound of its bytes in a response: a token for each byte."""
+    added = prompt_bytes(request, model)
+    token_bytes = _TOKEN_BYTES + 5 + 4 * len(request.methods)
+    fixed = _MESSAGE_BYTES * (1 + len(request.methods))
+    fixed += 4 * model.num_layers * model.num_heads if request.head_contributions else 0
+    return [min(model.max_tokens, text.ByteSize() + added) * token_bytes + fixed for text in texts]
 
 
 def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: int = 0) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attnlens.v1 import explanation_pb2 as _explanation_pb2
 from attnlens.v1 import manifest_pb2 as _manifest_pb2
 from attnlens.v1 import model_pb2 as _model_pb2
 from attnlens.v1 import tensor_pb2 as _tensor_pb2
@@ -1457,3 +1458,472 @@ class GetModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """A request for explanations. p is the embedding that Embed returns for the same fields; what is explained is the target
+    d . p / |p|, so whether p is scaled to length 1 makes no difference. All is computed in fp32, whatever
+    `Model.precision` is.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    ITSELF_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    CONTRAST_FIELD_NUMBER: _builtins.int
+    TARGET_PROMPT_FIELD_NUMBER: _builtins.int
+    METHODS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model's name. Empty: the server's only model."""
+    truncate: _builtins.bool
+    """Cut a text that is too long, those of `other` and `contrast` too, rather than refuse the request."""
+    pooling: _manifest_pb2.Pooling.ValueType
+    """As in Embed."""
+    dimensions: _builtins.int
+    """As in Embed: of the first components only. 0: as Embed does."""
+    level: _explanation_pb2.ExplainLevel.ValueType
+    """What scores are about. Unspecified: tokens."""
+    head_contributions: _builtins.bool
+    """Return what each head contributes, too; needs EXPLAIN_METHOD_CONTRIBUTIONS."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """The texts, at least one."""
+
+    @_builtins.property
+    def prompt(self) -> Global___Prompt:
+        """What is put before each text. Unset: the model's default prompt, if it has one."""
+
+    @_builtins.property
+    def itself(self) -> Global___Itself:
+        """d = p / |p|: the target is 1."""
+
+    @_builtins.property
+    def direction(self) -> _tensor_pb2.Tensor:
+        """d itself, DATA_TYPE_FLOAT32: as many numbers as the embedding has. It is not scaled."""
+
+    @_builtins.property
+    def other(self) -> Global___Input:
+        """d is the embedding q of this text, scaled to length 1: the target is the cosine of p and q."""
+
+    @_builtins.property
+    def contrast(self) -> Global___Contrast:
+        """d is the difference of the embeddings of two texts, each scaled to length 1: the target is the difference of two
+        cosines.
+        """
+
+    @_builtins.property
+    def target_prompt(self) -> Global___Prompt:
+        """What is put before the texts of `other` and `contrast`. Unset: the model's default prompt, if it has one."""
+
+    @_builtins.property
+    def methods(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.ExplainMethod.ValueType]:
+        """How to explain, each method once. Empty: EXPLAIN_METHOD_CONTRIBUTIONS."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        truncate: _builtins.bool = ...,
+        prompt: Global___Prompt | None = ...,
+        pooling: _manifest_pb2.Pooling.ValueType = ...,
+        dimensions: _builtins.int = ...,
+        itself: Global___Itself | None = ...,
+        direction: _tensor_pb2.Tensor | None = ...,
+        other: Global___Input | None = ...,
+        contrast: Global___Contrast | None = ...,
+        target_prompt: Global___Prompt | None = ...,
+        methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
+        level: _explanation_pb2.ExplainLevel.ValueType = ...,
+        head_contributions: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "itself", b"itself", "other", b"other", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "itself", b"itself", "level", b"level", "methods", b"methods", "model", b"model", "other", b"other", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["itself", "direction", "other", "contrast"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class Itself(_message.Message):
+    """The embedding of each text itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Itself: _TypeAlias = Itself  # noqa: Y015
+
+@_typing.final
+class Contrast(_message.Message):
+    """Two texts to tell apart: why is a text nearer to the one than to the other?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEARER_FIELD_NUMBER: _builtins.int
+    FARTHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nearer(self) -> Global___Input:
+        """d grows towards this one."""
+
+    @_builtins.property
+    def farther(self) -> Global___Input:
+        """It grows away from this one."""
+
+    def __init__(
+        self,
+        *,
+        nearer: Global___Input | None = ...,
+        farther: Global___Input | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["farther", b"farther", "nearer", b"nearer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["farther", b"farther", "nearer", b"nearer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Contrast: _TypeAlias = Contrast  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """The results of Explain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that was used."""
+    model_version: _builtins.str
+    """Its version."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Explanation]:
+        """One entry an input, in the order of the request."""
+
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """Where the time went."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        results: _abc.Iterable[Global___Explanation] | None = ...,
+        timings: Global___Timings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class Explanation(_message.Message):
+    """What the tokens of one text did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    WORD_OF_TOKEN_FIELD_NUMBER: _builtins.int
+    TARGET_VALUE_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    target_value: _builtins.float
+    """d . p / |p|."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The T tokens that the model saw."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """How much of the text was used."""
+
+    @_builtins.property
+    def word_of_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With EXPLAIN_LEVEL_WORDS: for each token the number of its word, from 0. Else empty."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenScores]:
+        """One entry for each method, in the order of the request."""
+
+    @_builtins.property
+    def head_contributions(self) -> _tensor_pb2.Tensor:
+        """Shape (L, H): what each head contributes to the target through its output. Set where asked for. A head's output is made
+        of tokens that went through heads of earlier layers, so these numbers do not add up to the target.
+        """
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        usage: Global___Usage | None = ...,
+        word_of_token: _abc.Iterable[_builtins.int] | None = ...,
+        target_value: _builtins.float = ...,
+        scores: _abc.Iterable[Global___TokenScores] | None = ...,
+        head_contributions: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "scores", b"scores", "target_value", b"target_value", "tokens", b"tokens", "usage", b"usage", "word_of_token", b"word_of_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
+
+@_typing.final
+class TokenScores(_message.Message):
+    """What one method says of one text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    FAITHFULNESS_FIELD_NUMBER: _builtins.int
+    method: _explanation_pb2.ExplainMethod.ValueType
+    """The method."""
+    baseline: _builtins.float
+    """What no token but the encoder's biases contribute. Set where scores and baseline add up to the target."""
+    sum: _builtins.float
+    """The sum of the scores that are numbers, and of the baseline."""
+    expected: _builtins.float
+    """What the sum must be but for rounding. Unset where the method promises nothing."""
+    faithfulness: _builtins.float
+    """`Faithfulness.rank_correlation` of the method. Unset: not measured."""
+    @_builtins.property
+    def values(self) -> _tensor_pb2.Tensor:
+        """A score for each token, shape (T), or for each word."""
+
+    def __init__(
+        self,
+        *,
+        method: _explanation_pb2.ExplainMethod.ValueType = ...,
+        values: _tensor_pb2.Tensor | None = ...,
+        baseline: _builtins.float | None = ...,
+        sum: _builtins.float = ...,
+        expected: _builtins.float | None = ...,
+        faithfulness: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected", b"_expected", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected", b"expected", "faithfulness", b"faithfulness", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected", b"_expected", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected", b"expected", "faithfulness", b"faithfulness", "method", b"method", "sum", b"sum", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__baseline: _TypeAlias = _typing.Literal["baseline"]  # noqa: Y015
+    _WhichOneofArgType__baseline: _TypeAlias = _typing.Literal["_baseline", b"_baseline"]  # noqa: Y015
+    _WhichOneofReturnType__expected: _TypeAlias = _typing.Literal["expected"]  # noqa: Y015
+    _WhichOneofArgType__expected: _TypeAlias = _typing.Literal["_expected", b"_expected"]  # noqa: Y015
+    _WhichOneofReturnType__faithfulness: _TypeAlias = _typing.Literal["faithfulness"]  # noqa: Y015
+    _WhichOneofArgType__faithfulness: _TypeAlias = _typing.Literal["_faithfulness", b"_faithfulness"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline) -> _WhichOneofReturnType__baseline | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected) -> _WhichOneofReturnType__expected | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__faithfulness) -> _WhichOneofReturnType__faithfulness | None: ...
+
+Global___TokenScores: _TypeAlias = TokenScores  # noqa: Y015
+
+@_typing.final
+class CompareRequest(_message.Message):
+    """A request for comparisons. The similarity of a pair is the cosine of the embeddings that Embed returns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    TRUNCATE_FIELD_NUMBER: _builtins.int
+    PROMPT_A_FIELD_NUMBER: _builtins.int
+    PROMPT_B_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    METHODS_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    MATRIX_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model's name. Empty: the server's only model."""
+    truncate: _builtins.bool
+    """Cut a text that is too long, rather than refuse the request."""
+    pooling: _manifest_pb2.Pooling.ValueType
+    """As in Embed."""
+    dimensions: _builtins.int
+    """As in Embed."""
+    level: _explanation_pb2.ExplainLevel.ValueType
+    """What scores, rows and columns are about. Unspecified: tokens."""
+    head_contributions: _builtins.bool
+    """Return what each head contributes, too; needs EXPLAIN_METHOD_CONTRIBUTIONS."""
+    matrix: _explanation_pb2.PairMatrix.ValueType
+    """What to return of each pair of tokens. Unspecified: nothing."""
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedPair]:
+        """The pairs, at least one."""
+
+    @_builtins.property
+    def prompt_a(self) -> Global___Prompt:
+        """What is put before the first text of each pair. Unset: the model's default prompt, if it has one."""
+
+    @_builtins.property
+    def prompt_b(self) -> Global___Prompt:
+        """What is put before the second one. Unset: the model's default prompt, if it has one."""
+
+    @_builtins.property
+    def methods(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.ExplainMethod.ValueType]:
+        """How to explain each side, as in Explain."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        pairs: _abc.Iterable[Global___ComparedPair] | None = ...,
+        truncate: _builtins.bool = ...,
+        prompt_a: Global___Prompt | None = ...,
+        prompt_b: Global___Prompt | None = ...,
+        pooling: _manifest_pb2.Pooling.ValueType = ...,
+        dimensions: _builtins.int = ...,
+        methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
+        level: _explanation_pb2.ExplainLevel.ValueType = ...,
+        head_contributions: _builtins.bool = ...,
+        matrix: _explanation_pb2.PairMatrix.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_a", b"prompt_a", "prompt_b", b"prompt_b"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "head_contributions", b"head_contributions", "level", b"level", "matrix", b"matrix", "methods", b"methods", "model", b"model", "pairs", b"pairs", "pooling", b"pooling", "prompt_a", b"prompt_a", "prompt_b", b"prompt_b", "truncate", b"truncate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareRequest: _TypeAlias = CompareRequest  # noqa: Y015
+
+@_typing.final
+class ComparedPair(_message.Message):
+    """Two texts to compare, each with an embedding of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def a(self) -> Global___Input:
+        """The first text."""
+
+    @_builtins.property
+    def b(self) -> Global___Input:
+        """The second text."""
+
+    def __init__(
+        self,
+        *,
+        a: Global___Input | None = ...,
+        b: Global___Input | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComparedPair: _TypeAlias = ComparedPair  # noqa: Y015
+
+@_typing.final
+class CompareResponse(_message.Message):
+    """The results of Compare."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_VERSION_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that was used."""
+    model_version: _builtins.str
+    """Its version."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___Comparison]:
+        """One entry a pair, in the order of the request."""
+
+    @_builtins.property
+    def timings(self) -> Global___Timings:
+        """Where the time went."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        model_version: _builtins.str = ...,
+        results: _abc.Iterable[Global___Comparison] | None = ...,
+        timings: Global___Timings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareResponse: _TypeAlias = CompareResponse  # noqa: Y015
+
+@_typing.final
+class Comparison(_message.Message):
+    """What two texts have in common."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    A_FIELD_NUMBER: _builtins.int
+    B_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    MATRIX_FIELD_NUMBER: _builtins.int
+    similarity: _builtins.float
+    """The cosine of their embeddings."""
+    @_builtins.property
+    def a(self) -> Global___Explanation:
+        """The first text, explained towards the second one."""
+
+    @_builtins.property
+    def b(self) -> Global___Explanation:
+        """The second text, explained towards the first one."""
+
+    @_builtins.property
+    def matrix(self) -> _tensor_pb2.Tensor:
+        """Element (i, j) is about token i of the first text and token j of the second one, or about words. Set where asked for."""
+
+    def __init__(
+        self,
+        *,
+        a: Global___Explanation | None = ...,
+        b: Global___Explanation | None = ...,
+        similarity: _builtins.float = ...,
+        matrix: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "matrix", b"matrix"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "matrix", b"matrix", "similarity", b"similarity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Comparison: _TypeAlias = Comparison  # noqa: Y015

@@ -71,6 +71,16 @@ class EncoderServiceStub(object):
                 request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/attnlens.v1.EncoderService/Explain',
+                request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Compare = channel.unary_unary(
+                '/attnlens.v1.EncoderService/Compare',
+                request_serializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.SerializeToString,
+                response_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.FromString,
+                _registered_method=True)
 
 
 class EncoderServiceServicer(object):
@@ -126,6 +136,20 @@ class EncoderServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What each token of a text did for its embedding, or for the similarity of that with something else.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compare(self, request, context):
+        """What each token of two texts did for their similarity.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EncoderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +182,16 @@ def add_EncoderServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.GetModelRequest.FromString,
                     response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.ExplainRequest.FromString,
+                    response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Compare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compare,
+                    request_deserializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.FromString,
+                    response_serializer=attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -329,6 +363,60 @@ class EncoderService(object):
             '/attnlens.v1.EncoderService/GetModel',
             attnlens_dot_v1_dot_encoder__service__pb2.GetModelRequest.SerializeToString,
             attnlens_dot_v1_dot_encoder__service__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attnlens.v1.EncoderService/Explain',
+            attnlens_dot_v1_dot_encoder__service__pb2.ExplainRequest.SerializeToString,
+            attnlens_dot_v1_dot_encoder__service__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attnlens.v1.EncoderService/Compare',
+            attnlens_dot_v1_dot_encoder__service__pb2.CompareRequest.SerializeToString,
+            attnlens_dot_v1_dot_encoder__service__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,10 @@ class EncoderServiceStub:
     """The models that this server holds."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.GetModelRequest, _encoder_service_pb2.GetModelResponse]
     """One model: its sizes, limits, execution providers, parity figures and versions."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.ExplainRequest, _encoder_service_pb2.ExplainResponse]
+    """What each token of a text did for its embedding, or for the similarity of that with something else."""
+    Compare: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.CompareRequest, _encoder_service_pb2.CompareResponse]
+    """What each token of two texts did for their similarity."""
 
 @_typing.type_check_only
 class EncoderServiceAsyncStub(EncoderServiceStub):
@@ -81,6 +85,10 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
     """The models that this server holds."""
     GetModel: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.GetModelRequest, _encoder_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """One model: its sizes, limits, execution providers, parity figures and versions."""
+    Explain: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.ExplainRequest, _encoder_service_pb2.ExplainResponse]  # type: ignore[assignment]
+    """What each token of a text did for its embedding, or for the similarity of that with something else."""
+    Compare: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.CompareRequest, _encoder_service_pb2.CompareResponse]  # type: ignore[assignment]
+    """What each token of two texts did for their similarity."""
 
 class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
     """Contextual embeddings and attention weights of a transformer encoder.
@@ -141,5 +149,21 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_encoder_service_pb2.GetModelResponse, _abc.Awaitable[_encoder_service_pb2.GetModelResponse]]:
         """One model: its sizes, limits, execution providers, parity figures and versions."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _encoder_service_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_encoder_service_pb2.ExplainResponse, _abc.Awaitable[_encoder_service_pb2.ExplainResponse]]:
+        """What each token of a text did for its embedding, or for the similarity of that with something else."""
+
+    @_abc_1.abstractmethod
+    def Compare(
+        self,
+        request: _encoder_service_pb2.CompareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_encoder_service_pb2.CompareResponse, _abc.Awaitable[_encoder_service_pb2.CompareResponse]]:
+        """What each token of two texts did for their similarity."""
 
 def add_EncoderServiceServicer_to_server(servicer: EncoderServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from attnlens.v1 import explanation_pb2 as attnlens_dot_v1_dot_explanation__pb2
 from attnlens.v1 import quantization_pb2 as attnlens_dot_v1_dot_quantization__pb2
 from attnlens.v1 import tensor_pb2 as attnlens_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x1e\x61ttnlens/v1/quantization.proto\x1a\x18\x61ttnlens/v1/tensor.proto\"\xf6\x04\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fsource_revision\x18\x04 \x01(\t\x12\x17\n\x0fweights_license\x18\x05 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x06 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x07 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x33\n\x07prompts\x18\t \x03(\x0b\x32\".attnlens.v1.Manifest.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\n \x01(\t\x12\x12\n\ntext_pairs\x18\x0b \x01(\x08\x12\"\n\x06graphs\x18\x0c \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\r \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\x0e \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0f \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x12\x0c\n\x04task\x18\x10 \x01(\t\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x94\x02\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x17\n\x0ftype_vocab_size\x18\x07 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x08 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\t \x01(\x05\x12\x11\n\tis_causal\x18\n \x01(\x08\x12&\n\x06layers\x18\x0b \x03(\x0b\x32\x16.attnlens.v1.LayerInfo\"q\n\tLayerInfo\x12\x11\n\tattention\x18\x01 \x01(\t\x12\x11\n\tnum_heads\x18\x02 \x01(\x05\x12\x1b\n\x13num_key_value_heads\x18\x03 \x01(\x05\x12\x11\n\thead_size\x18\x04 \x01(\x05\x12\x0e\n\x06window\x18\x05 \x01(\x05\"\x9c\x01\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12!\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Dense\x12\x16\n\x0e\x65xclude_prompt\x18\x04 \x01(\x08\x12\x14\n\x0ctruncate_dim\x18\x05 \x01(\x05\"\x94\x01\n\x05\x44\x65nse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\x05\x12\x14\n\x0cout_features\x18\x03 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x04 \x01(\x08\x12+\n\nactivation\x18\x05 \x01(\x0e\x32\x17.attnlens.v1.Activation\x12\x17\n\x0fnormalize_input\x18\x06 \x01(\x08\"\xb3\x02\n\x05Graph\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\ndata_files\x18\x03 \x03(\t\x12*\n\x07purpose\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.GraphPurpose\x12)\n\tprecision\x18\x05 \x01(\x0e\x32\x16.attnlens.v1.Precision\x12\r\n\x05opset\x18\x06 \x01(\x05\x12\x12\n\nir_version\x18\x07 \x01(\x05\x12&\n\x06inputs\x18\x08 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12)\n\x07outputs\x18\t \x03(\x0b\x32\x18.attnlens.v1.GraphOutput\x12/\n\x0cquantization\x18\n \x01(\x0b\x32\x19.attnlens.v1.Quantization\"\xbb\x02\n\x0bGraphOutput\x12%\n\x05value\x18\x01 \x01(\x0b\x32\x16.attnlens.v1.ValueInfo\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x12\n\x05layer\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12)\n\x06layout\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.OutputLayout\x12\x11\n\tnum_heads\x18\x05 \x01(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSum\x12!\n\x04\x62\x61nd\x18\x07 \x01(\x0b\x32\x11.attnlens.v1.BandH\x00\x12.\n\x0b\x62lock_table\x18\x08 \x01(\x0b\x32\x17.attnlens.v1.BlockTableH\x00\x42\t\n\x07patternB\x08\n\x06_layer\"1\n\x04\x42\x61nd\x12\x0e\n\x06window\x18\x01 \x01(\x05\x12\x19\n\x11num_global_tokens\x18\x02 \x01(\x05\"e\n\nBlockTable\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x17\n\x0fmax_full_blocks\x18\x02 \x01(\x05\x12*\n\rrandom_blocks\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"y\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\tnum_cases\x18\x02 \x01(\x05\x12 \n\x05gates\x18\x03 \x03(\x0b\x32\x11.attnlens.v1.Gate\x12*\n\x07\x66igures\x18\x04 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\x92\x01\n\x04Gate\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.attnlens.v1.GateKind\x12\r\n\x05limit\x18\x04 \x01(\x01\x12\r\n\x05\x66ound\x18\x05 \x01(\x01\x12\x11\n\ttext_kind\x18\x06 \x01(\t\"\x94\x02\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\x12\x1c\n\x14longest_input_tokens\x18\t \x01(\x05\x12\x16\n\x0emax_fp16_value\x18\n \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*\xa7\x01\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x04\x12\x19\n\x15POOLING_WEIGHTED_MEAN\x10\x05\x12\x1c\n\x18POOLING_MEAN_SQRT_LENGTH\x10\x06*\xad\x01\n\nActivation\x12\x1a\n\x16\x41\x43TIVATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TIVATION_IDENTITY\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_TANH\x10\x02\x12\x13\n\x0f\x41\x43TIVATION_RELU\x10\x03\x12\x13\n\x0f\x41\x43TIVATION_GELU\x10\x04\x12\x16\n\x12\x41\x43TIVATION_SIGMOID\x10\x05\x12\x13\n\x0f\x41\x43TIVATION_SILU\x10\x06*\x89\x01\n\x0cGraphPurpose\x12\x1d\n\x19GRAPH_PURPOSE_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAPH_PURPOSE_EMBEDDINGS\x10\x01\x12\x1b\n\x17GRAPH_PURPOSE_ATTENTION\x10\x02\x12\x1f\n\x1bGRAPH_PURPOSE_CONTRIBUTIONS\x10\x03*b\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRECISION_FP32\x10\x01\x12\x12\n\x0ePRECISION_FP16\x10\x02\x12\x12\n\x0ePRECISION_INT8\x10\x03*\xad\x02\n\nOutputRole\x12\x1b\n\x17OUTPUT_ROLE_UNSPECIFIED\x10\x00\x12!\n\x1dOUTPUT_ROLE_LAST_HIDDEN_STATE\x10\x01\x12!\n\x1dOUTPUT_ROLE_ATTENTION_WEIGHTS\x10\x02\x12\x19\n\x15OUTPUT_ROLE_EMBEDDING\x10\x03\x12\"\n\x1eOUTPUT_ROLE_ATTENTION_COMPOSED\x10\x04\x12\x1a\n\x16OUTPUT_ROLE_HEAD_GATES\x10\x05\x12#\n\x1fOUTPUT_ROLE_TOKEN_CONTRIBUTIONS\x10\x06\x12\x18\n\x14OUTPUT_ROLE_BASELINE\x10\x07\x12\"\n\x1eOUTPUT_ROLE_HEAD_CONTRIBUTIONS\x10\x08*\xb1\x01\n\x0cOutputLayout\x12\x1d\n\x19OUTPUT_LAYOUT_UNSPECIFIED\x10\x00\x12\x1b\n\x17OUTPUT_LAYOUT_PER_TOKEN\x10\x01\x12\x17\n\x13OUTPUT_LAYOUT_DENSE\x10\x02\x12\x16\n\x12OUTPUT_LAYOUT_BAND\x10\x03\x12\x18\n\x14OUTPUT_LAYOUT_BLOCKS\x10\x04\x12\x1a\n\x16OUTPUT_LAYOUT_PER_TEXT\x10\x05*[\n\x06RowSum\x12\x17\n\x13ROW_SUM_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROW_SUM_ONE\x10\x01\x12\x10\n\x0cROW_SUM_GATE\x10\x02\x12\x15\n\x11ROW_SUM_UNBOUNDED\x10\x03*\xd6\x01\n\x08GateKind\x12\x19\n\x15GATE_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17GATE_KIND_MAX_ABS_ERROR\x10\x01\x12\x18\n\x14GATE_KIND_MIN_COSINE\x10\x02\x12\x19\n\x15GATE_KIND_MEAN_COSINE\x10\x03\x12\x1c\n\x18GATE_KIND_MAX_FP16_VALUE\x10\x04\x12\x1d\n\x19GATE_KIND_MAX_ALONE_ERROR\x10\x05\x12 \n\x1cGATE_KIND_MAX_INCOMPLETENESS\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61ttnlens/v1/manifest.proto\x12\x0b\x61ttnlens.v1\x1a\x1d\x61ttnlens/v1/explanation.proto\x1a\x1e\x61ttnlens/v1/quantization.proto\x1a\x18\x61ttnlens/v1/tensor.proto\"\xa7\x05\n\x08Manifest\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\x05\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fsource_revision\x18\x04 \x01(\t\x12\x17\n\x0fweights_license\x18\x05 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x06 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x07 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x33\n\x07prompts\x18\t \x03(\x0b\x32\".attnlens.v1.Manifest.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\n \x01(\t\x12\x12\n\ntext_pairs\x18\x0b \x01(\x08\x12\"\n\x06graphs\x18\x0c \x03(\x0b\x32\x12.attnlens.v1.Graph\x12#\n\x06parity\x18\r \x01(\x0b\x32\x13.attnlens.v1.Parity\x12>\n\rtool_versions\x18\x0e \x03(\x0b\x32\'.attnlens.v1.Manifest.ToolVersionsEntry\x12&\n\x05\x66iles\x18\x0f \x03(\x0b\x32\x17.attnlens.v1.BundleFile\x12\x0c\n\x04task\x18\x10 \x01(\t\x12/\n\x0c\x66\x61ithfulness\x18\x11 \x03(\x0b\x32\x19.attnlens.v1.Faithfulness\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11ToolVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x94\x02\n\x0c\x41rchitecture\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0bhidden_size\x18\x02 \x01(\x05\x12\x12\n\nnum_layers\x18\x03 \x01(\x05\x12\x11\n\tnum_heads\x18\x04 \x01(\x05\x12\x19\n\x11intermediate_size\x18\x05 \x01(\x05\x12\x12\n\nvocab_size\x18\x06 \x01(\x05\x12\x17\n\x0ftype_vocab_size\x18\x07 \x01(\x05\x12\x1f\n\x17max_position_embeddings\x18\x08 \x01(\x05\x12\x14\n\x0cpad_token_id\x18\t \x01(\x05\x12\x11\n\tis_causal\x18\n \x01(\x08\x12&\n\x06layers\x18\x0b \x03(\x0b\x32\x16.attnlens.v1.LayerInfo\"q\n\tLayerInfo\x12\x11\n\tattention\x18\x01 \x01(\t\x12\x11\n\tnum_heads\x18\x02 \x01(\x05\x12\x1b\n\x13num_key_value_heads\x18\x03 \x01(\x05\x12\x11\n\thead_size\x18\x04 \x01(\x05\x12\x0e\n\x06window\x18\x05 \x01(\x05\"\x9c\x01\n\x0fPoolingDefaults\x12%\n\x07pooling\x18\x01 \x01(\x0e\x32\x14.attnlens.v1.Pooling\x12\x11\n\tnormalize\x18\x02 \x01(\x08\x12!\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32\x12.attnlens.v1.Dense\x12\x16\n\x0e\x65xclude_prompt\x18\x04 \x01(\x08\x12\x14\n\x0ctruncate_dim\x18\x05 \x01(\x05\"\x94\x01\n\x05\x44\x65nse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x13\n\x0bin_features\x18\x02 \x01(\x05\x12\x14\n\x0cout_features\x18\x03 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x04 \x01(\x08\x12+\n\nactivation\x18\x05 \x01(\x0e\x32\x17.attnlens.v1.Activation\x12\x17\n\x0fnormalize_input\x18\x06 \x01(\x08\"\xb3\x02\n\x05Graph\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x12\n\ndata_files\x18\x03 \x03(\t\x12*\n\x07purpose\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.GraphPurpose\x12)\n\tprecision\x18\x05 \x01(\x0e\x32\x16.attnlens.v1.Precision\x12\r\n\x05opset\x18\x06 \x01(\x05\x12\x12\n\nir_version\x18\x07 \x01(\x05\x12&\n\x06inputs\x18\x08 \x03(\x0b\x32\x16.attnlens.v1.ValueInfo\x12)\n\x07outputs\x18\t \x03(\x0b\x32\x18.attnlens.v1.GraphOutput\x12/\n\x0cquantization\x18\n \x01(\x0b\x32\x19.attnlens.v1.Quantization\"\xbb\x02\n\x0bGraphOutput\x12%\n\x05value\x18\x01 \x01(\x0b\x32\x16.attnlens.v1.ValueInfo\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x12\n\x05layer\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12)\n\x06layout\x18\x04 \x01(\x0e\x32\x19.attnlens.v1.OutputLayout\x12\x11\n\tnum_heads\x18\x05 \x01(\x05\x12$\n\x07row_sum\x18\x06 \x01(\x0e\x32\x13.attnlens.v1.RowSum\x12!\n\x04\x62\x61nd\x18\x07 \x01(\x0b\x32\x11.attnlens.v1.BandH\x00\x12.\n\x0b\x62lock_table\x18\x08 \x01(\x0b\x32\x17.attnlens.v1.BlockTableH\x00\x42\t\n\x07patternB\x08\n\x06_layer\"1\n\x04\x42\x61nd\x12\x0e\n\x06window\x18\x01 \x01(\x05\x12\x19\n\x11num_global_tokens\x18\x02 \x01(\x05\"e\n\nBlockTable\x12\x12\n\nblock_size\x18\x01 \x01(\x05\x12\x17\n\x0fmax_full_blocks\x18\x02 \x01(\x05\x12*\n\rrandom_blocks\x18\x03 \x01(\x0b\x32\x13.attnlens.v1.Tensor\"Q\n\tValueInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\tdata_type\x18\x02 \x01(\x0e\x32\x15.attnlens.v1.DataType\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\"y\n\x06Parity\x12\x0e\n\x06passed\x18\x01 \x01(\x08\x12\x11\n\tnum_cases\x18\x02 \x01(\x05\x12 \n\x05gates\x18\x03 \x03(\x0b\x32\x11.attnlens.v1.Gate\x12*\n\x07\x66igures\x18\x04 \x03(\x0b\x32\x19.attnlens.v1.ParityFigure\"\x92\x01\n\x04Gate\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12#\n\x04kind\x18\x03 \x01(\x0e\x32\x15.attnlens.v1.GateKind\x12\r\n\x05limit\x18\x04 \x01(\x01\x12\r\n\x05\x66ound\x18\x05 \x01(\x01\x12\x11\n\ttext_kind\x18\x06 \x01(\t\"\x94\x02\n\x0cParityFigure\x12\r\n\x05graph\x18\x01 \x01(\t\x12%\n\x04role\x18\x02 \x01(\x0e\x32\x17.attnlens.v1.OutputRole\x12\x15\n\rmax_abs_error\x18\x03 \x01(\x01\x12\x1d\n\x15max_abs_error_float64\x18\x04 \x01(\x01\x12\x1f\n\x17torch_abs_error_float64\x18\x05 \x01(\x01\x12\x16\n\x0emean_abs_error\x18\x06 \x01(\x01\x12\x15\n\rp99_abs_error\x18\x07 \x01(\x01\x12\x12\n\nmin_cosine\x18\x08 \x01(\x01\x12\x1c\n\x14longest_input_tokens\x18\t \x01(\x05\x12\x16\n\x0emax_fp16_value\x18\n \x01(\x01\">\n\nBundleFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t*\xa7\x01\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x0f\n\x0bPOOLING_CLS\x10\x02\x12\x0f\n\x0bPOOLING_MAX\x10\x03\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x04\x12\x19\n\x15POOLING_WEIGHTED_MEAN\x10\x05\x12\x1c\n\x18POOLING_MEAN_SQRT_LENGTH\x10\x06*\xad\x01\n\nActivation\x12\x1a\n\x16\x41\x43TIVATION_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x43TIVATION_IDENTITY\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_TANH\x10\x02\x12\x13\n\x0f\x41\x43TIVATION_RELU\x10\x03\x12\x13\n\x0f\x41\x43TIVATION_GELU\x10\x04\x12\x16\n\x12\x41\x43TIVATION_SIGMOID\x10\x05\x12\x13\n\x0f\x41\x43TIVATION_SILU\x10\x06*\x89\x01\n\x0cGraphPurpose\x12\x1d\n\x19GRAPH_PURPOSE_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAPH_PURPOSE_EMBEDDINGS\x10\x01\x12\x1b\n\x17GRAPH_PURPOSE_ATTENTION\x10\x02\x12\x1f\n\x1bGRAPH_PURPOSE_CONTRIBUTIONS\x10\x03*b\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x12\n\x0ePRECISION_FP32\x10\x01\x12\x12\n\x0ePRECISION_FP16\x10\x02\x12\x12\n\x0ePRECISION_INT8\x10\x03*\xad\x02\n\nOutputRole\x12\x1b\n\x17OUTPUT_ROLE_UNSPECIFIED\x10\x00\x12!\n\x1dOUTPUT_ROLE_LAST_HIDDEN_STATE\x10\x01\x12!\n\x1dOUTPUT_ROLE_ATTENTION_WEIGHTS\x10\x02\x12\x19\n\x15OUTPUT_ROLE_EMBEDDING\x10\x03\x12\"\n\x1eOUTPUT_ROLE_ATTENTION_COMPOSED\x10\x04\x12\x1a\n\x16OUTPUT_ROLE_HEAD_GATES\x10\x05\x12#\n\x1fOUTPUT_ROLE_TOKEN_CONTRIBUTIONS\x10\x06\x12\x18\n\x14OUTPUT_ROLE_BASELINE\x10\x07\x12\"\n\x1eOUTPUT_ROLE_HEAD_CONTRIBUTIONS\x10\x08*\xb1\x01\n\x0cOutputLayout\x12\x1d\n\x19OUTPUT_LAYOUT_UNSPECIFIED\x10\x00\x12\x1b\n\x17OUTPUT_LAYOUT_PER_TOKEN\x10\x01\x12\x17\n\x13OUTPUT_LAYOUT_DENSE\x10\x02\x12\x16\n\x12OUTPUT_LAYOUT_BAND\x10\x03\x12\x18\n\x14OUTPUT_LAYOUT_BLOCKS\x10\x04\x12\x1a\n\x16OUTPUT_LAYOUT_PER_TEXT\x10\x05*[\n\x06RowSum\x12\x17\n\x13ROW_SUM_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROW_SUM_ONE\x10\x01\x12\x10\n\x0cROW_SUM_GATE\x10\x02\x12\x15\n\x11ROW_SUM_UNBOUNDED\x10\x03*\xd6\x01\n\x08GateKind\x12\x19\n\x15GATE_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17GATE_KIND_MAX_ABS_ERROR\x10\x01\x12\x18\n\x14GATE_KIND_MIN_COSINE\x10\x02\x12\x19\n\x15GATE_KIND_MEAN_COSINE\x10\x03\x12\x1c\n\x18GATE_KIND_MAX_FP16_VALUE\x10\x04\x12\x1d\n\x19GATE_KIND_MAX_ALONE_ERROR\x10\x05\x12 \n\x1cGATE_KIND_MAX_INCOMPLETENESS\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,52 +38,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANIFEST_PROMPTSENTRY']._serialized_options = b'8\001'
   _globals['_MANIFEST_TOOLVERSIONSENTRY']._loaded_options = None
   _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_POOLING']._serialized_start=2919
-  _globals['_POOLING']._serialized_end=3086
-  _globals['_ACTIVATION']._serialized_start=3089
-  _globals['_ACTIVATION']._serialized_end=3262
-  _globals['_GRAPHPURPOSE']._serialized_start=3265
-  _globals['_GRAPHPURPOSE']._serialized_end=3402
-  _globals['_PRECISION']._serialized_start=3404
-  _globals['_PRECISION']._serialized_end=3502
-  _globals['_OUTPUTROLE']._serialized_start=3505
-  _globals['_OUTPUTROLE']._serialized_end=3806
-  _globals['_OUTPUTLAYOUT']._serialized_start=3809
-  _globals['_OUTPUTLAYOUT']._serialized_end=3986
-  _globals['_ROWSUM']._serialized_start=3988
-  _globals['_ROWSUM']._serialized_end=4079
-  _globals['_GATEKIND']._serialized_start=4082
-  _globals['_GATEKIND']._serialized_end=4296
-  _globals['_MANIFEST']._serialized_start=102
-  _globals['_MANIFEST']._serialized_end=732
-  _globals['_MANIFEST_PROMPTSENTRY']._serialized_start=633
-  _globals['_MANIFEST_PROMPTSENTRY']._serialized_end=679
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=681
-  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=732
-  _globals['_ARCHITECTURE']._serialized_start=735
-  _globals['_ARCHITECTURE']._serialized_end=1011
-  _globals['_LAYERINFO']._serialized_start=1013
-  _globals['_LAYERINFO']._serialized_end=1126
-  _globals['_POOLINGDEFAULTS']._serialized_start=1129
-  _globals['_POOLINGDEFAULTS']._serialized_end=1285
-  _globals['_DENSE']._serialized_start=1288
-  _globals['_DENSE']._serialized_end=1436
-  _globals['_GRAPH']._serialized_start=1439
-  _globals['_GRAPH']._serialized_end=1746
-  _globals['_GRAPHOUTPUT']._serialized_start=1749
-  _globals['_GRAPHOUTPUT']._serialized_end=2064
-  _globals['_BAND']._serialized_start=2066
-  _globals['_BAND']._serialized_end=2115
-  _globals['_BLOCKTABLE']._serialized_start=2117
-  _globals['_BLOCKTABLE']._serialized_end=2218
-  _globals['_VALUEINFO']._serialized_start=2220
-  _globals['_VALUEINFO']._serialized_end=2301
-  _globals['_PARITY']._serialized_start=2303
-  _globals['_PARITY']._serialized_end=2424
-  _globals['_GATE']._serialized_start=2427
-  _globals['_GATE']._serialized_end=2573
-  _globals['_PARITYFIGURE']._serialized_start=2576
-  _globals['_PARITYFIGURE']._serialized_end=2852
-  _globals['_BUNDLEFILE']._serialized_start=2854
-  _globals['_BUNDLEFILE']._serialized_end=2916
+  _globals['_POOLING']._serialized_start=2999
+  _globals['_POOLING']._serialized_end=3166
+  _globals['_ACTIVATION']._serialized_start=3169
+  _globals['_ACTIVATION']._serialized_end=3342
+  _globals['_GRAPHPURPOSE']._serialized_start=3345
+  _globals['_GRAPHPURPOSE']._serialized_end=3482
+  _globals['_PRECISION']._serialized_start=3484
+  _globals['_PRECISION']._serialized_end=3582
+  _globals['_OUTPUTROLE']._serialized_start=3585
+  _globals['_OUTPUTROLE']._serialized_end=3886
+  _globals['_OUTPUTLAYOUT']._serialized_start=3889
+  _globals['_OUTPUTLAYOUT']._serialized_end=4066
+  _globals['_ROWSUM']._serialized_start=4068
+  _globals['_ROWSUM']._serialized_end=4159
+  _globals['_GATEKIND']._serialized_start=4162
+  _globals['_GATEKIND']._serialized_end=4376
+  _globals['_MANIFEST']._serialized_start=133
+  _globals['_MANIFEST']._serialized_end=812
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_start=713
+  _globals['_MANIFEST_PROMPTSENTRY']._serialized_end=759
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_start=761
+  _globals['_MANIFEST_TOOLVERSIONSENTRY']._serialized_end=812
+  _globals['_ARCHITECTURE']._serialized_start=815
+  _globals['_ARCHITECTURE']._serialized_end=1091
+  _globals['_LAYERINFO']._serialized_start=1093
+  _globals['_LAYERINFO']._serialized_end=1206
+  _globals['_POOLINGDEFAULTS']._serialized_start=1209
+  _globals['_POOLINGDEFAULTS']._serialized_end=1365
+  _globals['_DENSE']._serialized_start=1368
+  _globals['_DENSE']._serialized_end=1516
+  _globals['_GRAPH']._serialized_start=1519
+  _globals['_GRAPH']._serialized_end=1826
+  _globals['_GRAPHOUTPUT']._serialized_start=1829
+  _globals['_GRAPHOUTPUT']._serialized_end=2144
+  _globals['_BAND']._serialized_start=2146
+  _globals['_BAND']._serialized_end=2195
+  _globals['_BLOCKTABLE']._serialized_start=2197
+  _globals['_BLOCKTABLE']._serialized_end=2298
+  _globals['_VALUEINFO']._serialized_start=2300
+  _globals['_VALUEINFO']._serialized_end=2381
+  _globals['_PARITY']._serialized_start=2383
+  _globals['_PARITY']._serialized_end=2504
+  _globals['_GATE']._serialized_start=2507
+  _globals['_GATE']._serialized_end=2653
+  _globals['_PARITYFIGURE']._serialized_start=2656
+  _globals['_PARITYFIGURE']._serialized_end=2932
+  _globals['_BUNDLEFILE']._serialized_start=2934
+  _globals['_BUNDLEFILE']._serialized_end=2996
 # @@protoc_insertion_point(module_scope)

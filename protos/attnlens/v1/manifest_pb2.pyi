@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attnlens.v1 import explanation_pb2 as _explanation_pb2
 from attnlens.v1 import quantization_pb2 as _quantization_pb2
 from attnlens.v1 import tensor_pb2 as _tensor_pb2
 from collections import abc as _abc
@@ -387,6 +388,7 @@ class Manifest(_message.Message):
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    FAITHFULNESS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -439,6 +441,10 @@ class Manifest(_message.Message):
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___BundleFile]:
         """Every other file of the bundle, so that a change can be noticed."""
 
+    @_builtins.property
+    def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
+        """How well each method of explaining an embedding ranks tokens. Empty: not measured."""
+
     def __init__(
         self,
         *,
@@ -458,10 +464,11 @@ class Manifest(_message.Message):
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
         task: _builtins.str = ...,
+        faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

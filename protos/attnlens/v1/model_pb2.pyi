@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from attnlens.v1 import explanation_pb2 as _explanation_pb2
 from attnlens.v1 import manifest_pb2 as _manifest_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -117,6 +118,9 @@ class Model(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     EXECUTION_PROVIDERS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    EXPLAIN_METHODS_FIELD_NUMBER: _builtins.int
+    PAIR_MATRICES_FIELD_NUMBER: _builtins.int
+    FAITHFULNESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What requests may ask for."""
     version: _builtins.str
@@ -177,6 +181,18 @@ class Model(_message.Message):
         `export/` those that made the bundle.
         """
 
+    @_builtins.property
+    def explain_methods(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.ExplainMethod.ValueType]:
+        """How Explain and Compare can explain an embedding of the model. Empty: not at all."""
+
+    @_builtins.property
+    def pair_matrices(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.PairMatrix.ValueType]:
+        """Which matrices Compare can return."""
+
+    @_builtins.property
+    def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
+        """How well methods rank tokens. Empty: not measured."""
+
     def __init__(
         self,
         *,
@@ -199,10 +215,13 @@ class Model(_message.Message):
         limits: Global___Limits | None = ...,
         execution_providers: _abc.Iterable[_builtins.str] | None = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        explain_methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
+        pair_matrices: _abc.Iterable[_explanation_pb2.PairMatrix.ValueType] | None = ...,
+        faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "text_pairs", b"text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "text_pairs", b"text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +241,7 @@ class Limits(_message.Message):
     MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     MAX_ATTENTION_QUERIES_FIELD_NUMBER: _builtins.int
+    MAX_MASKED_RUNS_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
     """The most texts in one request."""
     max_text_bytes: _builtins.int
@@ -240,6 +260,8 @@ class Limits(_message.Message):
     """The largest request message."""
     max_attention_queries: _builtins.int
     """The most queries in `EncodeRequest.attention`."""
+    max_masked_runs: _builtins.int
+    """The most runs of the model with a token left out in one request."""
     def __init__(
         self,
         *,
@@ -251,10 +273,11 @@ class Limits(_message.Message):
         max_request_text_bytes: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
         max_attention_queries: _builtins.int = ...,
+        max_masked_runs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_masked_runs", b"max_masked_runs", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

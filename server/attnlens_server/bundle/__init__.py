@@ -4,11 +4,22 @@
 rooms that know no protobuf.
 """
 
-from attnlens_server.bundle.model import Graph, Kind, Layout, Model, ModelOutputs, Output, OutputRole, RowSum
+from attnlens_server.bundle.model import (
+    ContributionsGraph,
+    Graph,
+    Kind,
+    Layout,
+    Model,
+    ModelOutputs,
+    Output,
+    OutputRole,
+    RowSum,
+)
 from attnlens_server.bundle.open import Bundle, open_bundle
 
 __all__ = [
     "Bundle",
+    "ContributionsGraph",
     "Graph",
     "Kind",
     "Layout",

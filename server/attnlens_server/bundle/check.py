@@ -8,12 +8,29 @@ from pathlib import Path
 from attnlens.bundle import MANIFEST_NAME, BundleError, find_graph, max_dimensions
 from attnlens.v1.manifest_pb2 import Architecture, Graph, GraphOutput, Manifest, Pooling, Precision
 from attnlens.v1.tensor_pb2 import DataType
-from attnlens_server.bundle.manifest import PURPOSES, is_known, read_graph
+from attnlens_server.bundle.manifest import CONTRIBUTIONS, PURPOSES, has_contributions, is_known, read_graph
 from attnlens_server.bundle.model import Output, OutputRole
 from attnlens_server.errors import StartupError
 
 INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")  # the last one may be absent
 REMEDY = "export the bundle again"
+
+# What the graph of contributions has beside the inputs above, and what it returns, with the axes. B texts,
+# T tokens, E components of an embedding, L layers, H heads. The exporter's graph/names.py says the same.
+CONTRIBUTION_INPUTS = {
+    "pooling_weights": "BT",
+    "takes_maximum": "B",
+    "direction": "BE",
+    "towards_itself": "B",
+    "num_dimensions": "B",
+    "head_gates": "BLH",
+}
+CONTRIBUTION_OUTPUTS = {
+    "embedding": "BE",
+    "token_contributions": "BT",
+    "baseline": "B",
+    "head_contributions": "BLH",
+}
 
 # Far beyond any encoder; a number beyond them would be taken for memory or time at once.
 _MOST = {
@@ -47,6 +64,8 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
             _check_graph(path, graph, manifest.architecture)
         for purpose in PURPOSES.values():
             find_graph(manifest, purpose)
+        if has_contributions(manifest):
+            _check_contributions(path, find_graph(manifest, CONTRIBUTIONS), manifest)
     except BundleError as error:
         raise StartupError(f"{path}: {error}") from error
 
@@ -90,6 +109,34 @@ def _check_graph(path: Path, graph: Graph, sizes: Architecture) -> None:
         raise StartupError(f"{path}: {graph.path} has no output of a layer that is known here: {REMEDY}")
     if len({*meanings}) < len(meanings) or len({*names}) < len(names):
         raise StartupError(f"{path}: {graph.path} has two outputs of the same name or meaning: {REMEDY}")
+
+
+def _check_contributions(path: Path, graph: Graph, manifest: Manifest) -> None:
+    """Check that the graph of contributions has the inputs and outputs that it is fed with and asked for."""
+    lengths = {
+        "E": str(max_dimensions(manifest)),
+        "L": str(manifest.architecture.num_layers),
+        "H": str(manifest.architecture.num_heads),
+    }
+    inputs = {value.name: list(value.axes) for value in graph.inputs}
+    outputs = {output.value.name: list(output.value.axes) for output in graph.outputs}
+    names = list(inputs)
+    num_ids = len(names) - len(CONTRIBUTION_INPUTS)
+    fits = tuple(names[:num_ids]) in (INPUT_NAMES, INPUT_NAMES[:2])
+    fits = fits and names[num_ids:] == list(CONTRIBUTION_INPUTS)
+    for found, expected in ((inputs, CONTRIBUTION_INPUTS), (outputs, CONTRIBUTION_OUTPUTS)):
+        for name, letters in expected.items():
+            axes = found.get(name, [])
+            fits = fits and len(axes) == len(letters)
+            fits = fits and all(
+                axis == lengths.get(letter, axis) for axis, letter in zip(axes, letters, strict=True)
+            )
+    if not fits:
+        raise StartupError(
+            f"{path}: {graph.path} is not a graph of contributions with the inputs "
+            f"{', '.join(CONTRIBUTION_INPUTS)} and the outputs {', '.join(CONTRIBUTION_OUTPUTS)} of an "
+            f"encoder of these sizes: {REMEDY}"
+        )
 
 
 def _check_output(path: Path, graph: str, output: Output, stated: GraphOutput, sizes: Architecture) -> None:

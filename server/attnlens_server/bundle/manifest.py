@@ -4,7 +4,18 @@ from attnlens.bundle import embedding_size, find_graph, max_dimensions
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
 from attnlens.v1 import manifest_pb2 as pb
-from attnlens_server.bundle.model import Graph, Kind, Layout, Model, ModelOutputs, Output, OutputRole, RowSum
+from attnlens_server.bundle.model import (
+    ContributionsGraph,
+    Faithfulness,
+    Graph,
+    Kind,
+    Layout,
+    Model,
+    ModelOutputs,
+    Output,
+    OutputRole,
+    RowSum,
+)
 from attnlens_server.config import Precision
 
 PRECISIONS: dict[Precision, pb.Precision.ValueType] = {
@@ -16,7 +27,9 @@ PURPOSES: dict[Kind, pb.GraphPurpose.ValueType] = {
     "embeddings": pb.GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
     "attention": pb.GraphPurpose.GRAPH_PURPOSE_ATTENTION,
 }
-_ROLES, _LAYOUTS, _ROW_SUMS = (frozenset(map(int, enum)) for enum in (OutputRole, Layout, RowSum))
+CONTRIBUTIONS = pb.GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS
+_ROLES, _ROW_SUMS = (frozenset(map(int, enum)) for enum in (OutputRole, RowSum))
+_LAYOUTS = frozenset(map(int, Layout)) - {int(Layout.PER_TEXT)}
 
 
 def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Model:
@@ -52,6 +65,11 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         default_prompt_name=manifest.default_prompt_name,
         graphs=graphs,
         outputs=ModelOutputs(graphs["embeddings"], graphs["attention"]),
+        contributions=_read_contributions(manifest),
+        faithfulness={
+            int(each.method): Faithfulness(each.rank_correlation, each.num_texts)
+            for each in manifest.faithfulness
+        },
     )
 
 
@@ -67,6 +85,23 @@ def read_graph(graph: pb.Graph, hidden_size: int) -> Graph:
         tuple(value.name for value in graph.inputs),
         tuple(_read_output(output, hidden_size) for output in known),
         frozenset(output.value.name for output in graph.outputs if not is_known(output)),
+    )
+
+
+def has_contributions(manifest: pb.Manifest) -> bool:
+    """Whether there is a graph of contributions."""
+    return any(
+        (graph.purpose, graph.precision) == (CONTRIBUTIONS, PRECISIONS["fp32"]) for graph in manifest.graphs
+    )
+
+
+def _read_contributions(manifest: pb.Manifest) -> ContributionsGraph | None:
+    if not has_contributions(manifest):
+        return None
+    graph, sizes = find_graph(manifest, CONTRIBUTIONS), manifest.architecture
+    names = tuple(value.name for value in graph.inputs)
+    return ContributionsGraph(
+        graph.path, names, max_dimensions(manifest), (sizes.num_layers, sizes.num_heads)
     )
 
 

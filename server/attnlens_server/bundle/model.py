@@ -4,15 +4,16 @@ Letters: B texts, T tokens of a text, D hidden size, H heads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
 from attnlens.patterns import Band, BlockTable
 from attnlens.pooling import Pooling
 
-Kind = Literal["embeddings", "attention"]
-"""What a graph is there for: token vectors, or these and what the attention of each layer gives."""
+Kind = Literal["embeddings", "attention", "contributions"]
+"""What a graph is there for: token vectors, these and what the attention of each layer gives, or what each
+token contributes to an embedding. A bundle may lack the last one."""
 
 
 class OutputRole(IntEnum):
@@ -35,6 +36,8 @@ class Layout(IntEnum):
     """(B, H, T, 2G + 2w + 1), see `attnlens.patterns.Band`."""
     BLOCKS = 4
     """(B, H, T, S * b + 2b), see `attnlens.patterns.Blocks`."""
+    PER_TEXT = 5
+    """(B, ...), only in the graph of contributions."""
 
 
 class RowSum(IntEnum):
@@ -103,6 +106,23 @@ class Graph:
     unknown_outputs: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class ContributionsGraph:
+    """The ONNX file that says what each token contributes to an embedding. Its names are those of `check`.
+
+    Attributes:
+        path: relative to the bundle.
+        inputs: their names, in order.
+        embedding_size: E, of a direction and of the embedding.
+        heads: L and H, of the gates of heads.
+    """
+
+    path: str
+    inputs: tuple[str, ...]
+    embedding_size: int
+    heads: tuple[int, int]
+
+
 class ModelOutputs:
     """Which output of which graph has what a request may ask for."""
 
@@ -128,6 +148,14 @@ class ModelOutputs:
     def layers(self, role: OutputRole) -> Mapping[int, Output]:
         """Return the outputs of a role by their layer, in the graph with attention; empty: there are none."""
         return self._layers.get(role, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Faithfulness:
+    """The mean of Spearman's rank correlation of scores with leave-one-out, over a number of texts."""
+
+    rank_correlation: float
+    num_texts: int
 
 
 def _hidden_state(graph: Graph) -> Output:
@@ -158,6 +186,8 @@ class Model:
         default_prompt_name: of the prompt where a request says nothing; empty: there is none.
         graphs: by what they are there for.
         outputs: what these graphs return.
+        contributions: the graph of contributions; None: the bundle has none.
+        faithfulness: how well methods of explaining rank tokens, by the method's number; empty: not measured.
     """
 
     name: str
@@ -179,6 +209,8 @@ class Model:
     default_prompt_name: str
     graphs: Mapping[Kind, Graph]
     outputs: ModelOutputs
+    contributions: ContributionsGraph | None = None
+    faithfulness: Mapping[int, Faithfulness] = field(default_factory=dict)
 
     @property
     def pair_bytes(self) -> int:

@@ -18,7 +18,7 @@ from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_server.bundle.check import check_manifest
 from attnlens_server.bundle.files import MappedFiles, graph_files
 from attnlens_server.bundle.manifest import PRECISIONS, read_model
-from attnlens_server.bundle.model import Graph, Kind, Model
+from attnlens_server.bundle.model import ContributionsGraph, Graph, Kind, Model
 from attnlens_server.config import Precision
 from attnlens_server.errors import StartupError, UnusableGraphError
 
@@ -47,14 +47,24 @@ class Bundle:
 
     def graph_path(self, kind: Kind) -> Path:
         """Return the ONNX file of a graph."""
-        return self.directory / self.model.graphs[kind].path
+        return self.directory / self.graph(kind).path
+
+    def graph(self, kind: Kind) -> Graph | ContributionsGraph:
+        """Return a graph by what it is there for.
+
+        Raises:
+            KeyError: the bundle has none.
+        """
+        if kind == "contributions" and self.model.contributions is not None:
+            return self.model.contributions
+        return self.model.graphs[kind]
 
     @property
     def tokenizer_path(self) -> Path | None:
         """Return `tokenizer.json`, or None where the bundle has none."""
         return self.directory / TOKENIZER_NAME if TOKENIZER_NAME in self.states else None
 
-    def verify_graph(self, graph: Graph) -> MappedFiles:
+    def verify_graph(self, graph: Graph | ContributionsGraph) -> MappedFiles:
         """Make sure that a graph and the files with its weights are what they were at the start.
 
         A file that nobody has touched since is not read again.
@@ -123,6 +133,9 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         precision=precision,
         states=states,
     )
-    for graph in bundle.model.graphs.values():
+    graphs: list[Graph | ContributionsGraph] = [*bundle.model.graphs.values()]
+    if bundle.model.contributions is not None:
+        graphs.append(bundle.model.contributions)
+    for graph in graphs:
         graph_files(directory, graph.path, states)
     return bundle

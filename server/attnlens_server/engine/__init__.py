@@ -2,10 +2,29 @@
 
 `item` is what waits, `queue` where it waits, `scheduler` what runs together, `batch` what a graph gets,
 `session` what runs it (`device`, where attention stays on a GPU), `sessions` which one does, `outputs` each
-text's part of what comes out, `lanes` the threads that do all this for one graph, `engine` the two graphs.
+text's part of what comes out, `lanes` the threads that do all this for one graph, `engine` the graphs.
 """
 
 from attnlens_server.engine.engine import Engine
-from attnlens_server.engine.item import HeadSelection, Item, ItemResult, TokenPooling, Wanted, WantedReduction
+from attnlens_server.engine.item import (
+    HeadSelection,
+    Item,
+    ItemResult,
+    Target,
+    TokenPooling,
+    Wanted,
+    WantedReduction,
+    WeightedPooling,
+)
 
-__all__ = ["Engine", "HeadSelection", "Item", "ItemResult", "TokenPooling", "Wanted", "WantedReduction"]
+__all__ = [
+    "Engine",
+    "HeadSelection",
+    "Item",
+    "ItemResult",
+    "Target",
+    "TokenPooling",
+    "Wanted",
+    "WantedReduction",
+    "WeightedPooling",
+]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.batch import GraphInputs
+from attnlens_server.engine.batch import Inputs
 from attnlens_server.engine.item import HeadSelection, Wanted
 from attnlens_server.engine.outputs import HostOutputs, put_together
 from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
@@ -53,7 +53,7 @@ class DeviceSession(Session):
         self._cutter = AttentionCutter(provider, device_id)
         self._kept_there = {value.name for value in self.outputs if len(value.shape) == _WEIGHTS_RANK}
 
-    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> "DeviceOutputs":
+    def run(self, inputs: Inputs, output_names: Sequence[str]) -> "DeviceOutputs":
         """Run a batch to the named outputs, fp32."""
         binding = self._session.io_binding()
         for name, array in self._feed(inputs).items():

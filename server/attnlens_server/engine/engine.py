@@ -1,7 +1,7 @@
-"""The engine of one model: two graphs, each with lanes of its own.
+"""The engine of one model: two or three graphs, each with lanes of its own.
 
-Embeddings and attention are separate graphs with separate threads, so that a request for attention, which is
-heavier, never stands in the way of one for embeddings.
+Embeddings, attention and contributions are separate graphs with separate threads, so that a request for one
+of the latter, which are heavier, never stands in the way of one for embeddings.
 """
 
 import logging
@@ -35,6 +35,7 @@ LENGTH_MULTIPLES = {"cuda": 8}
 SESSIONS: Mapping[Kind, dict[str, type[Session]]] = {
     "embeddings": {"cpu": Session, "cuda": Session},
     "attention": {"cpu": Session, "cuda": DeviceSession},
+    "contributions": {"cpu": Session, "cuda": Session},
 }
 TRIAL_LENGTHS = (8, 128)  # and for embeddings the longest
 
@@ -69,14 +70,14 @@ class Engine:
             min(self.max_batch_tokens, max(1, lane_bytes // max(1, model.row_bytes))),
             max_square_tokens=lane_bytes // max(1, model.pair_bytes),
         )
-        self._openers: dict[Kind, GraphOpener] = {
-            "embeddings": self._opener("embeddings"),
-            "attention": self._opener("attention"),
+        limits: dict[Kind, BatchLimits] = {
+            "embeddings": BatchLimits(self.max_batch_tokens),
+            "attention": attention_limits,
         }
-        self.lanes: dict[Kind, Lanes] = {
-            "embeddings": self._make_lanes("embeddings", BatchLimits(self.max_batch_tokens)),
-            "attention": self._make_lanes("attention", attention_limits),
-        }
+        if model.contributions is not None and self._config.explain:
+            limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+        self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
+        self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
     def submit(self, items: Sequence[Item], *, kind: Kind) -> "list[Future[ItemResult]]":
         """Let items wait for the graph that has what they want; return their futures.
@@ -106,6 +107,11 @@ class Engine:
         """False where the graph with attention can't be used, for good or until it is tried again."""
         return self.lanes["attention"].sessions.are_usable
 
+    @property
+    def has_contributions(self) -> bool:
+        """Whether there are lanes for them: the bundle has the graph, and the configuration allows it."""
+        return "contributions" in self.lanes
+
     def watch(self, on_death: Callable[[], object], on_attention: Callable[[bool], None]) -> None:
         """Be told, in any thread, when a lane has died, and when attention can't be run or can again."""
         for lanes in self.lanes.values():
@@ -116,7 +122,8 @@ class Engine:
         """Open and try the embeddings sessions, start the lanes, return the seconds it took.
 
         The sessions with attention are opened by the first request that needs them; with CUDA now, so that
-        the server does not start unless CUDA really runs both graphs.
+        the server does not start unless CUDA really runs both graphs. Those with contributions are always
+        opened by the first request.
 
         Raises:
             StartupError: a session can't be opened as asked.
@@ -139,7 +146,8 @@ class Engine:
         padded = (shortest, shortest // 2 + 1)
         self._openers["embeddings"].trial_batches = (padded, (longer,))
         self._openers["embeddings"].longest_trial = max_tokens
-        self._openers["attention"].trial_batches = (padded,)
+        for kind in self.lanes.keys() - {"embeddings"}:
+            self._openers[kind].trial_batches = (padded,)
         self.lanes["embeddings"].sessions.open_all()
         if self.provider == "cuda":
             self.lanes["attention"].sessions.open_all()

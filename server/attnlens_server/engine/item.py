@@ -1,4 +1,7 @@
-"""One text on its way through the engine. T tokens, D hidden size, H heads, K of them."""
+"""One text on its way through the engine.
+
+Letters: T tokens, D hidden size, E components of an embedding, L layers, H heads, K of them.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -42,6 +45,35 @@ class TokenPooling:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightedPooling:
+    """The same with a weight for each token (T,); see `attnlens.explanations.pool_weighted`."""
+
+    pooling: Pooling
+    weights: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What contributions add up to: (direction + towards_itself * p / |p|) . p / |p|, p being the embedding.
+
+    Attributes:
+        pooling_weights: of the token vectors, (T,).
+        takes_maximum: pool by the maximum over the tokens whose weight is above 0.
+        direction: (E,) float32.
+        towards_itself: see above.
+        num_dimensions: how many components p has; the others are cut off.
+        head_gates: (L, H) float32, what the output of each head is multiplied with.
+    """
+
+    pooling_weights: npt.NDArray[np.float32]
+    takes_maximum: bool
+    direction: npt.NDArray[np.float32]
+    towards_itself: float
+    num_dimensions: int
+    head_gates: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """An output of the graph, and what to keep of a text's part of it.
 
@@ -54,7 +86,7 @@ class Wanted:
 
     name: str
     layout: Layout = Layout.PER_TOKEN
-    keep: HeadSelection | TokenPooling | None = None
+    keep: HeadSelection | TokenPooling | WeightedPooling | None = None
     pattern: Pattern | None = None
 
 
@@ -81,7 +113,8 @@ class ItemResult:
 
     Attributes:
         arrays: one for each `Wanted` of the item, without padding, in fp32: (T, D), pooled (D,); of what has
-            heads (K, T, T), (T, K) or, of a band or blocks, (K, T, W); with the mean over heads K is 1.
+            heads (K, T, T), (T, K) or, of a band or blocks, (K, T, W); with the mean over heads K is 1. Of
+            contributions (T,), (), (L, H) and (E,).
         queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
         reduced: one for each `WantedReduction` of the item.
@@ -102,6 +135,8 @@ class Item:
         wanted: what to return of it; an output may be wanted several times.
         token_type_ids: (T,) int64; None: zeros.
         reductions: what else to return of it, reduced.
+        target: of contributions; None for the other graphs.
+        left_out: the token that nothing attends to; None: all are there.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
         queued_at: on the same clock; set by the queue.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
@@ -112,6 +147,8 @@ class Item:
     token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
     reductions: tuple[WantedReduction, ...] = ()
+    target: Target | None = None
+    left_out: int | None = None
     queued_at: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
 

@@ -8,7 +8,7 @@ from attnlens_server.bundle.check import REMEDY
 from attnlens_server.bundle.files import MappedFiles
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
-from attnlens_server.engine.trial import Trial
+from attnlens_server.engine.trial import make_trial
 from attnlens_server.errors import StartupError
 
 
@@ -26,13 +26,13 @@ class GraphOpener:
         timeout_s: float,
     ) -> None:
         self._bundle = bundle
-        self._graph = bundle.model.graphs[kind]
+        self._graph = bundle.graph(kind)
         self._session_class = session_class
         self._provider: Literal["cpu", "cuda"] = provider
         self._device_id = device_id
         self._timeout_s = timeout_s
         self._path = bundle.graph_path(kind)
-        self._trial = Trial(self._path, self._graph, bundle.model)
+        self._trial = make_trial(self._path, self._graph, bundle.model)
         self._mapped = MappedFiles({})
         # Protects: a limit that is used once `_is_stopped` is set is over.
         self._stopping = threading.Lock()

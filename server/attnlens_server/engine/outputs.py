@@ -11,11 +11,12 @@ from typing import Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.explanations import pool_weighted
 from attnlens.patterns import Band, Pattern
 from attnlens.pooling import pool
 from attnlens.reductions import Reduced, reduce
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted, WantedReduction
+from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted, WantedReduction, WeightedPooling
 
 
 class BatchOutputs(Protocol):
@@ -30,7 +31,8 @@ class HostOutputs:
     """Outputs in the memory of the process.
 
     Attributes:
-        arrays: by the graph's names, (B, T', D), (B, T', H), (B, H, T', T') or (B, H, T', W).
+        arrays: by the graph's names, (B, T', D), (B, T', H), (B, H, T', T') or (B, H, T', W); of
+            contributions (B, T') and (B, ...).
     """
 
     arrays: dict[str, npt.NDArray[np.float32]]
@@ -42,6 +44,8 @@ class HostOutputs:
         outputs of all of them in memory.
         """
         batch = self.arrays[wanted.name]
+        if wanted.layout is Layout.PER_TEXT:
+            return np.array(batch[row])
         if wanted.layout is Layout.PER_TOKEN:
             part, head_axis = batch[row, :num_tokens], 1  # (T, D) or (T, H)
         else:
@@ -50,6 +54,8 @@ class HostOutputs:
         match wanted.keep:
             case TokenPooling(pooling, num_excluded):
                 part = pool(part, pooling, num_excluded)  # (D,)
+            case WeightedPooling(pooling, weights):
+                part = pool_weighted(part, weights, pooling)  # (D,)
             case HeadSelection(heads, is_mean, is_dense):
                 if heads is not None and heads != tuple(range(part.shape[head_axis])):
                     part = part[list(heads)] if head_axis == 0 else part[:, list(heads)]  # a copy

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.config import Precision, Provider
-from attnlens_server.engine.batch import GraphInputs
+from attnlens_server.engine.batch import Inputs
 from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
 from attnlens_server.engine.saturation import int8_products_saturate
 from attnlens_server.engine.time_limit import TimeLimit
@@ -69,21 +69,21 @@ class Session:
         self.check_results: Callable[[], None] = lambda: None
         """Called after each batch; raises where what it has brought can't be trusted."""
 
-    def run(self, inputs: GraphInputs, output_names: Sequence[str]) -> BatchOutputs:
+    def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
         """Run a batch to the named outputs, fp32."""
         names = list(output_names)
         arrays = self._session.run(names, self._feed(inputs))
         self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
 
-    def run_all(self, inputs: GraphInputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
+    def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
         """Run a batch to every output as the graph gives it, by name."""
         options = ort.RunOptions()
         with limit.ending_with(lambda: setattr(options, "terminate", True)):
             arrays = self._session.run(None, self._feed(inputs), options)
         return dict(zip((value.name for value in self.outputs), arrays, strict=True))
 
-    def _feed(self, inputs: GraphInputs) -> dict[str, npt.NDArray[np.int64]]:
+    def _feed(self, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
         return {name: array for name, array in inputs._asdict().items() if name in self._input_names}
 
 

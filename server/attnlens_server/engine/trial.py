@@ -6,15 +6,15 @@ D hidden size, H heads.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.bundle import Graph, Layout, Model, Output, RowSum
-from attnlens_server.bundle.check import INPUT_NAMES, REMEDY
-from attnlens_server.engine.batch import GraphInputs, pad
-from attnlens_server.engine.item import Item, Wanted
+from attnlens_server.bundle import ContributionsGraph, Graph, Layout, Model, Output, RowSum
+from attnlens_server.bundle.check import CONTRIBUTION_OUTPUTS, INPUT_NAMES, REMEDY
+from attnlens_server.engine.batch import Inputs, pad
+from attnlens_server.engine.item import Item, Target, Wanted
 from attnlens_server.engine.outputs import put_together
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
@@ -22,8 +22,88 @@ from attnlens_server.errors import UnusableGraphError
 
 # How far the sum of an attention row may be from 1. An export promises 1e-5; a GPU may add in another order.
 ROW_SUM_TOLERANCE = 1e-4
+# How far scores and baseline may be from the target, which is 1 here. An export promises 1e-5.
+COMPLETENESS_TOLERANCE = 1e-4
 
 Array = npt.NDArray[Any]
+
+
+class AnyTrial(Protocol):
+    """What a session is tried with."""
+
+    def check_interface(self, session: Session) -> None:
+        """Compare the inputs and outputs of the graph with the manifest."""
+
+    def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
+        """Run a batch of texts with so many tokens, and check what comes out."""
+
+
+def make_trial(path: Path, graph: Graph | ContributionsGraph, model: Model) -> AnyTrial:
+    """Return what a graph is tried with."""
+    if isinstance(graph, ContributionsGraph):
+        return ContributionsTrial(path, graph, model)
+    return Trial(path, graph, model)
+
+
+class ContributionsTrial:
+    """What the graph of contributions in the file `path` has to be."""
+
+    def __init__(self, path: Path, graph: ContributionsGraph, model: Model) -> None:
+        self._path = path
+        self._graph = graph
+        self._model = model
+
+    def check_interface(self, session: Session) -> None:
+        """Compare the names of the inputs and outputs of the graph with the manifest.
+
+        Raises:
+            UnusableGraphError: they differ.
+        """
+        inputs = tuple(value.name for value in session.inputs)
+        missing = set(CONTRIBUTION_OUTPUTS) - {value.name for value in session.outputs}
+        if inputs != self._graph.inputs or missing:
+            lacking = f" and lacks the outputs {', '.join(sorted(missing))}" if missing else ""
+            self._refuse(f"has the inputs {', '.join(inputs)}{lacking}")
+
+    def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
+        """Explain the mean of each text towards itself.
+
+        Raises:
+            UnusableGraphError: a result has another shape or type than an encoder of these sizes has, or
+                scores and baseline do not add up to 1.
+            Exception: what ONNX Runtime fails with.
+        """
+        size, heads = self._graph.embedding_size, self._graph.heads
+        items = []
+        for count in num_tokens:
+            ids = np.zeros(count, np.int64)
+            ids[-1] = self._model.vocab_size - 1
+            target = Target(
+                pooling_weights=np.full(count, 1 / count, np.float32),
+                takes_maximum=False,
+                direction=np.zeros(size, np.float32),
+                towards_itself=1.0,
+                num_dimensions=size,
+                head_gates=np.ones(heads, np.float32),
+            )
+            items.append(Item(ids, (), target=target))
+        arrays: dict[str, Array] = session.run_all(
+            pad(items, max(num_tokens), self._model.pad_token_id), limit
+        )
+        lengths = {"B": len(items), "T": max(num_tokens), "E": size, "L": heads[0], "H": heads[1]}
+        for name, letters in CONTRIBUTION_OUTPUTS.items():
+            expected = tuple(lengths[letter] for letter in letters)
+            if arrays[name].shape != expected or arrays[name].dtype != np.float32:
+                self._refuse(
+                    f"returned {name} as {arrays[name].dtype} {list(arrays[name].shape)}, by the manifest it "
+                    f"is float32 {list(expected)}"
+                )
+        totals = arrays["token_contributions"].sum(axis=1) + arrays["baseline"]
+        if not (np.abs(totals - 1) <= COMPLETENESS_TOLERANCE).all():
+            self._refuse(f"returned contributions that add up to {totals.tolist()} instead of 1")
+
+    def _refuse(self, what: str) -> None:
+        raise UnusableGraphError(f"{self._path} {what}: it is not the graph of this manifest, {REMEDY}")
 
 
 class Trial:
@@ -78,7 +158,7 @@ class Trial:
             part = session.run(inputs, [last.name]).part(0, num_tokens[0], wanted)
             self._check(last, part[None], num_tokens[:1])
 
-    def _inputs(self, num_tokens: Sequence[int]) -> GraphInputs:
+    def _inputs(self, num_tokens: Sequence[int]) -> Inputs:
         """Return a batch (B, T); the last token of each text has the largest id."""
         items = [Item(np.zeros(count, np.int64), ()) for count in num_tokens]
         for item in items:

@@ -8,10 +8,11 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_server.grpc_api import requests
+from attnlens_server.grpc_api import explanations, requests
 from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses
+from attnlens_server.serving.explanations import CompareJob, ExplainJob
 from attnlens_server.serving.jobs import EmbedJob, EncodeJob, TokenizeJob
 from attnlens_server.serving.service import ModelService
 
@@ -26,6 +27,8 @@ _TRANSLATIONS: dict[str, Callable[[Any], Any]] = {
     "Encode": requests.encode_job,
     "EncodeStream": requests.encode_job,
     "Tokenize": requests.tokenize_job,
+    "Explain": explanations.explain_job,
+    "Compare": explanations.compare_job,
 }
 
 
@@ -63,6 +66,19 @@ class EncoderService:
                 serialized.append(await self._make(64 * num_tokens, self._responses.tokenize, texts))
         return await self._make(sum(map(len, serialized)), b"".join, serialized)
 
+    async def Explain(self, job: ExplainJob, call: Call) -> bytes:
+        self._service.check_model(job.model)
+        result = await self._service.explanations.explain(job, call.budget())
+        size = 64 * sum(len(text.tokens.ids) for text in result.texts)
+        return await self._make(size, explanations.explain_response, self._responses, result)
+
+    async def Compare(self, job: CompareJob, call: Call) -> bytes:
+        self._service.check_model(job.model)
+        result = await self._service.explanations.compare(job, call.budget())
+        size = 64 * sum(len(text.tokens.ids) for pair in result.pairs for text in (pair.a, pair.b))
+        size += sum(pair.matrix.nbytes for pair in result.pairs if pair.matrix is not None)
+        return await self._make(size, explanations.compare_response, self._responses, result)
+
     async def ListModels(self, request: pb.ListModelsRequest, call: Call) -> bytes:
         del request, call
         return pb.ListModelsResponse(models=[self._describer.model()]).SerializeToString()
@@ -85,7 +101,8 @@ def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, 
     """Serve the methods of `service`, each within the life of a call."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
     for method in DESCRIPTOR.methods:
-        inputs = method.input_type.fields_by_name.get("inputs")
+        fields = method.input_type.fields_by_name
+        inputs = fields.get("inputs") or fields.get("pairs")
         parser = Parser(
             GetMessageClass(method.input_type),
             _TRANSLATIONS.get(method.name, lambda request: request),

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 import onnxruntime
 
 from attnlens.bundle import embedding_size, find_graph
+from attnlens.v1.explanation_pb2 import ExplainMethod, PairMatrix
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens.v1.model_pb2 import Limits, Model, ModelState
 from attnlens_server.bundle import Bundle
@@ -40,6 +41,11 @@ class ModelDescriber:
             precision=PRECISIONS[config.precision],
             outputs=[output for output in outputs if is_known(output)],
             parity=manifest.parity,
+            explain_methods=[
+                ExplainMethod.ValueType(method) for method in service.explanations.checks.methods
+            ],
+            pair_matrices=[PairMatrix.ValueType(matrix) for matrix in service.explanations.checks.matrices],
+            faithfulness=manifest.faithfulness,
             limits=Limits(
                 max_inputs_per_request=config.inputs_limit,
                 max_text_bytes=config.max_text_bytes,
@@ -48,6 +54,7 @@ class ModelDescriber:
                 max_request_text_bytes=config.request_text_limit,
                 max_request_bytes=config.request_limit,
                 max_attention_queries=MAX_QUERIES,
+                max_masked_runs=config.max_masked_runs,
             ),
             versions=versions,
         )

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
 from attnlens.pooling import Pooling
 from attnlens.reductions import (
     MAX_ROWS,
@@ -69,9 +71,9 @@ def embed_job(request: pb.EmbedRequest) -> EmbedJob:
     return EmbedJob(
         model=request.model,
         inputs=_inputs(request.inputs),
-        prompt=_prompt(request),
+        prompt=prompt_of(request),
         truncate=request.truncate,
-        pooling=_member(Pooling, request.pooling, "pooling", manifest_pb2.Pooling, found),
+        pooling=member(Pooling, request.pooling, "pooling", manifest_pb2.Pooling, found),
         normalize=request.normalize if request.HasField("normalize") else None,
         dimensions=request.dimensions,
         data_type=_data_type(request.data_type, found),
@@ -85,7 +87,7 @@ def encode_job(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> EncodeJob:
     return EncodeJob(
         model=request.model,
         inputs=_inputs(request.inputs),
-        prompt=_prompt(request),
+        prompt=prompt_of(request),
         truncate=request.truncate,
         last_hidden_state=request.last_hidden_state,
         attention=_queries(request.attention, found),
@@ -96,14 +98,15 @@ def encode_job(request: pb.EncodeRequest | pb.EncodeStreamRequest) -> EncodeJob:
 
 def tokenize_job(request: pb.TokenizeRequest) -> TokenizeJob:
     """Translate a request."""
-    return TokenizeJob(model=request.model, inputs=_inputs(request.inputs), prompt=_prompt(request))
+    return TokenizeJob(model=request.model, inputs=_inputs(request.inputs), prompt=prompt_of(request))
 
 
 def _inputs(messages: Iterable[pb.Input]) -> list[Input]:
-    return [_input(message) for message in messages]
+    return [input_of(message) for message in messages]
 
 
-def _input(message: pb.Input) -> Input:
+def input_of(message: pb.Input) -> Input:
+    """Translate an input."""
     match message.WhichOneof("content"):
         case "text":
             return Input(text=message.text)
@@ -114,16 +117,16 @@ def _input(message: pb.Input) -> Input:
     return Input()
 
 
-def _prompt(
-    request: pb.EmbedRequest | pb.EncodeRequest | pb.EncodeStreamRequest | pb.TokenizeRequest,
-) -> Prompt | None:
-    if not request.HasField("prompt"):
+def prompt_of(request: Message, field: str = "prompt") -> Prompt | None:
+    """Translate the prompt in a field of a request; None: it is not set."""
+    if not request.HasField(field):
         return None
-    match request.prompt.WhichOneof("choice"):
+    prompt: pb.Prompt = getattr(request, field)
+    match prompt.WhichOneof("choice"):
         case "name":
-            return Prompt(name=request.prompt.name)
+            return Prompt(name=prompt.name)
         case "text":
-            return Prompt(text=request.prompt.text)
+            return Prompt(text=prompt.text)
     return Prompt()
 
 
@@ -131,8 +134,8 @@ def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation])
     queries = []
     for index, message in enumerate(messages[: MAX_QUERIES + 1]):  # more are refused
         field = f"attention[{index}]"
-        role = _member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, found)
-        view = _member(AttentionView, message.view, f"{field}.view", pb.AttentionView, found)
+        role = member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, found)
+        view = member(AttentionView, message.view, f"{field}.view", pb.AttentionView, found)
         reduction = _reduction(message, f"{field}.reduction", found)
         is_rollout = reduction is not None and reduction.layers == "rollout"
         queries.append(
@@ -193,7 +196,7 @@ def _choice(
     return choices[number]
 
 
-def _member(
+def member(
     enum: type[Member],
     number: int,
     field: str,

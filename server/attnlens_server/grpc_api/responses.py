@@ -36,8 +36,8 @@ class Responses:
     """Makes messages that name one model."""
 
     def __init__(self, model: str, version: str) -> None:
-        self._model = model
-        self._version = version
+        self.model = self._model = model
+        self.version = self._version = version
 
     def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
         """Pack embeddings."""
@@ -45,8 +45,8 @@ class Responses:
             model=self._model,
             model_version=self._version,
             embeddings=to_tensor(result.embeddings, data_type_number(data_type)),
-            usages=[_usage(usage) for usage in result.usages],
-            timings=_timings(result.timings),
+            usages=[usage_message(usage) for usage in result.usages],
+            timings=timings_message(result.timings),
         )
         return response.SerializeToString()
 
@@ -61,7 +61,7 @@ class Responses:
             InvalidFieldsError: a value is beyond the range of the chosen element type.
         """
         head = pb.EncodeResponse(
-            model=self._model, model_version=self._version, timings=_timings(result.timings)
+            model=self._model, model_version=self._version, timings=timings_message(result.timings)
         )
         serialized = [head.SerializeToString()]
         result.texts.reverse()
@@ -81,7 +81,7 @@ class Responses:
         if isinstance(part, results.StreamHead):
             message.model_version = self._version
             message.num_attention_parts = part.num_attention_parts
-            message.timings.CopyFrom(_timings(part.timings))
+            message.timings.CopyFrom(timings_message(part.timings))
             _fill_text(message.head, part.text, data_type)
         else:
             _fill_attention(message.attention, part.attention, data_type)
@@ -91,7 +91,7 @@ class Responses:
         """Pack the tokens of some texts; what `tokenize_head` returns comes before the first ones."""
         response = pb.TokenizeResponse()
         for text in texts:
-            _fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
+            fill_tokens(response.results.add(exceeds_max_tokens=text.exceeds_max_tokens).tokens, text.tokens)
         return response.SerializeToString()
 
     def tokenize_head(self) -> bytes:
@@ -114,8 +114,8 @@ def _varint_bytes(number: int) -> int:
 
 
 def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: DataType) -> None:
-    _fill_tokens(message.tokens, text.tokens)
-    message.usage.CopyFrom(_usage(text.usage))
+    fill_tokens(message.tokens, text.tokens)
+    message.usage.CopyFrom(usage_message(text.usage))
     if text.last_hidden_state is not None:
         results.check_range(text.last_hidden_state, data_type)
         fill_tensor(message.last_hidden_state, text.last_hidden_state, data_type_number(data_type))
@@ -171,7 +171,8 @@ def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResul
         message.band_pattern.num_global_tokens = bands[0].num_global_tokens
 
 
-def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
+def fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: Tokens) -> None:
+    """Add a message for each token."""
     for token_id, text, source, (char_start, char_end), (byte_start, byte_end), word in zip(
         tokens.ids, tokens.texts, tokens.sources, tokens.chars, tokens.bytes, tokens.words, strict=True
     ):
@@ -187,13 +188,15 @@ def _fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: 
         )
 
 
-def _usage(usage: results.Usage) -> pb.Usage:
+def usage_message(usage: results.Usage) -> pb.Usage:
+    """Pack how much of a text was used."""
     return pb.Usage(
         num_tokens=usage.num_tokens, num_tokens_total=usage.num_tokens_total, truncated=usage.truncated
     )
 
 
-def _timings(timings: results.Timings) -> pb.Timings:
+def timings_message(timings: results.Timings) -> pb.Timings:
+    """Pack where the time went."""
     return pb.Timings(
         tokenize=_duration(timings.tokenize_s),
         queue=_duration(timings.queue_s),

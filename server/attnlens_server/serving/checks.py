@@ -204,7 +204,7 @@ class Checks:
         self, model: Model, config: ServerConfig, *, max_tokens: int, has_tokenizer: bool, takes_pairs: bool
     ) -> None:
         self._model = model
-        self._inputs = InputChecks(
+        self.inputs = self._inputs = InputChecks(
             model, config, max_tokens=max_tokens, has_tokenizer=has_tokenizer, takes_pairs=takes_pairs
         )
 

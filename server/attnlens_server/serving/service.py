@@ -22,6 +22,7 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.serving.admission import Admission, Budget
 from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan
+from attnlens_server.serving.explanations import ExplanationChecks, ExplanationService
 from attnlens_server.serving.jobs import EmbedJob, EncodeJob, Job, TokenizeJob
 from attnlens_server.serving.reduction_checks import check_rows
 from attnlens_server.serving.results import (
@@ -73,6 +74,7 @@ class ModelService:
         workers: threads for what is slow.
         max_tokens: the longest input, special tokens included.
         takes_pairs: whether an input may be a pair of texts.
+        explanations: what the tokens of texts did.
     """
 
     def __init__(
@@ -105,6 +107,22 @@ class ModelService:
         )
         self._encoder = InputEncoder(text_encoder, max_tokens, exclude_prompt=bundle.model.exclude_prompt)
         self._sizes = ReplySizes(bundle.model.hidden_size, costs)
+        self.explanations = ExplanationService(
+            bundle,
+            config,
+            engine,
+            checks=ExplanationChecks(
+                bundle.model,
+                config,
+                self._checks.inputs,
+                has_contributions=engine.has_contributions,
+                has_dense=bool(bundle.dense),
+            ),
+            encoder=self._encoder,
+            admission=self.admission,
+            workers=self.workers,
+            sizes=self._sizes,
+        )
 
     def check_serving(self) -> None:
         """Raise NotReadyError or ShuttingDownError unless jobs are welcome."""

@@ -1,0 +1,91 @@
+"""`attnlens compare`: why two texts are similar."""
+# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+
+from typing import Any
+
+import click
+
+from attnlens_cli.commands.options import (
+    EXPLAIN_METHODS,
+    PAIR_MATRICES,
+    POOLINGS,
+    check_sendable,
+    too_long_explained,
+)
+from attnlens_cli.frame.server_options import ServerOptions, server_options
+from attnlens_cli.show.printable import printable, printable_json
+
+
+@click.command(
+    epilog="""\b
+Example:
+  attnlens compare "A man is playing a guitar." "Someone plays an instrument."
+  attnlens compare "A man is playing a guitar." "Someone plays an instrument." --matrix interaction"""
+)
+@click.argument("first", metavar="TEXT")
+@click.argument("second", metavar="TEXT")
+@click.option(
+    "--matrix",
+    type=click.Choice(PAIR_MATRICES),
+    help="Show what each pair did, too; interaction takes a run of the model for each token.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(EXPLAIN_METHODS),
+    default="contributions",
+    show_default=True,
+    help="How each side is explained.",
+)
+@click.option("--words", is_flag=True, help="Add up the tokens of each word.")
+@click.option("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
+@click.option("--prompt-name-a", help="The prompt of the first text.  [default: the model's]")
+@click.option("--prompt-name-b", help="The prompt of the second one.  [default: the model's]")
+@click.option("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
+@click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@server_options
+def compare(
+    first: str,
+    second: str,
+    method: str,
+    words: bool,
+    top: int | None,
+    as_json: bool,
+    server: ServerOptions,
+    **options: Any,  # noqa: ANN401 - options of the client's method
+) -> None:
+    """Show what each token of two texts did for the cosine of their vectors."""
+    names = ("prompt_name_a", "prompt_name_b")
+    given = {f"--{name.replace('_', '-')}": options[name] for name in names}
+    check_sendable({"TEXT": first + second, **given})
+    if as_json and top is not None:
+        raise click.UsageError("--json prints all scores: leave out --top")
+    from attnlens_client import Client
+
+    level = "words" if words else "tokens"
+    with (
+        Client(server.address, **server.client_settings()) as client,
+        too_long_explained("pairs[0].a", "the first TEXT"),
+        too_long_explained("pairs[0].b", "the second TEXT"),
+    ):
+        found = client.compare(first, second, methods=method, level=level, model=server.model, **options)
+    if as_json:
+        from attnlens_cli.show.explanations.as_json import comparison_as_json
+
+        described = {"model": found.a.model, "model_version": found.a.model_version, "texts": [first, second]}
+        click.echo(printable_json(described | comparison_as_json(found)))
+        return
+    from attnlens_cli.show.explanations.bars import make_console, print_caveat, print_scores
+    from attnlens_cli.show.explanations.pairs import print_matrix
+
+    console = make_console()
+    console.print(f"{printable(found.a.model)}: cosine {found.similarity:.4f}")
+    for text, side in ((first, found.a), (second, found.b)):
+        console.print()
+        console.print(printable(text), soft_wrap=True)
+        print_scores(console, side, top=top, verify=False)
+    print_caveat(console, method)
+    if options["matrix"] is not None:
+        console.print()
+        print_matrix(console, found, options["matrix"])

@@ -1,0 +1,136 @@
+"""`attnlens explain`: which words made a vector, or a similarity."""
+# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnlens_cli.commands.options import EXPLAIN_METHODS, POOLINGS, check_sendable, too_long_explained
+from attnlens_cli.frame.server_options import ServerOptions, server_options
+from attnlens_cli.show.printable import printable, printable_json
+
+if TYPE_CHECKING:
+    from attnlens_client import Explanation
+
+VERIFIER = "leave_one_out"
+
+
+@click.command(
+    epilog="""\b
+Example:
+  attnlens explain "The animal didn't cross the street because it was too tired."
+  attnlens explain "A man is playing a guitar." --to "Someone plays an instrument." --verify
+  attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words"""
+)
+@click.argument("text")
+@click.option(
+    "--to", metavar="TEXT", help="Explain the similarity to TEXT.  [default: the text's own vector]"
+)
+@click.option("--rather-than", metavar="TEXT", help="Why nearer to --to than to TEXT?")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(EXPLAIN_METHODS),
+    help="How; may be given several times.  [default: contributions]",
+)
+@click.option("--words", is_flag=True, help="Add up the tokens of each word.")
+@click.option("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
+@click.option("--verify", is_flag=True, help="Leave out each token in turn, and say how well that agrees.")
+@click.option("--heads", is_flag=True, help="With --json: what each head contributes, too.")
+@click.option("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
+@click.option("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
+@click.option("--to-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
+@click.option("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
+@click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@server_options
+def explain(
+    text: str,
+    to: str | None,
+    rather_than: str | None,
+    methods: tuple[str, ...],
+    words: bool,
+    top: int | None,
+    verify: bool,
+    heads: bool,
+    as_json: bool,
+    server: ServerOptions,
+    to_prompt_name: str | None,
+    **options: Any,  # noqa: ANN401 - options of the client's method
+) -> None:
+    """Show what each token of TEXT did for its vector, or for its similarity to another text.
+
+    Scores of `contributions` and their baseline add up to the target: 1 for the text's own vector, the cosine
+    for another text, the difference of two cosines with --rather-than.
+    """
+    check_sendable(
+        {
+            "TEXT": text,
+            "--to": to,
+            "--rather-than": rather_than,
+            "--prompt": options["prompt"],
+            "--prompt-name": options["prompt_name"],
+            "--to-prompt-name": to_prompt_name,
+        }
+    )
+    if rather_than is not None and to is None:
+        raise click.UsageError("--rather-than needs --to")
+    if to_prompt_name is not None and to is None:
+        raise click.UsageError("--to-prompt-name needs --to")
+    if options["prompt_name"] is not None and options["prompt"] is not None:
+        raise click.UsageError("give either --prompt-name or --prompt")
+    if heads and not as_json:
+        raise click.UsageError("--heads needs --json")
+    if as_json and top is not None:
+        raise click.UsageError("--json prints all scores: leave out --top")
+    asked = list(dict.fromkeys(methods)) or ["contributions"]
+    if verify:
+        asked = [*(method for method in asked if method != VERIFIER), VERIFIER]
+        if len(asked) == 1:
+            raise click.UsageError("--verify compares with leave_one_out: give another --method")
+    options |= {"methods": asked, "level": "words" if words else "tokens", "head_contributions": heads}
+    options |= {"to": to, "rather_than": rather_than, "target_prompt_name": to_prompt_name}
+    explanation = _fetch(text, server, options)
+    if as_json:
+        from attnlens_cli.show.explanations.as_json import explanation_as_json
+
+        described = {"model": explanation.model, "model_version": explanation.model_version, "text": text}
+        described |= {
+            name: given for name, given in (("to", to), ("rather_than", rather_than)) if given is not None
+        }
+        click.echo(printable_json(described | explanation_as_json(explanation, verify=verify)))
+        return
+    from attnlens_cli.show.explanations.bars import make_console, print_caveat, print_scores
+
+    console = make_console()
+    console.print(_caption(explanation, to, rather_than), soft_wrap=True)
+    print_scores(console, explanation, top=top, verify=verify)
+    print_caveat(console, asked[0])
+
+
+def _fetch(text: str, server: ServerOptions, options: dict[str, Any]) -> "Explanation":
+    from attnlens_client import Client
+
+    with Client(server.address, **server.client_settings()) as client, too_long_explained("texts[0]", "TEXT"):
+        [explanation] = client.explain([text], model=server.model, **options)
+        return explanation
+
+
+def _caption(explanation: "Explanation", to: str | None, rather_than: str | None) -> str:
+    """Say what is explained."""
+    from attnlens_cli.show.printable import counted
+
+    value = explanation.target_value
+    target = f"its own vector, {value:.4f}"
+    if to is not None:
+        target = f"its cosine with {printable(to)!r}, {value:.4f}"
+    if rather_than is not None:
+        target = (
+            f"its cosine with {printable(to or '')!r} less that with {printable(rather_than)!r}, {value:+.4f}"
+        )
+    used = counted(explanation.usage.num_tokens, "token")
+    if explanation.usage.truncated:
+        used = f"the first {used} of {explanation.usage.num_tokens_total}"
+    return f"{printable(explanation.model)}, {used}: what made {target}"

@@ -1,0 +1,1 @@
+"""Explanations for the terminal and as JSON."""

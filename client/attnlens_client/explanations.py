@@ -1,0 +1,160 @@
+"""What `explain` and `compare` return.
+
+Letters: T tokens of a text, W words of it, U either of the two, L layers, H heads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnlens_client.results import Array, Token, Usage
+
+_MOST_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scores:
+    """What one method says of one text. The array is read-only; `.copy()` gives one to change.
+
+    Attributes:
+        method: `contributions`, `output_share`, `leave_one_out`, `rollout` or `received_attention`.
+        values: float32, shape (U,), a score for each token or word. NaN where `leave_one_out` has none: for
+            special tokens, and where nothing would be left to pool.
+        baseline: what the encoder's biases contribute. None: the scores of the method do not add up to
+            anything.
+        sum: of the scores that are numbers, and of the baseline.
+        expected: what `sum` must be but for rounding. None: nothing is promised.
+        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as measured when the
+            model was exported. None: it was not.
+    """
+
+    method: str
+    values: Array
+    baseline: float | None
+    sum: float
+    expected: float | None
+    faithfulness: float | None
+
+    def __repr__(self) -> str:
+        parts = [self.method, f"{self.values.dtype} {self.values.shape}"]
+        parts += [] if self.baseline is None else [f"baseline {self.baseline:+.4f}"]
+        parts += [f"sum {self.sum:.4f}"]
+        return f"Scores({', '.join(parts)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Explanation:
+    """What the tokens of one text did for the target d . p / |p|, p being its embedding.
+
+    Attributes:
+        tokens: the T tokens that the model saw.
+        usage: how much of the text was used.
+        word_of_token: with words, the number of each token's word, from 0; else empty.
+        target_value: d . p / |p|: 1 towards the text itself, the cosine towards another text.
+        scores: one entry for each method, in the order asked for.
+        head_contributions: float32, shape (L, H): what each head contributes through its output. None where
+            not asked for.
+        model, model_version: which bundle it comes from, see `ModelInfo.version`.
+    """
+
+    tokens: tuple[Token, ...]
+    usage: Usage
+    word_of_token: tuple[int, ...]
+    target_value: float
+    scores: tuple[Scores, ...]
+    head_contributions: Array | None
+    model: str
+    model_version: str
+
+    @property
+    def units(self) -> tuple[tuple[Token, ...], ...]:
+        """What each score is about: the tokens of each word, or each token by itself."""
+        if not self.word_of_token:
+            return tuple((token,) for token in self.tokens)
+        words: list[list[Token]] = [[] for _ in range(max(self.word_of_token) + 1)]
+        for token, word in zip(self.tokens, self.word_of_token, strict=True):
+            words[word].append(token)
+        return tuple(tuple(word) for word in words)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """How the tokenizer spells what each score is about."""
+        return tuple("".join(_spelling(token, at) for at, token in enumerate(unit)) for unit in self.units)
+
+    @property
+    def values(self) -> Array:
+        """The scores of the only method; see `Scores.values`.
+
+        Raises:
+            ValueError: there are several.
+        """
+        if len(self.scores) != 1:
+            raise ValueError(f"there are {len(self.scores)} methods, not one: take `by(METHOD).values`")
+        return self.scores[0].values
+
+    def by(self, method: str) -> Scores:
+        """Return the scores of a method.
+
+        Raises:
+            KeyError: it was not asked for.
+        """
+        for scores in self.scores:
+            if scores.method == method:
+                return scores
+        raise KeyError(f"{method}: there are {', '.join(scores.method for scores in self.scores)}")
+
+    def top(self, count: int = _MOST_SHOWN, method: str = "") -> list[tuple[str, float]]:
+        """Return the units with the largest scores in magnitude, of a method or of the first one."""
+        values = self.by(method).values if method else self.scores[0].values
+        order = np.argsort(-np.abs(np.nan_to_num(values)), kind="stable")[:count]
+        labels = self.labels
+        return [(labels[place], float(values[place])) for place in order]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{label} {value:+.3f}" for label, value in self.top())
+        baseline = self.scores[0].baseline
+        rest = "" if baseline is None else f", baseline {baseline:+.3f}"
+        return (
+            f"Explanation({len(self.units)} {'words' if self.word_of_token else 'tokens'}, "
+            f"target {self.target_value:.4f}, {self.scores[0].method}: {shown}{rest})"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Comparison:
+    """What the tokens of two texts did for their similarity.
+
+    Attributes:
+        a: the first text, explained towards the second one.
+        b: the second text, explained towards the first one.
+        similarity: the cosine of their embeddings.
+        matrix: float32, shape (U, U'): element (i, j) is about unit i of the first text and unit j of the
+            second one. NaN where `interaction` has none. None where not asked for.
+    """
+
+    a: Explanation
+    b: Explanation
+    similarity: float
+    matrix: Array | None
+
+    def top_pairs(self, count: int = _MOST_SHOWN) -> list[tuple[str, str, float]]:
+        """Return the pairs with the largest elements of the matrix in magnitude.
+
+        Raises:
+            ValueError: there is no matrix.
+        """
+        if self.matrix is None:
+            raise ValueError("there is no matrix: ask for matrix='output' or 'interaction'")
+        order = np.argsort(-np.abs(np.nan_to_num(self.matrix)), axis=None, kind="stable")[:count]
+        rows, columns = self.a.labels, self.b.labels
+        places = zip(*np.unravel_index(order, self.matrix.shape), strict=True)
+        return [(rows[row], columns[column], float(self.matrix[row, column])) for row, column in places]
+
+    def __repr__(self) -> str:
+        matrix = "" if self.matrix is None else f", matrix {self.matrix.shape}"
+        return f"Comparison(similarity {self.similarity:.4f}, a={self.a!r}, b={self.b!r}{matrix})"
+
+
+def _spelling(token: Token, place: int) -> str:
+    """Return a token's spelling, without WordPiece's mark of a continued word inside of a word."""
+    return token.text.removeprefix("##") if place else token.text

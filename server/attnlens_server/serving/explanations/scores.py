@@ -1,0 +1,183 @@
+"""From what the graphs return to scores. Pure functions; the formulas are those of `attnlens.explanations`.
+
+Letters: T tokens of a text, W words, E components of an embedding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attnlens.explanations import (
+    ExplainLevel,
+    ExplainMethod,
+    Float64Array,
+    PairMatrix,
+    interaction_matrix,
+    leave_one_out_effects,
+    output_matrix,
+    output_shares,
+    received_attention,
+    rollout,
+    sum_over_words,
+    unit,
+)
+from attnlens.pooling import FloatArray, Pooling
+from attnlens_server.bundle import Model
+from attnlens_server.errors import FieldViolation, InvalidFieldsError
+from attnlens_server.serving.explanations.checks import (
+    CONTRIBUTIONS,
+    LEAVE_ONE_OUT,
+    OUTPUT_SHARE,
+    ROLLOUT,
+    ExplanationPlan,
+)
+from attnlens_server.serving.explanations.results import Explanation, TokenScores
+from attnlens_server.serving.explanations.runs import Contributions, Text, Vectors
+from attnlens_server.serving.results import usage
+from attnlens_server.text import Tokens, TokenSource
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the graphs brought of one text; None or empty: it was not needed.
+
+    Attributes:
+        text: the text.
+        tokens: its tokens.
+        direction: d, (E,); None: p / |p|.
+        contributions: of the graph of contributions.
+        vectors: of the graph of vectors.
+        attention: the mean over heads of some layers, the last one last.
+        left_out: p / |p| without each token, (T, E).
+    """
+
+    text: Text
+    tokens: Tokens
+    direction: Float64Array | None
+    contributions: Contributions | None
+    vectors: Vectors | None
+    attention: Sequence[FloatArray]
+    left_out: Float64Array | None
+
+    @property
+    def embedding(self) -> Float64Array:
+        """p, (E,)."""
+        source = self.vectors or self.contributions
+        assert source is not None  # noqa: S101 - one of them is always run
+        return source.embedding
+
+
+def direction_of(embedding: Float64Array, field: str) -> Float64Array:
+    """Return p / |p|.
+
+    Raises:
+        InvalidFieldsError: p has no direction.
+    """
+    length = float(np.linalg.norm(embedding))
+    if not (np.isfinite(length) and length > 0):
+        text = f"has an embedding of length {length:g}, which has no direction: send another text"
+        raise InvalidFieldsError([FieldViolation(field, text)])
+    return unit(embedding)
+
+
+def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -> Explanation:
+    """Return the explanation of a text, which the request calls `field`.
+
+    Raises:
+        InvalidFieldsError: its embedding has no direction.
+    """
+    own = direction_of(found.embedding, field)
+    direction = own if found.direction is None else found.direction
+    words = words_of(found.tokens) if plan.level is ExplainLevel.WORDS else []
+    scores = []
+    for method in plan.methods:
+        values, baseline, expected = _values(method, found, plan, (own, direction))
+        if words:
+            values = sum_over_words(values, words)
+        measured = model.faithfulness.get(int(method))
+        scores.append(
+            TokenScores(
+                method,
+                values.astype(np.float32),
+                baseline,
+                expected,
+                measured.rank_correlation if measured else None,
+            )
+        )
+    heads = found.contributions.heads if found.contributions else None
+    value = float(direction @ own)
+    return Explanation(found.tokens, usage(found.text.encoded), words, value, tuple(scores), heads)
+
+
+def _values(
+    method: ExplainMethod, found: Found, plan: ExplanationPlan, directions: tuple[Float64Array, Float64Array]
+) -> tuple[Float64Array, float | None, float | None]:
+    """Return the scores (T,) of a method, its baseline and what they add up to."""
+    own, direction = directions
+    weights, target = found.text.weights, float(direction @ own)
+    if method is CONTRIBUTIONS:
+        assert found.contributions is not None  # noqa: S101 - the plan has seen to it, and so below
+        return found.contributions.scores.astype(np.float64), found.contributions.baseline, target
+    if method is OUTPUT_SHARE:
+        assert found.vectors is not None  # noqa: S101
+        assert found.vectors.hidden_state is not None  # noqa: S101
+        length = float(np.linalg.norm(found.embedding))
+        return output_shares(found.vectors.hidden_state, weights, direction, length), 0.0, target
+    if method is LEAVE_ONE_OUT:
+        assert found.left_out is not None  # noqa: S101
+        return leave_one_out_effects(direction, own, found.left_out), None, None
+    if method is ROLLOUT:
+        rows = np.ones_like(weights) if plan.pooling is Pooling.MAX else weights
+        return rollout(found.attention, rows), None, 1.0
+    return received_attention(found.attention[-1]), None, float(len(weights))
+
+
+def matrix(first: Found, second: Found, plan: ExplanationPlan) -> FloatArray | None:
+    """Return what a plan wants of each pair of tokens, (T, T'), or of words."""
+    if plan.matrix is None:
+        return None
+    found = (
+        _interaction(first, second) if plan.matrix is PairMatrix.INTERACTION else _output(first, second, plan)
+    )
+    if plan.level is ExplainLevel.WORDS:
+        found = sum_over_words(found, words_of(first.tokens))
+        found = sum_over_words(found, words_of(second.tokens), axis=1)
+    return found.astype(np.float32)
+
+
+def _interaction(first: Found, second: Found) -> Float64Array:
+    assert first.left_out is not None  # noqa: S101 - the plan has seen to it
+    assert second.left_out is not None  # noqa: S101
+    return interaction_matrix(
+        (unit(first.embedding), first.left_out), (unit(second.embedding), second.left_out)
+    )
+
+
+def _output(first: Found, second: Found, plan: ExplanationPlan) -> Float64Array:
+    sides = []
+    for side in (first, second):
+        assert side.vectors is not None  # noqa: S101 - the plan has seen to it
+        assert side.vectors.hidden_state is not None  # noqa: S101
+        sides.append((side.vectors.hidden_state, side.text.weights))
+    lengths = float(np.linalg.norm(first.embedding) * np.linalg.norm(second.embedding))
+    return output_matrix(sides[0], sides[1], lengths, plan.dimensions)
+
+
+def words_of(tokens: Tokens) -> list[int]:
+    """Return the number of each token's word, from 0 in the order in which words begin.
+
+    The tokens of a word have one text and one `word_index`; one that has none is a word of its own.
+    """
+    numbers: dict[tuple[bool, int], int] = {}
+    words: list[int] = []
+    count = 0
+    for source, word in zip(tokens.sources, tokens.words, strict=True):
+        key = (source is TokenSource.SECOND_TEXT, word) if word is not None else None
+        known = numbers.get(key) if key and source is not TokenSource.SPECIAL else None
+        if known is None:
+            known, count = count, count + 1
+            if key and source is not TokenSource.SPECIAL:
+                numbers[key] = known
+        words.append(known)
+    return words

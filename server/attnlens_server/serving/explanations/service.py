@@ -1,0 +1,290 @@
+"""The way of a job: check, tokenize, measure, run, make scores. What is slow is done by workers."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+from attnlens.explanations import Float64Array
+from attnlens_server.bundle import Bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.errors import (
+    FieldViolation,
+    InputTooLongError,
+    InvalidFieldsError,
+    TooExpensiveError,
+)
+from attnlens_server.serving.admission import Admission, Budget
+from attnlens_server.serving.explanations.checks import ExplanationChecks, ExplanationPlan
+from attnlens_server.serving.explanations.costs import ExplanationCosts
+from attnlens_server.serving.explanations.fields import rename_error
+from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, ExplanationJob
+from attnlens_server.serving.explanations.results import CompareResult, Comparison, ExplainResult, Explanation
+from attnlens_server.serving.explanations.runs import Call, Runs, Text, Vectors, weights_of
+from attnlens_server.serving.explanations.scores import Found, direction_of, explanation, matrix
+from attnlens_server.serving.results import Timings
+from attnlens_server.serving.sizes import ReplySizes
+from attnlens_server.serving.workers import Workers
+from attnlens_server.text import EncodedInput, Input, InputEncoder, Tokens, TokenSource, portions
+
+SomeJob = TypeVar("SomeJob", bound=ExplanationJob)
+
+SMALL_JOB = 1 << 16  # characters and ids that are checked on the event loop
+
+Described = tuple[Text, Tokens]
+
+
+class ExplanationService:
+    """Explains embeddings of one bundle.
+
+    Attributes:
+        checks: says what can be asked for.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: ServerConfig,
+        engine: Engine,
+        *,
+        checks: ExplanationChecks,
+        encoder: InputEncoder,
+        admission: Admission,
+        workers: Workers,
+        sizes: ReplySizes,
+    ) -> None:
+        self.checks = checks
+        self._model = bundle.model
+        self._encoder = encoder
+        self._admission = admission
+        self._workers = workers
+        self._sizes = sizes
+        self._max_masked_runs = config.max_masked_runs
+        self._runs = Runs(bundle, engine, workers, max_queue=config.max_queue)
+        num_layers, num_heads = bundle.model.contributions.heads if bundle.model.contributions else (0, 0)
+        self._costs = ExplanationCosts(
+            sizes.costs,
+            bundle.model.hidden_size,
+            bundle.model.max_dimensions,
+            num_layers * num_heads,
+            bundle.model.num_layers,
+        )
+
+    async def explain(self, job: ExplainJob, budget: Budget) -> ExplainResult:
+        """Say what each token of each text did.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        plan = await self._checked(job, self.checks.explain)
+        others = job.target.inputs
+        with self._places(plan, len(job.inputs), len(others)):
+            started = time.monotonic()
+            described = await self._described(job.inputs, plan, budget)
+            self._check_runs([text for text, _ in described], plan)
+            towards = await self._texts(tuple(others.values()), tuple(others), plan, budget)
+            tokenize_s = time.monotonic() - started
+            call = Call(plan, budget.deadline)
+            direction = await self._direction(towards, tuple(others), call)
+            found = await self._found(described, [direction] * len(described), call)
+            names = [f"inputs[{number}]" for number in range(len(found))]
+            texts = await self._workers.run(self._explanations, found, names, plan)
+        return ExplainResult(texts, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
+
+    async def compare(self, job: CompareJob, budget: Budget) -> CompareResult:
+        """Say what each token of each two texts did for their similarity.
+
+        Raises:
+            RequestError: what `errors` lists.
+        """
+        plan = await self._checked(job, self.checks.compare)
+        count = len(job.inputs)
+        with self._places(plan, 2 * count, 2 * count):
+            started = time.monotonic()
+            names = [f"pairs[{number}].{side}" for side in "ab" for number in range(count)]
+            described = await self._described(job.inputs, plan, budget, names[:count])
+            described += await self._described(
+                job.seconds, plan, budget, names[count:], prompt=plan.other_prompt
+            )
+            lengths = [text.encoded.num_tokens for text, _ in described]
+            matrices = [
+                self._costs.matrix_bytes(pair, plan)
+                for pair in zip(lengths[:count], lengths[count:], strict=True)
+            ]
+            self._reserve(sum(matrices), 5 * sum(matrices), budget)
+            self._check_runs([text for text, _ in described], plan)
+            tokenize_s = time.monotonic() - started
+            call = Call(plan, budget.deadline)
+            vectors = await self._runs.vectors(
+                [text for text, _ in described], call, with_tokens=plan.needs_token_vectors
+            )
+            own = [direction_of(each.embedding, name) for each, name in zip(vectors, names, strict=True)]
+            found = await self._found(described, own[count:] + own[:count], call, vectors)
+            pairs = await self._workers.run(self._comparisons, found, names, plan)
+        return CompareResult(pairs, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
+
+    # --- from jobs to token ids -------------------------------------------------------------------
+
+    async def _checked(self, job: SomeJob, check: Callable[[SomeJob], ExplanationPlan]) -> ExplanationPlan:
+        """Check a job: a large one in a worker thread."""
+        return check(job) if job.size <= SMALL_JOB else await self._workers.run(check, job)
+
+    @contextmanager
+    def _places(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[None]:
+        """Hold places at all graphs that a call needs."""
+        with ExitStack() as stack:
+            for kind, count in self._runs.places(plan, num_texts, num_vectors).items():
+                stack.enter_context(self._admission.texts(kind, count))
+            yield
+
+    async def _described(
+        self,
+        inputs: Sequence[Input],
+        plan: ExplanationPlan,
+        budget: Budget,
+        names: Sequence[str] = (),
+        *,
+        prompt: str | None = None,
+    ) -> list[Described]:
+        """Return texts with their tokens.
+
+        Raises:
+            ResponseTooLargeError: as soon as it is known that the response would be.
+        """
+        described: list[Described] = []
+        message_bytes = 0
+        for portion in portions([given.size for given in inputs]):
+            texts = await self._workers.run(
+                self._describe, inputs, portion, plan, names, plan.prompt if prompt is None else prompt
+            )
+            added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
+            message_bytes += added
+            memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
+            self._reserve(message_bytes, memory_bytes + self._sizes.costs.making_copies * added, budget)
+            described += texts
+        return described
+
+    def _reserve(self, message_bytes: int, memory_bytes: int, budget: Budget) -> None:
+        self._sizes.check("the response", message_bytes, "send fewer or shorter texts")
+        budget.memory.grow(memory_bytes)
+
+    async def _texts(
+        self, inputs: Sequence[Input], names: Sequence[str], plan: ExplanationPlan, budget: Budget
+    ) -> list[Text]:
+        """Return the texts of a target."""
+        if not inputs:
+            return []
+        described = await self._workers.run(
+            self._describe, inputs, range(len(inputs)), plan, names, plan.other_prompt
+        )
+        budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
+        return [text for text, _ in described]
+
+    def _check_runs(self, texts: Sequence[Text], plan: ExplanationPlan) -> None:
+        """Make sure that a call does not need the model to be run too often.
+
+        Raises:
+            TooExpensiveError: it does.
+        """
+        if not plan.needs_masked_runs:
+            return
+        num_runs = sum(self._runs.num_masked_runs(text, plan) for text in texts)
+        if num_runs > self._max_masked_runs:
+            raise TooExpensiveError(num_runs, self._max_masked_runs)
+
+    # --- the graphs -------------------------------------------------------------------------------
+
+    async def _direction(
+        self, towards: Sequence[Text], names: Sequence[str], call: Call
+    ) -> Float64Array | None:
+        """Return d (E,); None: that of each text itself.
+
+        Raises:
+            InvalidFieldsError: a text of the target, or their difference, has no direction.
+        """
+        if not towards:
+            return call.plan.direction
+        vectors = await self._runs.vectors(towards, call)
+        units = [direction_of(each.embedding, name) for each, name in zip(vectors, names, strict=True)]
+        if len(units) == 1:
+            return units[0]
+        difference = units[0] - units[1]
+        if not difference.any():
+            text = "has two texts of the same embedding, between which there is no direction: send other ones"
+            raise InvalidFieldsError([FieldViolation("contrast", text)])
+        return difference
+
+    async def _found(
+        self,
+        described: Sequence[Described],
+        directions: Sequence[Float64Array | None],
+        call: Call,
+        vectors: Sequence[Vectors] | None = None,
+    ) -> list[Found]:
+        """Run all that the plan needs of the texts. `vectors` are there already in a comparison."""
+        plan, runs = call.plan, self._runs
+        texts = [text for text, _ in described]
+        if vectors is None and not runs.takes_no_vectors(plan):
+            vectors = await runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
+        contributions = (
+            await runs.contributions(texts, directions, call) if plan.needs_contributions else None
+        )
+        attention = await runs.attention(texts, call)
+        left_out = await runs.left_out(texts, call) if plan.needs_masked_runs else None
+        return [
+            Found(
+                text,
+                tokens,
+                directions[number],
+                contributions[number] if contributions else None,
+                vectors[number] if vectors else None,
+                attention[number],
+                left_out[number] if left_out else None,
+            )
+            for number, (text, tokens) in enumerate(described)
+        ]
+
+    # --- in worker threads ------------------------------------------------------------------------
+
+    def _describe(
+        self,
+        inputs: Sequence[Input],
+        portion: range,
+        plan: ExplanationPlan,
+        names: Sequence[str],
+        prompt: str,
+    ) -> list[Described]:
+        """Return some texts as token ids, without records, and their tokens."""
+        try:
+            encoded = self._encoder.encode(
+                inputs, portion, prompt=prompt, truncate=plan.truncate, with_records=True
+            )
+        except (InputTooLongError, InvalidFieldsError) as error:
+            raise (rename_error(error, names) if names else error) from None
+        return [self._described_text(text, plan) for text in encoded]
+
+    def _described_text(self, encoded: EncodedInput, plan: ExplanationPlan) -> Described:
+        tokens = self._encoder.describe(encoded)
+        can_be_left_out = tuple(source is not TokenSource.SPECIAL for source in tokens.sources)
+        return Text(encoded.without_record(), weights_of(encoded, plan), can_be_left_out), tokens
+
+    def _explanations(
+        self, found: Sequence[Found], names: Sequence[str], plan: ExplanationPlan
+    ) -> list[Explanation]:
+        return [explanation(each, name, plan, self._model) for each, name in zip(found, names, strict=True)]
+
+    def _comparisons(
+        self, found: Sequence[Found], names: Sequence[str], plan: ExplanationPlan
+    ) -> list[Comparison]:
+        explained = self._explanations(found, names, plan)
+        count = len(found) // 2
+        return [
+            Comparison(
+                explained[number],
+                explained[count + number],
+                explained[number].target_value,
+                matrix(found[number], found[count + number], plan),
+            )
+            for number in range(count)
+        ]

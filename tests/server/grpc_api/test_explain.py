@@ -1,0 +1,373 @@
+"""Explain and Compare: calls to a real process with real weights, against figures and plain ONNX Runtime."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnxruntime
+import pytest
+import tokenizers
+
+from attnlens.tensors import from_tensor, to_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.explanation_pb2 import (
+    EXPLAIN_LEVEL_WORDS,
+    EXPLAIN_METHOD_CONTRIBUTIONS,
+    EXPLAIN_METHOD_LEAVE_ONE_OUT,
+    EXPLAIN_METHOD_OUTPUT_SHARE,
+    EXPLAIN_METHOD_RECEIVED_ATTENTION,
+    EXPLAIN_METHOD_ROLLOUT,
+    PAIR_MATRIX_INTERACTION,
+    PAIR_MATRIX_OUTPUT,
+)
+from attnlens.v1.manifest_pb2 import POOLING_MAX, POOLING_MEAN, Pooling
+from attnlens.v1.tensor_pb2 import DataType, Tensor
+from failures import Failure, read_failure
+from references import TEXTS
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+A, B = "A man is playing a guitar.", "Someone plays an instrument."
+# Computed in float64 by another program, from the formulas of docs/explanations.md.
+FIGURES: dict[int, list[float]] = {
+    EXPLAIN_METHOD_CONTRIBUTIONS: [
+        .01596, .04536, .28130, .04249, .00595, .01989, .09207, .01495,
+        .15746, .02761, .01113, .02128, .02190, .14598, .00344, .01074,
+    ],
+    EXPLAIN_METHOD_OUTPUT_SHARE: [
+        .04884, .06977, .08549, .06892, .04894, .05531, .06407, .05702,
+        .07360, .05323, .07127, .06242, .04315, .07252, .05931, .06614,
+    ],
+    EXPLAIN_METHOD_LEAVE_ONE_OUT: [
+        np.nan, .01477, .16094, .02793, .00359, .01509, .04965, .00622,
+        .10288, .00725, .00387, .00353, .00903, .10590, .00499, np.nan,
+    ],
+    EXPLAIN_METHOD_ROLLOUT: [
+        .60106, .02934, .02315, .02290, .01693, .01317, .01987, .02203,
+        .02182, .02380, .01699, .01827, .01516, .02435, .04231, .08886,
+    ],
+}  # fmt: skip
+RECEIVED = {0: 5.88997, 13: 1.77558, 2: 1.43840, 8: 1.17325}
+PAIR = (
+    ([.0343, .0388, .0203, .0264, .1549, .0226, .3205, .0321, .0319], -.01444),
+    ([.0311, .1341, .1924, .0330, .3126, .0321, .0330], -.10084),
+)  # fmt: skip
+TOLERANCE = 2e-4
+
+
+def given(text: str) -> pb.Input:
+    return pb.Input(text=text)
+
+
+def explain(stub: EncoderServiceStub, *texts: str, **fields: Any) -> list[pb.Explanation]:
+    return list(stub.Explain(pb.ExplainRequest(inputs=map(given, texts), **fields), timeout=60).results)
+
+
+def compare(stub: EncoderServiceStub, a: str, b: str, **fields: Any) -> pb.Comparison:
+    pair = pb.ComparedPair(a=given(a), b=given(b))
+    [result] = stub.Compare(pb.CompareRequest(pairs=[pair], **fields), timeout=60).results
+    return result
+
+
+def refusal(stub: EncoderServiceStub, **fields: Any) -> Failure:
+    with pytest.raises(grpc.RpcError) as caught:
+        explain(stub, SENTENCE, **fields)
+    return read_failure(caught.value)
+
+
+def vector(stub: EncoderServiceStub, text: str, **fields: Any) -> np.ndarray:
+    reply = stub.Embed(pb.EmbedRequest(inputs=[given(text)], normalize=True, **fields))
+    return from_tensor(reply.embeddings)[0].astype(np.float64)
+
+
+def total(scores: pb.TokenScores) -> float:
+    return float(from_tensor(scores.values).sum(dtype=np.float64)) + scores.baseline
+
+
+def tensor(values: Any) -> Tensor:
+    return to_tensor(np.asarray(values, np.float32), DataType.DATA_TYPE_FLOAT32)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServiceStub) -> None:
+    [text] = explain(stub, SENTENCE, methods=[*FIGURES, EXPLAIN_METHOD_RECEIVED_ATTENTION])
+    assert text.target_value == pytest.approx(1, abs=1e-9)
+    for scores, (method, expected) in zip(text.scores, FIGURES.items(), strict=False):
+        assert scores.method == method
+        np.testing.assert_allclose(from_tensor(scores.values), expected, atol=TOLERANCE)
+    contributions, shares, effects, rollout, received = text.scores
+    assert contributions.baseline == pytest.approx(0.082509, abs=TOLERANCE)
+    assert contributions.sum == pytest.approx(1, abs=1e-5)
+    assert shares.sum == pytest.approx(1, abs=1e-6)
+    assert not effects.HasField("baseline")
+    assert not effects.HasField("expected")
+    assert rollout.sum == pytest.approx(1, abs=1e-6)
+    for token, weight in RECEIVED.items():
+        assert from_tensor(received.values)[token] == pytest.approx(weight, abs=TOLERANCE)
+    assert (received.expected, received.sum) == (16, pytest.approx(16, abs=1e-5))
+    assert not any(scores.HasField("faithfulness") for scores in text.scores)
+
+
+def test_the_scores_of_a_pair_are_those_of_another_program(stub: EncoderServiceStub) -> None:
+    pair = compare(stub, A, B, matrix=PAIR_MATRIX_OUTPUT)
+    assert pair.similarity == pytest.approx(0.667446, abs=TOLERANCE)
+    for side, (values, baseline) in zip((pair.a, pair.b), PAIR, strict=True):
+        [scores] = side.scores
+        np.testing.assert_allclose(from_tensor(scores.values), values, atol=TOLERANCE)
+        assert scores.baseline == pytest.approx(baseline, abs=TOLERANCE)
+        assert total(scores) == pytest.approx(pair.similarity, abs=1e-5)
+    matrix = from_tensor(pair.matrix)
+    assert matrix.max() == matrix[4, 2] == pytest.approx(0.0501, abs=TOLERANCE)
+    assert matrix[6, 4] == pytest.approx(0.0391, abs=TOLERANCE)
+    assert matrix.sum(dtype=np.float64) == pytest.approx(pair.similarity, abs=1e-6)
+
+
+def test_the_interaction_of_a_pair_is_that_of_another_program(stub: EncoderServiceStub) -> None:
+    pair = compare(stub, A, B, matrix=PAIR_MATRIX_INTERACTION)
+    matrix = from_tensor(pair.matrix)
+    assert matrix[6, 4] == pytest.approx(0.4181, abs=TOLERANCE)
+    assert np.isnan(matrix[[0, -1]]).all()
+    assert np.isnan(matrix[:, [0, -1]]).all()
+    assert np.isfinite(matrix[1:-1, 1:-1]).all()
+
+
+def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minilm_bundle: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
+    tokenizer.no_padding()
+    session = onnxruntime.InferenceSession(minilm_bundle / "onnx" / "model.onnx")
+    ids = np.array([tokenizer.encode(SENTENCE).ids])
+
+    def embed(without: int | None) -> np.ndarray:
+        mask = np.ones_like(ids)
+        if without is not None:
+            mask[0, without] = 0
+        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        [hidden] = session.run(["last_hidden_state"], feed)
+        mean = hidden[0, mask[0] == 1].mean(axis=0, dtype=np.float64)
+        return np.asarray(mean / np.linalg.norm(mean))
+
+    whole, other = embed(None), vector(stub, B)
+    [text] = explain(stub, SENTENCE, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT], other=given(B))
+    found = from_tensor(text.scores[0].values)
+    for token in range(1, ids.shape[1] - 1):
+        assert found[token] == pytest.approx((whole - embed(token)) @ other, abs=1e-5)
+
+
+# --- every target, pooling and cut ----------------------------------------------------------------
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "itself": {},
+    "direction": {"direction": tensor(np.random.default_rng(0).standard_normal(384))},
+    "other": {"other": given(B)},
+    "contrast": {"contrast": pb.Contrast(nearer=given(B), farther=given("It rained."))},
+}
+
+
+@pytest.mark.parametrize("pooling", Pooling.values()[1:])
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_scores_and_baseline_add_up_to_what_embed_returns(
+    stub: EncoderServiceStub, target: dict[str, Any], pooling: Pooling.ValueType
+) -> None:
+    texts = [SENTENCE, A, "wet"]
+    for text, explained in zip(texts, explain(stub, *texts, pooling=pooling, **target), strict=True):
+        own = vector(stub, text, pooling=pooling)
+        direction = own
+        if "direction" in target:
+            direction = from_tensor(target["direction"])
+        elif target:
+            direction = vector(stub, B, pooling=pooling)
+            if "contrast" in target:
+                direction = direction - vector(stub, "It rained.", pooling=pooling)
+        [scores] = explained.scores
+        size = float(np.linalg.norm(direction))
+        assert explained.target_value == pytest.approx(direction @ own, abs=1e-5 * max(size, 1))
+        assert scores.expected == explained.target_value
+        assert total(scores) == pytest.approx(explained.target_value, abs=2e-5 * max(size, 1))
+        assert scores.sum == pytest.approx(total(scores), abs=1e-9)
+
+
+def test_a_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceStub) -> None:
+    nearer, farther = given(B), given("It rained.")
+    [both] = explain(stub, A, contrast=pb.Contrast(nearer=nearer, farther=farther))
+    [first], [second] = explain(stub, A, other=nearer), explain(stub, A, other=farther)
+    difference = from_tensor(first.scores[0].values) - from_tensor(second.scores[0].values)
+    np.testing.assert_allclose(from_tensor(both.scores[0].values), difference, atol=1e-5)
+    assert both.target_value == pytest.approx(first.target_value - second.target_value, abs=1e-6)
+    assert first.target_value == pytest.approx(vector(stub, A) @ vector(stub, B), abs=1e-5)
+
+
+def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStub) -> None:
+    for fields in ({}, {"other": given(B)}):
+        methods = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_OUTPUT_SHARE]
+        [text] = explain(stub, A, dimensions=50, methods=methods, **fields)
+        own = vector(stub, A, dimensions=50)
+        direction = vector(stub, B, dimensions=50) if fields else own
+        assert text.target_value == pytest.approx(direction @ own, abs=1e-5)
+        for scores in text.scores:
+            assert total(scores) == pytest.approx(direction @ own, abs=1e-5)
+    assert (
+        "shape [384]: the embedding has the shape [50]"
+        in refusal(stub, dimensions=50, direction=TARGETS["direction"]["direction"]).message
+    )
+
+
+def test_the_prompts_of_text_and_target_are_their_own(stub: EncoderServiceStub) -> None:
+    prompt, other = pb.Prompt(text="query: "), pb.Prompt(text="passage: ")
+    [text] = explain(stub, A, prompt=prompt, other=given(B), target_prompt=other)
+    expected = vector(stub, A, prompt=prompt) @ vector(stub, B, prompt=other)
+    assert text.target_value == pytest.approx(expected, abs=1e-5)
+    assert [token.source for token in text.tokens[:3]] == [1, 2, 2]
+    pair = compare(stub, A, B, prompt_a=prompt, prompt_b=other)
+    assert pair.similarity == pytest.approx(expected, abs=1e-5)
+    assert "target_prompt is set, but" in refusal(stub, target_prompt=other).message
+
+
+def test_words_are_the_sums_of_their_tokens(stub: EncoderServiceStub) -> None:
+    methods = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_LEAVE_ONE_OUT]
+    text = "Unbelievably electroencephalographic!"
+    [tokens] = explain(stub, text, methods=methods)
+    [words] = explain(stub, text, methods=methods, level=EXPLAIN_LEVEL_WORDS)
+    numbers = list(words.word_of_token)
+    assert numbers[0] == 0
+    assert max(numbers) + 1 == 5  # [CLS], two words, the mark, [SEP]
+    for of_tokens, of_words in zip(tokens.scores, words.scores, strict=True):
+        values = from_tensor(of_tokens.values)
+        sums = [values[np.array(numbers) == word].sum() for word in range(5)]
+        np.testing.assert_allclose(from_tensor(of_words.values), sums, atol=1e-6)
+        assert of_words.sum == pytest.approx(of_tokens.sum, abs=1e-6)
+    pair = compare(stub, text, B, matrix=PAIR_MATRIX_OUTPUT, level=EXPLAIN_LEVEL_WORDS)
+    assert from_tensor(pair.matrix).shape == (5, 7)
+    ids = pb.Input(token_ids=pb.TokenIds(ids=[101, 102]))
+    with pytest.raises(grpc.RpcError, match="ids have no words"):
+        stub.Explain(pb.ExplainRequest(inputs=[ids], level=EXPLAIN_LEVEL_WORDS))
+
+
+def test_the_contributions_of_heads_come_where_asked_for(stub: EncoderServiceStub) -> None:
+    [text] = explain(stub, SENTENCE, head_contributions=True)
+    heads = from_tensor(text.head_contributions)
+    assert heads.shape == (6, 12)
+    assert np.isfinite(heads).all()
+    assert heads.any(axis=1).all()
+    assert not explain(stub, SENTENCE)[0].HasField("head_contributions")
+
+
+# --- a crowd --------------------------------------------------------------------------------------
+
+
+def test_a_text_has_the_same_scores_alone_and_in_a_crowd(stub: EncoderServiceStub) -> None:
+    fields: list[dict[str, Any]] = [
+        {"pooling": pooling, **target}
+        for pooling in (POOLING_MEAN, POOLING_MAX)
+        for target in TARGETS.values()
+    ]
+    calls = [(text, each) for each in fields for text in TEXTS]
+    alone = [explain(stub, text, **each)[0] for text, each in calls]
+    with ThreadPoolExecutor(16) as pool:
+        crowd = list(pool.map(lambda call: explain(stub, call[0], **call[1])[0], calls * 2))
+    for one, other in zip(alone * 2, crowd, strict=True):
+        size = max(1.0, abs(one.target_value))
+        np.testing.assert_allclose(
+            from_tensor(other.scores[0].values), from_tensor(one.scores[0].values), atol=2e-5 * size
+        )
+        assert other.target_value == pytest.approx(one.target_value, abs=1e-5 * size)
+
+
+def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> None:
+    together = explain(stub, *TEXTS, other=given(B), methods=list(FIGURES))
+    for text, found in zip(TEXTS, together, strict=True):
+        [alone] = explain(stub, text, other=given(B), methods=list(FIGURES))
+        assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
+        for one, other in zip(alone.scores, found.scores, strict=True):
+            np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
+
+
+def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderServiceStub) -> None:
+    pair = compare(stub, A, B)
+    [a], [b] = explain(stub, A, other=given(B)), explain(stub, B, other=given(A))
+    for side, alone in ((pair.a, a), (pair.b, b)):
+        np.testing.assert_allclose(
+            from_tensor(side.scores[0].values), from_tensor(alone.scores[0].values), atol=1e-5
+        )
+    pairs = [pb.ComparedPair(a=given(text), b=given(B)) for text in TEXTS]
+    several = stub.Compare(pb.CompareRequest(pairs=pairs)).results
+    for text, found in zip(TEXTS, several, strict=True):
+        assert found.similarity == pytest.approx(compare(stub, text, B).similarity, abs=1e-5)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "zeros": ({"direction": tensor(np.zeros(384))}, "direction is all zeros, which is no direction"),
+    "NaN": ({"direction": tensor([np.nan] * 384)}, "direction has a NaN or an infinity"),
+    "another size": ({"direction": tensor([1, 2, 3])}, r"direction has the shape \[3\]"),
+    "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is no tensor: 2 bytes"),
+    "no numbers": ({"direction": Tensor()}, r"direction has the shape \[\]|is no tensor"),
+    "fp16": ({"direction": Tensor(data_type=DataType.DATA_TYPE_FLOAT16)}, "direction.data_type is 2"),
+    "an empty text": ({"other": pb.Input()}, "other is empty: set text"),
+    "ids out of range": (
+        {"other": pb.Input(token_ids=pb.TokenIds(ids=[30522]))},
+        r"other.token_ids.ids\[0\] is 30522",
+    ),
+    "half a contrast": ({"contrast": pb.Contrast(nearer=given("a"))}, "contrast.farther is empty"),
+    "twice the same": (
+        {"contrast": pb.Contrast(nearer=given("a"), farther=given("a"))},
+        "contrast has two texts of the same embedding",
+    ),
+    "a long target": ({"other": given("word " * 300)}, "other has 302 tokens, the model takes 256"),
+    "a prompt of the target": (
+        {"other": given("a"), "target_prompt": pb.Prompt(name="x")},
+        "target_prompt.name is 'x': the model has no prompts",
+    ),
+    "a method twice": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS: it was asked"),
+    "no method": ({"methods": [9]}, r"methods\[0\] is 9: use one of EXPLAIN_METHOD_CONTRIBUTIONS"),
+    "no level": ({"level": 7}, "level is 7: use one of"),
+    "shares of a maximum": ({"methods": [2], "pooling": 3}, "the maximum is no sum of token vectors"),
+    "heads of another method": ({"methods": [4], "head_contributions": True}, "head_contributions is set"),
+    "too many dimensions": ({"dimensions": 385}, "dimensions is 385: it must be from 1 to 384"),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_told_by_its_field(
+    stub: EncoderServiceStub, fields: dict[str, Any], message: str
+) -> None:
+    failure = refusal(stub, **fields)
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert re.search(message, failure.message), failure.message
+
+
+def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
+    pairs = [pb.ComparedPair(a=given("a"), b=given("b")), pb.ComparedPair(a=given("a"))]
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Compare(pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=9))
+    failure = read_failure(caught.value)
+    assert set(failure.violations) == {"pairs[1].b", "prompt_b.name", "matrix"}
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Compare(pb.CompareRequest(pairs=[pb.ComparedPair(a=given("a"), b=given("word " * 300))]))
+    failure = read_failure(caught.value)
+    assert failure.reason == "INPUT_TOO_LONG"
+    assert "pairs[0].b has 302 tokens, the model takes 256" in failure.message
+    with pytest.raises(grpc.RpcError, match="pairs is empty"):
+        stub.Compare(pb.CompareRequest())
+
+
+def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub) -> None:
+    texts, methods = ["word " * 200] * 6, [EXPLAIN_METHOD_LEAVE_ONE_OUT]
+    with pytest.raises(grpc.RpcError) as caught:
+        explain(stub, *texts, methods=methods)
+    failure = read_failure(caught.value)
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_EXPENSIVE")
+    assert failure.metadata == {"num_runs": "1200", "max_masked_runs": "1024"}
+    assert "needs 1200 runs of the model with a token left out, a request may need 1024" in failure.message
+
+
+def test_the_model_says_what_can_be_asked_for(stub: EncoderServiceStub) -> None:
+    model = stub.GetModel(pb.GetModelRequest()).model
+    assert list(model.explain_methods) == [1, 2, 3, 4, 5]
+    assert list(model.pair_matrices) == [1, 2]
+    assert model.limits.max_masked_runs == 1024

@@ -1,0 +1,317 @@
+"""Explanations without a protocol: dense layers, prompts that do not count, limits, older bundles."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from onnx import helper
+
+from attnlens.explanations import ExplainMethod, PairMatrix
+from attnlens.pooling import Pooling
+from attnlens_server.bundle import open_bundle
+from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
+from attnlens_server.errors import (
+    DeadlineError,
+    GraphUnavailableError,
+    InvalidFieldsError,
+    NotSupportedError,
+    OverloadedError,
+    RequestTooLargeError,
+    ResponseTooLargeError,
+    StartupError,
+    TooExpensiveError,
+)
+from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.explanations import CompareJob, ExplainJob
+from attnlens_server.serving.explanations.jobs import Towards
+from attnlens_server.serving.explanations.results import Explanation
+from attnlens_server.serving.jobs import EmbedJob, Prompt
+from attnlens_server.serving.service import ModelService, State
+from attnlens_server.serving.sizes import ReplyCosts
+from attnlens_server.text import Input, TextEncoder, TokenSource
+from compatibility.record import make_bundle
+from tampered import change_graph, constant, manifest_of, put_hashes_right, through
+
+CONTRIBUTIONS = "onnx/model_contributions.onnx"
+OLD_BUNDLE = Path(__file__).parents[2] / "compatibility" / "v0.1.0" / "bundle"
+TEXTS = ["the man and the cat", "a cat", "in the house of the old man"]
+MASKED = (ExplainMethod.LEAVE_ONE_OUT,)
+
+Open = Callable[..., AbstractAsyncContextManager[ModelService]]
+
+
+@pytest.fixture(scope="module")
+def dense_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder with a dense layer, whose prompts are left out of the pooling; fp16 is in it, too."""
+    directory = tmp_path_factory.mktemp("dense") / "bundle"
+    make_bundle(directory)
+    with manifest_of(directory) as manifest:
+        manifest["pooling"]["exclude_prompt"] = True
+        manifest["faithfulness"] = [
+            {"method": "EXPLAIN_METHOD_CONTRIBUTIONS", "rank_correlation": 0.85, "num_texts": 25}
+        ]
+    return directory
+
+
+@pytest.fixture
+def copied(dense_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(dense_bundle, tmp_path / "bundle"))
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, *, max_message_bytes: int = 1 << 20, **options: Any
+) -> AsyncIterator[ModelService]:
+    config = ServerConfig(bundle=directory, threads=2, lanes=2, **options)
+    bundle = open_bundle(directory, config.precision)
+    engine = Engine(bundle, config)
+    engine.start(max_tokens=32)
+    costs = ReplyCosts(
+        max_message_bytes, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1
+    )
+    assert bundle.tokenizer_path is not None
+    encoder = TextEncoder(bundle.tokenizer_path, 40)
+    service = ModelService(bundle, config, engine, encoder, max_tokens=40, costs=costs)
+    service.state = State.SERVING
+    yield service
+    service.workers.close()
+    engine.close()
+
+
+def budget(service: ModelService, deadline: float | None = None) -> Budget:
+    return Budget(Reservation(service.admission), deadline)
+
+
+async def explain(service: ModelService, *texts: str, **fields: Any) -> list[Explanation]:
+    job = ExplainJob(inputs=[Input(text=text) for text in texts], **fields)
+    return (await service.explanations.explain(job, budget(service))).texts
+
+
+async def vectors(service: ModelService, *texts: str, **fields: Any) -> np.ndarray:
+    job = EmbedJob(inputs=[Input(text=text) for text in texts], normalize=True, **fields)
+    return (await service.embed(job, budget(service))).embeddings.astype(np.float64)
+
+
+# --- what adds up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", [*Pooling, None])
+async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
+    dense_bundle: Path, pooling: Pooling | None
+) -> None:
+    async with serving(dense_bundle) as service:
+        for fields in ({}, {"dimensions": 4}):
+            common: dict[str, Any] = {"pooling": pooling, "prompt": Prompt(name="query"), **fields}
+            own = await vectors(service, *TEXTS, **common)
+            [other] = await vectors(service, "the cat", **fields, pooling=pooling, prompt=Prompt(text=""))
+            towards = {"target": Towards(other=Input(text="the cat")), "target_prompt": Prompt(text="")}
+            for target, direction in (({}, own), (towards, [other] * len(own))):
+                found = await explain(service, *TEXTS, **common, **target)
+                for text, vector, each in zip(found, own, direction, strict=True):
+                    [scores] = text.scores
+                    assert text.target_value == pytest.approx(each @ vector, abs=1e-5)
+                    assert scores.sum == pytest.approx(each @ vector, abs=2e-5)
+                    assert scores.faithfulness == 0.85
+
+
+async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        [text] = await explain(service, TEXTS[0], prompt=Prompt(name="query"), methods=MASKED)
+        values = text.scores[0].values
+        assert np.isnan(values[[0, -1]]).all()
+        assert np.isfinite(values[1:-1]).all()
+        assert values[1] != 0  # a token of the prompt
+        [text] = await explain(
+            service, TEXTS[0], prompt=Prompt(name="query"), pooling=Pooling.CLS, methods=MASKED
+        )
+        first = list(text.tokens.sources).index(TokenSource.TEXT)  # without it nothing would be pooled
+        assert np.flatnonzero(np.isnan(text.scores[0].values)).tolist() == [
+            0,
+            first,
+            len(text.tokens.ids) - 1,
+        ]
+
+
+async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> None:
+    methods = (ExplainMethod.CONTRIBUTIONS, *MASKED)
+    target = Towards(other=Input(text="the cat"))
+    found = []
+    for precision in ("fp32", "fp16"):
+        async with serving(dense_bundle, precision=precision) as service:
+            found.append(await explain(service, *TEXTS, methods=methods, target=target))
+    for exact, served in zip(*found, strict=True):
+        assert served.target_value == pytest.approx(exact.target_value, abs=1e-6)
+        for one, other in zip(exact.scores, served.scores, strict=True):
+            np.testing.assert_allclose(other.values, one.values, atol=1e-6)
+
+
+async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        assert ExplainMethod.OUTPUT_SHARE not in service.explanations.checks.methods
+        assert service.explanations.checks.matrices == (PairMatrix.INTERACTION,)
+        with pytest.raises(
+            InvalidFieldsError, match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, and with"
+        ):
+            await explain(service, "a cat", methods=[ExplainMethod.OUTPUT_SHARE])
+        job = CompareJob(inputs=[Input(text="a")], seconds=[Input(text="b")], matrix=PairMatrix.OUTPUT)
+        with pytest.raises(InvalidFieldsError, match="matrix is PAIR_MATRIX_OUTPUT, and with"):
+            await service.explanations.compare(job, budget(service))
+
+
+# --- bundles and servers that lack something ------------------------------------------------------
+
+
+async def test_a_bundle_of_before_says_what_it_lacks_and_does_the_rest() -> None:
+    async with serving(OLD_BUNDLE) as service:
+        methods = service.explanations.checks.methods
+        assert methods == (*MASKED, ExplainMethod.ROLLOUT, ExplainMethod.RECEIVED_ATTENTION)
+        with pytest.raises(
+            NotSupportedError, match=r"has no graph of contributions.*export it again"
+        ) as caught:
+            await explain(service, "a cat")
+        assert "or ask for EXPLAIN_METHOD_LEAVE_ONE_OUT" in caught.value.message
+        [text] = await explain(service, "a cat", methods=methods)
+        assert text.target_value == pytest.approx(1)
+        assert text.scores[1].sum == pytest.approx(1, abs=1e-6)
+        pair = CompareJob(
+            inputs=[Input(text="a cat")],
+            seconds=[Input(text="the cat")],
+            methods=MASKED,
+            matrix=PairMatrix.INTERACTION,
+        )
+        [compared] = (await service.explanations.compare(pair, budget(service))).pairs
+        first, second = await vectors(service, "a cat", "the cat")
+        assert compared.similarity == pytest.approx(first @ second, abs=1e-5)
+
+
+async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, explain=False) as service:
+        assert service.explanations.checks.methods == ()
+        with pytest.raises(NotSupportedError, match="--no-explain"):
+            await explain(service, "a cat")
+    async with serving(dense_bundle, max_masked_runs=0) as service:
+        with pytest.raises(NotSupportedError, match="--max-masked-runs 0"):
+            await explain(service, "a cat", methods=MASKED)
+
+
+@pytest.mark.parametrize(
+    ("output", "factor"), [("baseline", 0.0), ("baseline", -1.0), ("token_contributions", 1.01)]
+)
+async def test_a_graph_whose_numbers_do_not_add_up_is_not_used(
+    copied: Path, output: str, factor: float
+) -> None:
+    scaled = helper.make_node("Mul", ["inner", "factor"], [output])
+    change_graph(copied, CONTRIBUTIONS, through(output, constant("factor", factor), scaled))
+    async with serving(copied) as service:
+        with pytest.raises(GraphUnavailableError, match="returned contributions that add up to"):
+            await explain(service, "a cat")
+        assert (await vectors(service, "a cat")).shape == (1, 10)  # the rest is served
+
+
+@pytest.mark.parametrize(("place", "axes"), [(2, ["batch_size", "7"]), (5, ["batch_size", "2", "4"])])
+def test_a_manifest_with_another_graph_of_contributions_is_refused(
+    copied: Path, place: int, axes: list[str]
+) -> None:
+    with manifest_of(copied) as manifest:
+        [graph] = [each for each in manifest["graphs"] if each["id"] == "contributions"]
+        graph["inputs"][3 + place]["axes"] = axes
+    with pytest.raises(StartupError, match="is not a graph of contributions with the inputs"):
+        open_bundle(copied)
+
+
+async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
+    weights = copied / "2_Dense" / "model.safetensors"
+    zeros = {name: np.zeros_like(array) for name, array in safetensors.numpy.load_file(weights).items()}
+    safetensors.numpy.save_file(zeros, weights)
+    put_hashes_right(copied)
+    async with serving(copied) as service:
+        with pytest.raises(InvalidFieldsError, match=r"inputs\[0\] has an embedding of length 0"):
+            await explain(service, "a cat", methods=MASKED, target=Towards(direction=np.ones(10)))
+        with pytest.raises(InvalidFieldsError, match="other has an embedding of length 0"):
+            await explain(service, "a cat", target=Towards(other=Input(text="the cat")))
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_held_when_a_call_is_over(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        for methods in ((), MASKED, tuple(service.explanations.checks.methods)):
+            memory = Reservation(service.admission)
+            job = ExplainJob(inputs=[Input(text=text) for text in TEXTS], methods=methods)
+            await service.explanations.explain(job, Budget(memory))
+            assert memory.room_bytes < service.admission.max_bytes
+            memory.release()
+            for kind in ("embeddings", "attention", "contributions"):
+                with service.admission.texts(kind, 2048):  # all places are free
+                    pass
+
+
+async def test_a_call_that_is_cancelled_runs_no_further(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        text = "the cat and the man " * 4
+        job = ExplainJob(inputs=[Input(text=text)] * 20, methods=MASKED)
+        await explain(service, text, methods=MASKED)
+        embeddings = service._engine.lanes["embeddings"]
+        before = embeddings.num_live_tokens
+        running = asyncio.ensure_future(service.explanations.explain(job, budget(service)))
+        while embeddings.num_live_tokens == before:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await vectors(service, "a cat")
+        assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts of at least 20 tokens
+        with service.admission.texts("embeddings", 2048):
+            pass
+
+
+async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        for methods in ((), MASKED):
+            job = ExplainJob(inputs=[Input(text="a cat")], methods=methods)
+            with pytest.raises(DeadlineError):
+                await service.explanations.explain(job, budget(service, time.monotonic() - 1))
+
+
+async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, max_queue=1) as service:
+        [text] = await explain(service, TEXTS[2], methods=MASKED)
+        with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
+            await explain(service, "a cat")
+    async with serving(dense_bundle) as service:
+        [other] = await explain(service, TEXTS[2], methods=MASKED)
+    np.testing.assert_allclose(text.scores[0].values, other.scores[0].values, atol=1e-6)
+
+
+async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_runs(
+    dense_bundle: Path,
+) -> None:
+    async with serving(dense_bundle, max_message_bytes=1 << 9) as service:
+        with pytest.raises(ResponseTooLargeError):
+            await explain(service, *TEXTS)
+        memory = Reservation(service.admission)
+        memory.grow(service.admission.max_bytes - 100)
+        with pytest.raises(RequestTooLargeError, match="bytes of memory"):
+            await service.explanations.explain(ExplainJob(inputs=[Input(text="a cat")]), Budget(memory))
+        assert service._engine.lanes["contributions"].num_computed_tokens == 0
+
+
+async def test_too_many_runs_are_refused_before_anything_runs(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, max_masked_runs=5) as service:
+        before = service._engine.lanes["embeddings"].num_computed_tokens
+        with pytest.raises(TooExpensiveError, match=r"needs 9 runs .* may need 5"):
+            await explain(service, "the man and the cat", prompt=Prompt(text="a cat "), methods=MASKED)
+        assert service._engine.lanes["embeddings"].num_computed_tokens == before
+        job = CompareJob(
+            inputs=[Input(text="a man")], seconds=[Input(text="the old cat")], matrix=PairMatrix.INTERACTION
+        )
+        assert len((await service.explanations.compare(job, budget(service))).pairs) == 1
