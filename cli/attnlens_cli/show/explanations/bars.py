@@ -128,7 +128,7 @@ def sum_line(scores: Scores) -> str:
 
 
 def verified(explanation: Explanation, scores: Scores) -> float:
-    """Return Spearman's rank correlation of scores with leave-one-out of the same text, which must be there."""
+    """Return the rank correlation of scores with leave-one-out of the same text, which must be there."""
     return rank_correlation(scores.values, explanation.by(VERIFIER).values)
 
 
