@@ -63,13 +63,13 @@ def compare(
         raise click.UsageError("--json prints all scores: leave out --top")
     from attnlens_client import Client
 
-    level = "words" if words else "tokens"
+    options |= {"methods": method, "level": "words" if words else "tokens"}
     with (
         Client(server.address, **server.client_settings()) as client,
         too_long_explained("pairs[0].a", "the first TEXT"),
         too_long_explained("pairs[0].b", "the second TEXT"),
     ):
-        found = client.compare(first, second, methods=method, level=level, model=server.model, **options)
+        found = client.compare(first, second, model=server.model, **options)
     if as_json:
         from attnlens_cli.show.explanations.as_json import comparison_as_json
 

@@ -23,6 +23,7 @@ from attnlens.v1.explanation_pb2 import (
     EXPLAIN_METHOD_ROLLOUT,
     PAIR_MATRIX_INTERACTION,
     PAIR_MATRIX_OUTPUT,
+    PairMatrix,
 )
 from attnlens.v1.manifest_pb2 import POOLING_MAX, POOLING_MEAN, Pooling
 from attnlens.v1.tensor_pb2 import DataType, Tensor
@@ -80,7 +81,7 @@ def refusal(stub: EncoderServiceStub, **fields: Any) -> Failure:
 
 def vector(stub: EncoderServiceStub, text: str, **fields: Any) -> np.ndarray:
     reply = stub.Embed(pb.EmbedRequest(inputs=[given(text)], normalize=True, **fields))
-    return from_tensor(reply.embeddings)[0].astype(np.float64)
+    return np.asarray(from_tensor(reply.embeddings)[0], dtype=np.float64)
 
 
 def total(scores: pb.TokenScores) -> float:
@@ -109,7 +110,8 @@ def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServ
     assert rollout.sum == pytest.approx(1, abs=1e-6)
     for token, weight in RECEIVED.items():
         assert from_tensor(received.values)[token] == pytest.approx(weight, abs=TOLERANCE)
-    assert (received.expected, received.sum) == (16, pytest.approx(16, abs=1e-5))
+    assert received.expected == 16
+    assert received.sum == pytest.approx(16, abs=1e-5)
     assert not any(scores.HasField("faithfulness") for scores in text.scores)
 
 
@@ -343,8 +345,9 @@ def test_what_is_wrong_is_told_by_its_field(
 
 def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
     pairs = [pb.ComparedPair(a=given("a"), b=given("b")), pb.ComparedPair(a=given("a"))]
+    request = pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=PairMatrix.ValueType(9))
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Compare(pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=9))
+        stub.Compare(request)
     failure = read_failure(caught.value)
     assert set(failure.violations) == {"pairs[1].b", "prompt_b.name", "matrix"}
     with pytest.raises(grpc.RpcError) as caught:

@@ -234,7 +234,7 @@ async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
     put_hashes_right(copied)
     async with serving(copied) as service:
         with pytest.raises(InvalidFieldsError, match=r"inputs\[0\] has an embedding of length 0"):
-            await explain(service, "a cat", methods=MASKED, target=Towards(direction=np.ones(10)))
+            await explain(service, "a cat", methods=MASKED, target=Towards(direction=np.ones(10, np.float32)))
         with pytest.raises(InvalidFieldsError, match="other has an embedding of length 0"):
             await explain(service, "a cat", target=Towards(other=Input(text="the cat")))
 

@@ -78,7 +78,7 @@ def print_scores(console: Console, explanation: Explanation, *, top: int | None,
 
 def print_caveat(console: Console, method: str) -> None:
     """Say in one line what scores of a method are not."""
-    console.print(f"Note on {method}: {_CAVEATS[method]}", style=Style(dim=True))
+    console.print(f"Note on {method}: {_CAVEATS[method]}", style=Style(dim=True), soft_wrap=True)
 
 
 def _table(explanation: Explanation, order: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> Table:
@@ -128,7 +128,7 @@ def sum_line(scores: Scores) -> str:
 
 
 def verified(explanation: Explanation, scores: Scores) -> float:
-    """Return the rank correlation of scores with leave-one-out of the same text, which must be there."""
+    """Return Spearman's rank correlation of scores with leave-one-out, which must be there, too."""
     return rank_correlation(scores.values, explanation.by(VERIFIER).values)
 
 
