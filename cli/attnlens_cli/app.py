@@ -1,8 +1,8 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
 A subcommand NAME is the attribute NAME of the module `attnlens_cli.commands.NAME`, or of one in a folder
-there. Its value for an option comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else
-the file given by `--config-file`, else the default.
+there. Its value for an option comes from the command line, else the environment
+(`ATTNLENS_NAME_OPTION`), else the file given by `--config-file`, else the default.
 """
 
 import sys
