@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
+VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs format protos release-record clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs viewer browser format protos release-record clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -29,7 +30,7 @@ test: test-export test-serving ## every test
 test-export: $(MINILM)
 	$(PYTEST) $(EXPORT_TESTS)
 
-test-serving: $(MINILM)
+test-serving: $(MINILM) $(VIEWER_NODE) browser
 	$(PYTEST) $(EXPORT_TESTS:%=--ignore %)
 
 # What needs no PyTorch, on the other versions of Python that are installed.
@@ -47,6 +48,16 @@ test-python-%: $(MINILM)
 $(NODE): tests/node/package.json tests/node/package-lock.json
 	cd tests/node && npm ci
 	touch $@
+
+$(VIEWER_NODE): viewer/package.json viewer/package-lock.json
+	cd viewer && npm ci
+	touch $@
+
+viewer: $(VIEWER_NODE) ## bundle the script and the style of the page
+	cd viewer && npm run check && npm run build
+
+browser: ## Chromium, which the tests of the page open it in
+	viewer/install_browser.sh
 
 test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem
@@ -81,4 +92,4 @@ release-record: .venv/ready ## keep this version's protocol, bundle and messages
 	$(BIN)/python tests/compatibility/record.py $(VERSION)
 
 clean:
-	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules dist build
+	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build

@@ -10,15 +10,22 @@ import sys
 import tempfile
 from pathlib import Path
 
+from attnlens_analysis.teach import Question, ask, make_lesson
+from attnlens_analysis.teach.render import picture, step_lines
 from attnlens_export.layouts import write_layout
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
 MODULES = {"python": (TESTS / "ecosystem").glob("with_*.py"), "js": (TESTS / "node").glob("with_*.mjs")}
+# What how_attention_works.md follows, and the steps whose pictures it shows.
+SENTENCE = "The animal didn't cross the street because it was too tired."
+LESSON_WIDTH = 100
+PICTURES = {4: "scores", 5: "scale", 6: "weights", 7: "values", 9: "heads", 10: "diagonal"}
 
 
 def main() -> None:
-    """Write the blocks of two pages."""
+    """Write the blocks of three pages, and the pictures of one."""
+    lesson_page(Path(sys.argv[1]))
     for language, modules in MODULES.items():
         for module in modules:
             replace_block(DOCS / "ecosystem.md", language, module.read_text(encoding="utf-8"))
@@ -29,6 +36,23 @@ def main() -> None:
         config = triton / "all-MiniLM-L6-v2" / "config.pbtxt"
         replace_block(DOCS / "layouts.md", "", config.read_text(encoding="utf-8"))
         replace_block(DOCS / "layouts.md", "json", (ovms / "config.json").read_text(encoding="utf-8"))
+
+
+def lesson_question(bundle: Path) -> Question:
+    """Ask what the page about attention answers."""
+    return ask(bundle, SENTENCE, "it", layer=3, head=1)
+
+
+def lesson_page(bundle: Path) -> None:
+    """Write each step of the lesson into the page about attention, and draw its pictures."""
+    command = "attnlens teach bundles/minilm TEXT --token it"
+    lesson = make_lesson(lesson_question(bundle), command)
+    for place, step in enumerate(lesson.steps, 1):
+        block = "\n".join(step_lines(place, step, LESSON_WIDTH, with_picture=False)) + "\n"
+        replace_block(DOCS / "how_attention_works.md", "", block)
+        if place in PICTURES:
+            file = DOCS / "pictures" / f"attention_{PICTURES[place]}.svg"
+            file.write_text(picture(step.picture), encoding="utf-8")
 
 
 def replace_block(page: Path, language: str, content: str) -> None:

@@ -31,6 +31,16 @@ RULES = {
         "attnlens_server",
         "attnlens_client",
     },
+    "attnlens_analysis.heads": {
+        "torch",
+        "transformers",
+        "onnx",
+        "click",
+        "rich",
+        "attnlens_model",
+        "attnlens_export",
+        "attnlens_client",
+    },
     "attnlens_runtimes": {
         "torch",
         "onnx",
@@ -40,6 +50,15 @@ RULES = {
         "attnlens_export",
     },
     "attnlens_export": {"grpc", "attnlens_server", "attnlens_client"},
+    "attnlens_viewer": {
+        "attnlens",
+        "attnlens_client",
+        "attnlens_server",
+        "click",
+        "grpc",
+        "matplotlib",
+        "torch",
+    },
     "attnlens_cli.main": {"torch", "onnx", "onnxruntime", "grpc", "numpy", "tokenizers"},
     "attnlens.bundle": {"numpy", "grpc"},
 }

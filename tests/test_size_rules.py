@@ -6,7 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("protos", "model", "export", "server", "client", "cli", "bench", "examples", "tests")
+ROOMS = (
+    "protos",
+    "model",
+    "export",
+    "server",
+    "client",
+    "viewer",
+    "cli",
+    "analysis",
+    "bench",
+    "examples",
+    "tests",
+)
 MAX_MODULES, MAX_FILE_LINES, MAX_FUNCTION_LINES = 14, 400, 60
 
 GENERATED = ("_pb2.py", "_pb2_grpc.py")

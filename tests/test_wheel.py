@@ -79,7 +79,16 @@ def test_the_wheel_serves_and_exports_extra_by_extra(
 
 def test_the_wheel_holds_what_is_not_python(environment: Environment) -> None:
     with zipfile.ZipFile(environment.wheel) as wheel:
-        assert "attnlens_runtimes/node/worker.mjs" in wheel.namelist()
+        names = set(wheel.namelist())
+    heads = "attnlens_analysis/heads"
+    assert {
+        "attnlens_runtimes/node/worker.mjs",
+        f"{heads}/page.html",
+        f"{heads}/data/ud_en_ewt_dev_500.tsv.gz",
+        f"{heads}/data/LICENSE.md",
+    } <= names
+    assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
+    assert assets == {f"attnlens_viewer/assets/{name}" for name in ("page.css", "page.js", "widget.js")}
 
 
 def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

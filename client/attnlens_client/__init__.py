@@ -1,5 +1,15 @@
 """The Python client of an attnlens server: numpy arrays in and out, over gRPC."""
 
+from attnlens.reductions import (
+    Reduction,
+    RowStatistics,
+    SparseRows,
+    SquareRoots,
+    Statistics,
+    Threshold,
+    TopK,
+    TopWeights,
+)
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import Client
@@ -76,16 +86,24 @@ __all__ = [
     "ParityFigure",
     "PermissionDeniedError",
     "RateLimitedError",
+    "Reduction",
     "RequestTooExpensiveError",
     "RequestTooLargeError",
     "ResponseTooLargeError",
+    "RowStatistics",
     "Scores",
     "ServerError",
     "SlowReaderError",
+    "SparseRows",
+    "SquareRoots",
+    "Statistics",
     "Text",
+    "Threshold",
     "Token",
     "TokenIds",
     "TokenizedText",
+    "TopK",
+    "TopWeights",
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",

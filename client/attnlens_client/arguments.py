@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from attnlens.reductions import Reduction
+
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
 RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
@@ -45,19 +47,22 @@ class AttentionQuery:
         view: "full" returns each head by itself, "head_mean" the mean of the heads as an axis of length 1,
             "dense" each head by itself, with bands and blocks put together by the server.
         role: which output of the layers, one of those in `ModelInfo.outputs`.
+        reduction: what the server makes of the weights between tokens: words, means, the largest of them.
+            With a rollout the view is "head_mean". None: nothing.
 
     Raises:
         TypeError: `layers` or `heads` is no list of whole numbers.
-        ValueError: it is an empty list, or a name is unknown.
+        ValueError: it is an empty list, a name is unknown, or the reduction can't be.
 
-    >>> AttentionQuery(layers=[-1], view="head_mean")
-    AttentionQuery(layers=(-1,), heads=None, view='head_mean', role='attention_weights')
+    >>> AttentionQuery(layers=[-1], view="head_mean").layers
+    (-1,)
     """
 
     layers: Sequence[int] | None = None
     heads: Sequence[int] | None = None
     view: ViewName = "full"
     role: RoleName = "attention_weights"
+    reduction: Reduction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _numbers("layers", self.layers))
@@ -65,6 +70,16 @@ class AttentionQuery:
         for name, value, known in (("view", self.view, ViewName), ("role", self.role, RoleName)):
             if value not in get_args(known):
                 raise ValueError(f"{name} is {value!r}: choose one of {', '.join(get_args(known))}")
+        if self.reduction is not None:
+            self._check_reduction(self.reduction)
+
+    def _check_reduction(self, reduction: Reduction) -> None:
+        for field, description in reduction.problems():
+            raise ValueError(f"reduction.{field} {description}")
+        if reduction.layers == "rollout":
+            if self.view == "dense":
+                raise ValueError("view is 'dense': a rollout is of the mean over heads, leave the view out")
+            object.__setattr__(self, "view", "head_mean")
 
 
 def _numbers(name: str, chosen: Sequence[int] | None) -> tuple[int, ...] | None:

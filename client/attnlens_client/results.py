@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.patterns import Band, Blocks
+from attnlens.reductions import RowStatistics, SparseRows, TopWeights
+from attnlens.reductions.square_roots import from_levels
 from attnlens_client.arguments import AttentionQuery
 
 Array: TypeAlias = npt.NDArray[Any]
 LayerPattern: TypeAlias = Band | Blocks
+ReducedData: TypeAlias = TopWeights | SparseRows | RowStatistics
 
 _SHOWN_VERSION = 12
 
@@ -79,7 +82,8 @@ class Attention:
 
     Attributes:
         query: what was asked for.
-        layers: the layer number of each entry of axis 0, from 0.
+        layers: the layer number of each entry of axis 0, from 0; of a mean or a rollout, those that were put
+            together in its only entry.
         heads: the head numbers, from 0; with the view "head_mean" those that were averaged.
         layout: where the axes of `weights` are, as below.
         row_sum: what a row sums to: `one`, `gate`, `unbounded`. `unspecified`: nothing is said. Of a band and
@@ -87,8 +91,15 @@ class Attention:
         weights: `dense`: shape (L', H', T, T), [l, h, i, j] is how much token i draws from token j;
             `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h;
             `band`: shape (L', H', T, 2G + 2w + 1) and `blocks`: shape (L', H', T, S * b + 2b), as the classes
-            of `patterns` say.
+            of `patterns` say. Of a reduction `dense`: shape (L', H', R, U), R chosen rows and U tokens or
+            words; `square_roots`: the same in uint8; `top_k`, `sparse` and `statistics`: no elements, see the
+            properties of these names.
         patterns: between which tokens each layer has weights, for `band` and `blocks`; else empty.
+        reduced: what there is instead of weights; None: they are all there.
+        special_mass: shape (L', H', R): what each row gave to special tokens that were dropped. None: they
+            were not.
+        unit_of_token: shape (T,) int32: the number of the row and column that each token became, -1 where it
+            was dropped. None: that of the token.
     """
 
     query: AttentionQuery
@@ -98,6 +109,42 @@ class Attention:
     row_sum: str
     weights: Array
     patterns: tuple[LayerPattern, ...] = ()
+    reduced: ReducedData | None = None
+    special_mass: Array | None = None
+    unit_of_token: Array | None = None
+
+    @property
+    def top_k(self) -> TopWeights:
+        """The largest weights of each row: indices and values (L', H', R, k), the rest (L', H', R).
+
+        Raises:
+            ValueError: they were not asked for.
+        """
+        if isinstance(self.reduced, TopWeights):
+            return self.reduced
+        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=TopK(k))")
+
+    @property
+    def sparse(self) -> SparseRows:
+        """The weights from a threshold on, as compressed sparse rows of L' x H' x R.
+
+        Raises:
+            ValueError: they were not asked for.
+        """
+        if isinstance(self.reduced, SparseRows):
+            return self.reduced
+        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=Threshold(threshold))")
+
+    @property
+    def statistics(self) -> RowStatistics:
+        """What each unit received (L', H', U), and the entropy of each row (L', H', R).
+
+        Raises:
+            ValueError: they were not asked for.
+        """
+        if isinstance(self.reduced, RowStatistics):
+            return self.reduced
+        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=Statistics(...))")
 
     @property
     def selected(self) -> Array:
@@ -112,11 +159,15 @@ class Attention:
         return chosen
 
     def dense(self) -> Array:
-        """Return the weights (L', H', T, T), query by key, whatever the layout; a new array for a pattern.
+        """Return the weights (L', H', T, T), or (L', H', R, U), query by key; a new array but for `dense`.
 
         Raises:
-            ValueError: the layout is `per_token`.
+            ValueError: the layout is `per_token`, or a reduction has left only some weights or none.
         """
+        if self.reduced is not None:
+            raise ValueError(f"the layout is {self.layout}: not all weights are there, see `{self.layout}`")
+        if self.layout == "square_roots":
+            return from_levels(self.weights)
         if self.layout == "per_token":
             raise ValueError(f"{self.role} has a row for each token, and no weights between tokens")
         if not self.patterns:
@@ -201,10 +252,12 @@ class LayerPart:
     Attributes:
         input_index: the number of the text, from 0.
         query_index: the number of the query, from 0.
-        layer: its number, from 0.
+        layer: its number, from 0; of a mean or a rollout that of the last one in `layers`.
         heads, layout, row_sum: as in `Attention`.
         weights: as in `Attention`, without the axis of layers: (H', T, T), (T, H') or (H', T, W).
         pattern: as in `Attention.patterns`; None where there is none.
+        reduced, special_mass, unit_of_token: as in `Attention`, without the axis of layers.
+        layers: the layers that were put together; of a layer by itself, its number alone.
     """
 
     input_index: int
@@ -215,6 +268,10 @@ class LayerPart:
     row_sum: str
     weights: Array
     pattern: LayerPattern | None = None
+    reduced: ReducedData | None = None
+    special_mass: Array | None = None
+    unit_of_token: Array | None = None
+    layers: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return (

@@ -19,17 +19,16 @@ from attnlens_export.graph.names import EMBEDDINGS_PATH, GRAPH_PURPOSES
 from attnlens_export.graph.parameters import compare_weights, rebuild_encoder
 from attnlens_export.parity.grid import Case, default_grid
 from attnlens_export.parity.measure import Subject
-from attnlens_export.parity.runtimes import (
-    Missing,
-    RuntimeOptions,
-    RuntimeResult,
-    find_runtimes,
-    measure_runtime,
-)
 from attnlens_export.precision import Stated
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import with_choices_of
 from attnlens_export.published.side_files import read_task
+from attnlens_export.runtimes.measure import (
+    RuntimeOptions,
+    find_runtimes,
+    measure_runtime,
+)
+from attnlens_export.runtimes.result import Missing, RuntimeResult
 from attnlens_export.verdict import Verdict
 from attnlens_model import Encoder, EncoderConfig, load_checkpoint, read_config
 

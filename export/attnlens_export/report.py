@@ -22,8 +22,8 @@ from attnlens_export.parity.result import (
     max_or_nan,
     worst,
 )
-from attnlens_export.parity.runtimes import MIN_COSINE, RuntimeResult
 from attnlens_export.precision import GraphResult, Table
+from attnlens_export.runtimes.result import MIN_COSINE, RuntimeResult
 from attnlens_export.verdict import Verdict
 from attnlens_runtimes import FP32
 
@@ -58,6 +58,7 @@ def runtime_content(result: RuntimeResult) -> dict[str, Any]:
         "version": result.version,
         "precision": result.precision,
         "stops": result.stops,
+        "contributions": [finite(dataclasses.asdict(case)) for case in result.contributions],
     }
     return content | head | {"passed": result.passed, "failures": result.failures()}
 

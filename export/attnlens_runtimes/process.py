@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_runtimes.runtime import FP32, Feed, Installed
+from attnlens_runtimes.runtime import FP32, STORED, Feed, Installed
 
 _MAX_REASON_LENGTH = 300
 
@@ -62,8 +62,8 @@ class GraphProcess:
             RuntimeFailureError: the runtime refused, crashed, or did not answer in time.
         """
         for name, array in feed.items():
-            array.astype("<i8", copy=False).tofile(self.directory / f"{name}.bin")
-        self._send({name: array.shape for name, array in feed.items()})
+            array.astype(STORED[array.dtype.name], copy=False).tofile(self.directory / f"{name}.bin")
+        self._send({name: (array.dtype.name, *array.shape) for name, array in feed.items()})
         shapes = self._receive()["outputs"]
         return [
             np.fromfile(self.directory / f"{index}.bin", "<f4", math.prod(shape)).reshape(shape)
@@ -87,7 +87,7 @@ class GraphProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
-    def _send(self, content: dict[str, tuple[int, ...]]) -> None:
+    def _send(self, content: dict[str, tuple[str | int, ...]]) -> None:
         assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
         try:
             self._process.stdin.write(json.dumps(content).encode() + b"\n")

@@ -7,17 +7,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-Feed = dict[str, npt.NDArray[np.int64]]
-"""The inputs by name, each (B, T), in the order of the graph's inputs."""
+Feed = Mapping[str, npt.NDArray[Any]]
+"""The inputs by name, int64 or float32, in the order of the graph's inputs."""
+
+STORED = {"int64": "<i8", "float32": "<f4"}
+"""How inputs lie in the files that are exchanged, by their type."""
 
 Run = Callable[[Feed], Sequence[npt.NDArray[Any]]]
 """Runs an open graph and returns every output in the graph's order."""

@@ -1,14 +1,14 @@
 """The process of a graph in a Python runtime: `python -m attnlens_runtimes.worker NAME [--fp32] GRAPH DIR`.
 
 It answers on standard output, one line of JSON each. Once the graph is open, that is what it computes in, as
-`{"precision": "bf16"}`; `{}` means fp32. Then for each line of input, the shapes of the inputs as
-`{"input_ids": [B, T], ...}`, it is those of the outputs in the graph's order as
+`{"precision": "bf16"}`; `{}` means fp32. Then for each line of input, types and shapes of the inputs as
+`{"input_ids": ["int64", B, T], ...}`, it is the shapes of the outputs in the graph's order as
 `{"outputs": [[B, T, D], ...]}`. Instead of either it may say `{"error": REASON}` and end.
 
 With --fp32 the graph is opened to compute in that, else with the runtime's defaults.
 
-The tensors themselves are in DIR, row-major and little-endian: inputs as int64 in `input_ids.bin` and so on,
-outputs as float32 in `0.bin`, `1.bin` and so on. `node/worker.mjs` does the same.
+The tensors themselves are in DIR, row-major and little-endian: inputs in `input_ids.bin` and so on, as int64
+or float32, outputs as float32 in `0.bin`, `1.bin` and so on. `node/worker.mjs` does the same.
 """
 
 import json
@@ -16,12 +16,12 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from attnlens_runtimes.registry import RUNTIMES
-from attnlens_runtimes.runtime import FP32_OPTION, Feed, PythonRuntime
+from attnlens_runtimes.runtime import FP32_OPTION, STORED, Feed, PythonRuntime
 
 
 def main() -> None:
@@ -58,10 +58,10 @@ def _reply(replies: TextIO, content: dict[str, object]) -> None:
     replies.flush()
 
 
-def _read_feed(shapes: dict[str, list[int]], directory: Path) -> Feed:
+def _read_feed(described: dict[str, list[Any]], directory: Path) -> Feed:
     return {
-        name: np.fromfile(directory / f"{name}.bin", "<i8", math.prod(shape)).reshape(shape)
-        for name, shape in shapes.items()
+        name: np.fromfile(directory / f"{name}.bin", STORED[kind], math.prod(shape)).reshape(shape)
+        for name, (kind, *shape) in described.items()
     }
 
 

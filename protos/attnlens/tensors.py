@@ -14,6 +14,7 @@ _NUMPY_DTYPES: dict[DataType.ValueType, np.dtype[Any]] = {
     DataType.DATA_TYPE_FLOAT32: np.dtype("<f4"),
     DataType.DATA_TYPE_FLOAT16: np.dtype("<f2"),
     DataType.DATA_TYPE_INT32: np.dtype("<i4"),
+    DataType.DATA_TYPE_UINT8: np.dtype("u1"),
 }
 
 

@@ -40,7 +40,7 @@ def broken(quick: ExportOptions, tiny_trace: TracedGraph) -> ExportOptions:
     name = "layers.1.attention.query.weight.T"
     weights[name] = weights[name].copy()
     weights[name][3, 5] += 1.0
-    return dataclasses.replace(quick, tracer=lambda *_: TracedGraph(tiny_trace.proto, weights))
+    return dataclasses.replace(quick, tracer=lambda *_: dataclasses.replace(tiny_trace, weights=weights))
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def test_the_minilm_bundle_is_complete(minilm_bundle: Path) -> None:
         "modules.json",
         "onnx/model.onnx",
         "onnx/model_attentions.onnx",
+        "onnx/model_contributions.onnx",
         "parity/report.json",
         "parity/report.md",
         "sentence_bert_config.json",
@@ -67,8 +68,8 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
     assert (sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size) == (6, 12, 384, 30522)
     assert sizes.max_position_embeddings == 512
     assert set(manifest.tool_versions) == {"attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch"}
-    embeddings, attentions = manifest.graphs
-    assert [(each.opset, each.ir_version) for each in manifest.graphs] == [(17, 8), (17, 8)]
+    embeddings, attentions, _ = manifest.graphs
+    assert {(each.opset, each.ir_version) for each in manifest.graphs} == {(17, 8)}
     assert [value.name for value in embeddings.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert {tuple(value.axes) for value in embeddings.inputs} == {("batch_size", "sequence_length")}
     assert {value.data_type for value in embeddings.inputs} == {DataType.DATA_TYPE_INT64}
@@ -77,8 +78,9 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
         "last_hidden_state",
         *(f"attentions.{layer}" for layer in range(6)),
     ]
-    assert [graph.id for graph in manifest.graphs] == ["embeddings", "attention"]
-    assert [list(graph.data_files) for graph in manifest.graphs] == [[], ["onnx/model.onnx"]]
+    assert [graph.id for graph in manifest.graphs] == ["embeddings", "attention", "contributions"]
+    files = [["onnx/model.onnx"], ["onnx/model.onnx"]]
+    assert [list(graph.data_files) for graph in manifest.graphs] == [[], *files]
     hidden, *weights = attentions.outputs
     assert hidden == embeddings.outputs[0]
     assert (hidden.role, hidden.layout) == (
@@ -106,6 +108,25 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
     ]
 
 
+def test_the_minilm_manifest_says_what_a_graph_of_contributions_takes(minilm_bundle: Path) -> None:
+    contributions = read_manifest(minilm_bundle).graphs[2]
+    assert {value.name: list(value.axes)[1:] for value in contributions.inputs[3:]} == {
+        "pooling_weights": ["sequence_length"],
+        "takes_maximum": [],
+        "direction": ["384"],
+        "towards_itself": [],
+        "num_dimensions": [],
+        "head_gates": ["6", "12"],
+    }
+    layouts = [(output.role, output.layout) for output in contributions.outputs]
+    assert layouts == [
+        (OutputRole.OUTPUT_ROLE_EMBEDDING, OutputLayout.OUTPUT_LAYOUT_PER_TEXT),
+        (OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS, OutputLayout.OUTPUT_LAYOUT_PER_TOKEN),
+        (OutputRole.OUTPUT_ROLE_BASELINE, OutputLayout.OUTPUT_LAYOUT_PER_TEXT),
+        (OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS, OutputLayout.OUTPUT_LAYOUT_PER_TEXT),
+    ]
+
+
 def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
     parity = read_manifest(minilm_bundle).parity
     assert parity.passed
@@ -116,11 +137,11 @@ def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
         ("attention", OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS),
     ]
     assert [(figure.graph, figure.role) for figure in parity.figures] == measured
-    assert [(gate.graph, gate.role) for gate in parity.gates[::2]] == measured
-    assert [gate.kind for gate in parity.gates] == 3 * [
-        GateKind.GATE_KIND_MAX_ABS_ERROR,
-        GateKind.GATE_KIND_MAX_ALONE_ERROR,
-    ]
+    contributions = ("contributions", OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS)
+    assert [(gate.graph, gate.role) for gate in parity.gates[::2]] == [*measured, contributions]
+    kinds = 3 * [GateKind.GATE_KIND_MAX_ABS_ERROR, GateKind.GATE_KIND_MAX_ALONE_ERROR]
+    more = [GateKind.GATE_KIND_MAX_INCOMPLETENESS, GateKind.GATE_KIND_MAX_ALONE_ERROR]
+    assert [gate.kind for gate in parity.gates] == kinds + more
     assert all(gate.found <= gate.limit for gate in parity.gates)
     assert all(gate.limit >= 1e-5 for gate in parity.gates)
     for each in parity.figures:

@@ -36,8 +36,10 @@ def main() -> None:
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     answer({"precision": precision} if precision != FP32 else {})
     for line in sys.stdin:
-        shapes = json.loads(line)
-        feed = {name: np.fromfile(f"{directory}/{name}.bin", "<i8").reshape(shapes[name]) for name in shapes}
+        feed = {
+            name: np.fromfile(f"{directory}/{name}.bin", kind).reshape(shape)
+            for name, (kind, *shape) in json.loads(line).items()
+        }
         outputs: list[Any] = session.run(None, feed)
         if feed["input_ids"].shape[1] == LENGTH:
             misbehave(behaviour, outputs, feed["attention_mask"], Path(directory))

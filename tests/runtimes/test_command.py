@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnlens_cli.commands.check import check
-from attnlens_export.parity import runtimes as runtime_parity
 from attnlens_export.parity.grid import small_grid
+from attnlens_export.runtimes import measure as runtime_parity
 from attnlens_runtimes import FP32, RUNTIMES, GraphProcess, Installed
 from attnlens_runtimes.runtime import Feed
 from runtimes.stand_in import stand_in

@@ -7,7 +7,7 @@ import pytest
 
 from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.grid import Case, Padding
-from attnlens_export.parity.runtimes import RuntimeOptions, find_runtimes
+from attnlens_export.runtimes.measure import RuntimeOptions, find_runtimes
 from attnlens_runtimes import RUNTIMES, NotInstalledError, UnknownRuntimeError
 from runtimes.measured import PYTHON_RUNTIMES, TOLERANCE, alter, found, measure
 from runtimes.stand_in import stand_in

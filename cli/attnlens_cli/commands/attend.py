@@ -13,8 +13,32 @@ from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
     from attnlens_cli.show.attention_map import AttentionMap
-    from attnlens_client import ModelInfo
+    from attnlens_client import AttentionQuery, ModelInfo
     from attnlens_client.arguments import RoleName
+
+
+def _number_or_mean(_: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
+    """Return a number from either end, "mean", or None where nothing was said."""
+    if value is None or value == "mean":
+        return value
+    try:
+        return int(value)
+    except ValueError as error:
+        text = f"{value!r} is neither a whole number nor 'mean'"
+        raise click.BadParameter(text, param=parameter) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Which:
+    """Which weights are asked for: numbers as they were given, None where nothing was said."""
+
+    role: "RoleName"
+    layer: str | int | None
+    head: str | int | None
+    rollout: bool
+    words: bool
+    no_special: bool
+    top: int | None  # of each row, for JSON
 
 
 @click.command(
@@ -22,6 +46,7 @@ if TYPE_CHECKING:
 Example:
   attnlens attend "The animal didn't cross the street because it was too tired." --token it
   attnlens attend "It rained." --layer 3 --head 1 --png rain.png
+  attnlens attend "It was unbelievably wet." --words --no-special --layer mean
   attnlens attend "How did it get wet?" --pair "It rained." --layer 3"""
 )
 @click.argument("text")
@@ -31,11 +56,20 @@ Example:
 @click.option("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
 @click.option("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
 @click.option(
-    "--layer", default=-1, show_default=True, help="The layer, from 0; negative numbers count from the end."
+    "--layer",
+    metavar="NUMBER|mean",
+    callback=_number_or_mean,
+    help="The layer, from 0; negative numbers count from the end; 'mean' of all.  [default: -1]",
 )
 @click.option(
-    "--head", type=int, help="The head, from 0; negative counts from the end.  [default: the mean of all]"
+    "--head",
+    metavar="NUMBER|mean",
+    callback=_number_or_mean,
+    help="The head, from 0; negative counts from the end; 'mean' of all.  [default: mean]",
 )
+@click.option("--rollout", is_flag=True, help="Show the rollout of all layers, of the mean of heads.")
+@click.option("--words", is_flag=True, help="Put the tokens of each word together.")
+@click.option("--no-special", is_flag=True, help="Leave special tokens out, and let each row sum to 1 again.")
 @click.option(
     "--token", metavar="TOKEN|NUMBER", help="Show what this token or word attends to, sorted by weight."
 )
@@ -55,8 +89,11 @@ def attend(
     pair: str | None,
     prompt_name: str | None,
     prompt: str | None,
-    layer: int,
-    head: int | None,
+    layer: str | int | None,
+    head: str | int | None,
+    rollout: bool,
+    words: bool,
+    no_special: bool,
     token: str | None,
     top: int | None,
     composed: bool,
@@ -85,7 +122,9 @@ def attend(
     png_path = checked_path(png, "--png", (".png",)) if png else None
     options = {"prompt_name": prompt_name, "prompt": prompt, "truncate": truncate}
     role: RoleName = "head_gates" if gates else "attention_composed" if composed else "attention_weights"
-    attention = _fetch(text, pair, (role, layer, head), server, options)
+    which = _Which(role, layer, head, rollout, words, no_special, top if as_json else None)
+    _check_reduction(which)
+    attention = _fetch(text, pair, which, server, options)
     if png_path:
         from attnlens_cli.show.attention_png import write_png
 
@@ -105,10 +144,25 @@ def _check_shape(
     """Refuse options that do not go together."""
     if gates and (composed or token is not None or top is not None or png):
         raise click.UsageError("--gates goes without --composed, --token, --top and --png")
-    if as_json and (token is not None or top is not None):
-        raise click.UsageError("--json prints all weights: leave out --token and --top")
+    if as_json and token is not None:
+        raise click.UsageError("--json prints the weights of all tokens: leave out --token")
+    if as_json and top is not None and png:
+        raise click.UsageError("--png draws all weights: with --json leave out --top")
     if png and top is not None and token is None:
         raise click.UsageError("--top is for what is printed: with --png it needs --token")
+
+
+def _check_reduction(which: _Which) -> None:
+    """Refuse reductions that do not go together, or with what they are of."""
+    if which.rollout and (which.layer is not None or which.head not in (None, "mean")):
+        raise click.UsageError(
+            "--rollout is of all layers and the mean of heads: leave out --layer and --head"
+        )
+    is_reduced = which.rollout or which.words or which.no_special or which.layer == "mean"
+    if which.role == "head_gates" and (is_reduced or which.head == "mean"):
+        raise click.UsageError("--gates goes without --rollout, --words, --no-special and means")
+    if which.role == "attention_composed" and (which.rollout or which.no_special):
+        raise click.UsageError("--composed goes without --rollout and --no-special: its rows don't sum to 1")
 
 
 def _print_all(attention: "AttentionMap", top: int | None) -> None:
@@ -125,29 +179,20 @@ def _print_all(attention: "AttentionMap", top: int | None) -> None:
 def _fetch(
     text: str,
     pair: str | None,
-    wanted: "tuple[RoleName, int, int | None]",
+    which: _Which,
     server: ServerOptions,
     options: dict[str, Any],
 ) -> "AttentionMap":
-    """Ask for a role, a layer and a head."""
+    """Ask for weights."""
     from attnlens_cli.show.attention_map import AttentionMap
-    from attnlens_client import AttentionQuery, Client, InputTooLongError
+    from attnlens_client import Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
-        role, layer, head = wanted
-        _check_role(role, model)
-        _check_number("layer", layer, model.num_layers, model.name)
-        if head is not None:
-            _check_number("head", head, model.num_heads, model.name)
+        _check_role(which.role, model)
         if pair is not None and not model.text_pairs:
             raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--pair'")
-        query = AttentionQuery(
-            layers=[layer % model.num_layers],
-            heads=None if head is None else [head % model.num_heads],
-            view="full" if role == "head_gates" else "head_mean",  # of one head: that head
-            role=role,
-        )
+        query = _query(which, model)
         given = text if pair is None else (text, pair)
         try:
             [result] = client.encode(
@@ -165,7 +210,37 @@ def _fetch(
     if prompt is None:
         prompt = model.prompts.get(options["prompt_name"] or model.default_prompt_name, "")
     texts = {"text": text, "prompt": prompt} | ({} if pair is None else {"second_text": pair})
-    return AttentionMap(texts=texts, model=model, result=result)
+    attention = AttentionMap(texts=texts, model=model, result=result)
+    if not attention.units:
+        raise click.ClickException("TEXT has special tokens alone: leave out --no-special")
+    return attention
+
+
+def _query(which: _Which, model: "ModelInfo") -> "AttentionQuery":
+    from attnlens_client import AttentionQuery, Reduction, TopK
+
+    layer = -1 if which.layer is None else which.layer
+    layers = None
+    if isinstance(layer, int) and not which.rollout:
+        _check_number("layer", layer, model.num_layers, model.name)
+        layers = [layer % model.num_layers]
+    heads = None
+    if isinstance(which.head, int):
+        _check_number("head", which.head, model.num_heads, model.name)
+        heads = [which.head % model.num_heads]
+    reduction = Reduction(
+        level="words" if which.words else "tokens",
+        special_tokens="drop" if which.no_special else "keep",
+        layers="rollout" if which.rollout else "mean" if layers is None else "none",
+        form=None if which.top is None else TopK(which.top),
+    )
+    return AttentionQuery(
+        layers=layers,
+        heads=heads,
+        view="full" if which.role == "head_gates" else "head_mean",  # of one head: that head
+        role=which.role,
+        reduction=None if reduction == Reduction() else reduction,
+    )
 
 
 def _check_role(role: str, model: "ModelInfo") -> None:
@@ -199,7 +274,31 @@ def _as_json(attention: "AttentionMap") -> dict[str, object]:
         from attnlens_cli.show.gates_table import gates_as_json
 
         return _described(attention) | gates_as_json(attention)
-    return _described(attention) | {"weights": attention.weights.tolist()}
+    result = attention.result.attention[0]
+    described = _described(attention)
+    if result.unit_of_token is not None:
+        described["units"] = [
+            {"text": text, "tokens": list(tokens)}
+            for text, tokens in zip(attention.names, attention.units, strict=True)
+        ]
+    if result.special_mass is not None:
+        described["special_mass"] = result.special_mass[0, 0].tolist()
+    if result.layout == "top_k":
+        top = result.top_k
+        return described | {
+            "indices": top.indices[0, 0].tolist(),
+            "weights": top.values[0, 0].tolist(),
+            "rest": top.rest[0, 0].tolist(),
+        }
+    return described | {"weights": attention.weights.tolist()}
+
+
+def _layers(attention: "AttentionMap") -> dict[str, object]:
+    result = attention.result.attention[0]
+    reduction = result.query.reduction
+    if reduction is not None and reduction.joins_layers:
+        return {"layers": list(result.layers), "layer_reduction": reduction.layers}
+    return {"layer": attention.layer}
 
 
 def _described(attention: "AttentionMap") -> dict[str, object]:
@@ -211,7 +310,7 @@ def _described(attention: "AttentionMap") -> dict[str, object]:
         "prompt": texts["prompt"],
         "text": texts["text"],
         **pair,
-        "layer": attention.layer,
+        **_layers(attention),
         "heads": list(result.attention[0].heads),
         "num_tokens": result.num_tokens,
         "num_tokens_total": result.num_tokens_total,

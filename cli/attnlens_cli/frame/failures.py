@@ -35,7 +35,9 @@ _EXTRAS_BY_COMMAND = {
     "attnlens check": "export",
     "attnlens export": "export",
     "attnlens layout": "export",
+    "attnlens profile": "export",
     "attnlens serve": "server",
+    "attnlens teach": "export",
 }
 
 

@@ -18,7 +18,7 @@ _MARKS = {"prompt": " (prompt)", "second_text": " (second)"}
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The weights of one layer and one head, or the mean of all heads.
+    """The weights of one layer and one head, the mean of all heads, or of what else was made of layers.
 
     Attributes:
         texts: what the tokens stand in, by their `source`.
@@ -32,7 +32,7 @@ class AttentionMap:
 
     @cached_property
     def weights(self) -> npt.NDArray[Any]:
-        """The weights (T, T); row i says what token i attends to."""
+        """The weights (T, T); row i says what token i attends to. Of words, (W, W)."""
         weights: npt.NDArray[Any] = self.result.attention[0].dense()[0, 0]
         return weights
 
@@ -60,17 +60,49 @@ class AttentionMap:
         """The largest weight in magnitude, 1 where all are 0."""
         return float(np.abs(self.weights).max()) or 1.0
 
+    @cached_property
+    def units(self) -> list[tuple[int, ...]]:
+        """The numbers of the tokens that each row stands for: one, or those of a word."""
+        unit_of_token = self.result.attention[0].unit_of_token
+        if unit_of_token is None:
+            return [(number,) for number in range(len(self.result.tokens))]
+        units: list[list[int]] = [[] for _ in range(int(unit_of_token.max(initial=-1)) + 1)]
+        for number, unit in enumerate(unit_of_token.tolist()):
+            if unit >= 0:
+                units[unit].append(number)
+        return [tuple(unit) for unit in units]
+
+    @property
+    def are_words(self) -> bool:
+        """Whether rows and columns are words."""
+        reduction = self.result.attention[0].query.reduction
+        return reduction is not None and reduction.level == "words"
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tokens as the tokenizer spells them, words as they stand in the text."""
+        tokens = [self.result.tokens[unit[0]] for unit in self.units]
+        if not self.are_words:
+            return [token.text for token in tokens]
+        spans = self._spans()
+        return [
+            self.texts[token.source][slice(*spans[_word_of(token)])].strip() or token.text
+            if _word_of(token) in spans
+            else token.text
+            for token in tokens
+        ]
+
     @property
     def spellings(self) -> list[str]:
-        """Return the tokens as the tokenizer spells them, control characters escaped."""
-        return [printable(token.text) for token in self.result.tokens]
+        """Return the names of the rows, control characters escaped."""
+        return [printable(name) for name in self.names]
 
     @property
     def labels(self) -> list[str]:
         """Return the same, those of a prompt and of the second text of a pair marked."""
         return [
-            spelling + _MARKS.get(token.source, "")
-            for spelling, token in zip(self.spellings, self.result.tokens, strict=True)
+            spelling + _MARKS.get(self.result.tokens[unit[0]].source, "")
+            for spelling, unit in zip(self.spellings, self.units, strict=True)
         ]
 
     @property
@@ -90,21 +122,40 @@ class AttentionMap:
         used = counted(self.result.num_tokens, "token")
         if self.result.truncated:
             used = f"the first {used} of {self.result.num_tokens_total}"
-        layer = f"layer {self.layer} of 0-{self.model.num_layers - 1}"
-        return f"{printable(self.model.name)}, {layer}, {which}, {used}"
+        return f"{printable(self.model.name)}, {self._layer_caption}, {which}, {used}{self._unit_caption}"
+
+    @property
+    def _layer_caption(self) -> str:
+        reduction, last = self.result.attention[0].query.reduction, self.model.num_layers - 1
+        if reduction is not None and reduction.joins_layers:
+            return f"{reduction.layers} of layers 0-{last}"
+        return f"layer {self.layer} of 0-{last}"
+
+    @property
+    def _unit_caption(self) -> str:
+        """Say what the rows are, and what they have lost."""
+        result, caption = self.result.attention[0], ""
+        if self.are_words:
+            caption = f" as {counted(len(self.units), 'word')}"
+        if result.special_mass is not None and result.special_mass.size:
+            share = 100 * float(result.special_mass.mean())
+            caption += f", without special tokens, which had {share:.0f} % of the weight"
+        return caption
 
     def find(self, wanted: str) -> list[int]:
-        """Return the numbers of the tokens that `wanted` names.
+        """Return the numbers of the rows that `wanted` names.
 
         `wanted` is a token's spelling or a word of the text, in upper or lower case; all its places are
         returned. If nothing matches, a number counts tokens from 0, or from the end if it is negative.
         """
         folded = wanted.casefold()
-        tokens = self.result.tokens
-        rows = [row for row, token in enumerate(tokens) if token.text.casefold() == folded]
+        tokens = [[self.result.tokens[number] for number in unit] for unit in self.units]
+        rows = [
+            row for row, unit in enumerate(tokens) if any(each.text.casefold() == folded for each in unit)
+        ]
         if not rows:
             words = self._words()
-            rows = [row for row, token in enumerate(tokens) if words.get(_word_of(token), "") == folded]
+            rows = [row for row, unit in enumerate(tokens) if words.get(_word_of(unit[0]), "") == folded]
         if not rows and _NUMBER.fullmatch(wanted):
             number, count = int(wanted), len(tokens)
             rows = [number % count] if -count <= number < count else []
@@ -112,16 +163,21 @@ class AttentionMap:
 
     def _words(self) -> dict[tuple[str, int | None], str]:
         """Return the words, in lower case, by source and number."""
+        # Some tokenizers make a token of the space before a word, and count it as part of the word.
+        return {
+            word: self.texts[word[0]][start:end].strip().casefold()
+            for word, (start, end) in self._spans().items()
+        }
+
+    def _spans(self) -> dict[tuple[str, int | None], tuple[int, int]]:
+        """Return where words stand in their texts, by source and number: first character and the end."""
         spans: dict[tuple[str, int | None], tuple[int, int]] = {}
         for token in self.result.tokens:
             if token.word_index is not None and token.source in self.texts:
                 word = _word_of(token)
                 start, end = spans.get(word, (token.char_start, token.char_end))
                 spans[word] = (min(start, token.char_start), max(end, token.char_end))
-        # Some tokenizers make a token of the space before a word, and count it as part of the word.
-        return {
-            word: self.texts[word[0]][start:end].strip().casefold() for word, (start, end) in spans.items()
-        }
+        return spans
 
 
 def _word_of(token: Token) -> tuple[str, int | None]:

@@ -158,7 +158,9 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     order = _order(weights)[: top or _TOP_OF_ROW]
     largest = float(np.abs(weights).max()) or 1.0
     console.print(attention.caption)
-    console.print(f"Token {row}, {attention.result.tokens[row].text!r}, attends to:")
+    console.print(
+        f"{'Word' if attention.are_words else 'Token'} {row}, {attention.names[row]!r}, attends to:"
+    )
     table = Table(box=box.SIMPLE, show_header=False, show_edge=False, padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -172,4 +174,5 @@ def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     if len(order) < len(weights):
         rest = float((weights.sum(dtype=np.float64)) - weights[order].sum(dtype=np.float64))
         left = len(weights) - len(order)
-        console.print(f"{counted(left, 'more token')} {'has' if left == 1 else 'share'} {rest:.4f}.")
+        unit = "more word" if attention.are_words else "more token"
+        console.print(f"{counted(left, unit)} {'has' if left == 1 else 'share'} {rest:.4f}.")

@@ -12,7 +12,8 @@ from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.checks import Agreed, check_finite, checked_array, wrong_reply, wrong_text
 from attnlens_client.core.enums import name_of
 from attnlens_client.core.patterns import read_patterns
-from attnlens_client.results import Attention, LayerPattern
+from attnlens_client.core.reductions import ReductionReader
+from attnlens_client.results import Attention, LayerPattern, Token
 
 
 class QueryReader:
@@ -33,8 +34,16 @@ class QueryReader:
         self._name = f"attention[{number}]"
         self._data_type = data_type
         self._agreed = agreed
+        self._reduction = (
+            None if query.reduction is None else ReductionReader(query.reduction, data_type, self._name)
+        )
 
-    def read(self, index: int, num_tokens: int, message: pb.AttentionResult) -> Attention:
+    @property
+    def joins_layers(self) -> bool:
+        """Whether a result is of all layers together."""
+        return self.query.reduction is not None and self.query.reduction.joins_layers
+
+    def read(self, index: int, tokens: Sequence[Token], message: pb.AttentionResult) -> Attention:
         """Read a result of text number `index`, whose layers are not checked here.
 
         Raises:
@@ -50,8 +59,21 @@ class QueryReader:
         what = f"{self._name} of texts[{index}]"
         row_sum = name_of(RowSum.DESCRIPTOR, message.row_sum)
         self._agreed.check(f"row sum of {self._name}", row_sum, f"texts[{index}]")
-        num_layers = len(message.layers)
+        num_tokens, num_layers = len(tokens), 1 if self.joins_layers else len(message.layers)
         num_heads = 1 if self.query.view == "head_mean" else len(message.heads)
+        if self._reduction is not None:
+            reading = self._reduction.read(index, tokens, (num_layers, num_heads), message)
+            return Attention(
+                query=self.query,
+                layers=tuple(message.layers),
+                heads=tuple(message.heads),
+                layout=message.WhichOneof("data") or "",
+                row_sum=row_sum,
+                weights=reading.weights,
+                reduced=reading.reduced,
+                special_mass=reading.special_mass,
+                unit_of_token=reading.unit_of_token,
+            )
         layout = message.WhichOneof("data")
         patterns: tuple[LayerPattern, ...] = ()
         if layout == "dense":

@@ -125,7 +125,7 @@ class EncodeReader:
         attention = []
         for query, result in zip(self.queries, message.attention, strict=True):
             query.check_layers(index, result.layers)
-            attention.append(query.read(index, text.num_tokens, result))
+            attention.append(query.read(index, text.tokens, result))
         return replace(text, attention=tuple(attention))
 
     def head(self, index: int, message: pb.EncodedText, model: str, version: str) -> EncodedText:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from attnlens.reductions import Reduction, SquareRoots, Statistics, Threshold, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens.v1.tensor_pb2 import DataType
@@ -173,7 +174,32 @@ def query_message(query: AttentionQuery) -> pb.AttentionQuery:
         layers=query.layers,
         heads=query.heads,
         view=_chosen("view", query.view, enums.values(pb.AttentionView.DESCRIPTOR)),
+        reduction=None if query.reduction is None else _reduction_message(query.reduction),
     )
+
+
+def _reduction_message(reduction: Reduction) -> pb.AttentionReduction:
+    message = pb.AttentionReduction(
+        level=_chosen("level", reduction.level, enums.values(pb.AttentionLevel.DESCRIPTOR)),
+        special_tokens=_chosen(
+            "special_tokens", reduction.special_tokens, enums.values(pb.SpecialTokens.DESCRIPTOR)
+        ),
+        layers=_chosen("layers", reduction.layers, enums.values(pb.LayerReduction.DESCRIPTOR)),
+        rollout_residual=reduction.rollout_residual,
+        mean_of_rows=reduction.mean_of_rows,
+        rows=reduction.rows,
+    )
+    match reduction.form:
+        case TopK(k):
+            message.top_k.k = k
+        case Threshold(threshold):
+            message.threshold.threshold = threshold
+        case Statistics() as asked:
+            message.statistics.received, message.statistics.entropy = asked.received, asked.entropy
+            message.statistics.all_rows = asked.all_rows
+        case SquareRoots():
+            message.square_roots.SetInParent()
+    return message
 
 
 def pooling_value(pooling: PoolingName | None) -> Pooling.ValueType:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from attnlens.reductions.sizes import data_bytes
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
     EmbedRequest,
@@ -25,6 +26,8 @@ _USABLE_SHARE = 0.9
 # An upper bound for the bytes of a Token message whose text is short, and of what else a text has.
 _TOKEN_BYTES = 64
 _MESSAGE_BYTES = 64
+# An upper bound for the number of a token's unit.
+_UNIT_BYTES = 5
 # An upper bound for what stands around a text in a request.
 TEXT_OVERHEAD_BYTES = 16
 # A request fills at most the queue divided by this.
@@ -54,22 +57,42 @@ def encode_response_bytes(
     """
     item = numpy_dtype(request.data_type).itemsize
     width = model.hidden_size if request.last_hidden_state else 0
-    maps = sum(_num_maps(query, model) for query in queries)
+    maps = sum(_num_maps(query, model) for query in queries if query.reduction is None)
+    reduced = [query for query in queries if query.reduction is not None]
     added = prompt_bytes(request, model)
     sizes = []
     for text in texts:
         tokens = min(model.max_tokens, text.ByteSize() + added)
         result = tokens * (width * item + _TOKEN_BYTES) + maps * tokens * tokens * item
+        result += sum(_reduced_bytes(query, model, tokens, item) for query in reduced)
         sizes.append(result + _MESSAGE_BYTES)
     return sizes
 
 
 def _num_maps(query: AttentionQuery, model: ModelInfo) -> int:
     """Return how many arrays (T, T) a query brings at most."""
+    num_layers, num_heads = _num_layers_and_heads(query, model)
+    return num_layers * num_heads
+
+
+def _num_layers_and_heads(query: AttentionQuery, model: ModelInfo) -> tuple[int, int]:
     outputs = [output for output in model.outputs if output.role == query.role]
     heads = max((output.num_heads for output in outputs), default=model.num_heads)
     num_heads = 1 if query.view == "head_mean" else len(query.heads or ()) or heads
-    return (len(query.layers or ()) or len(outputs) or model.num_layers) * num_heads
+    return len(query.layers or ()) or len(outputs) or model.num_layers, num_heads
+
+
+def _reduced_bytes(query: AttentionQuery, model: ModelInfo, num_tokens: int, value_bytes: int) -> int:
+    """Return the bytes that a reduction brings at most of a text, whose units are at most its tokens."""
+    num_layers, num_heads = _num_layers_and_heads(query, model)
+    reduction = query.reduction
+    if reduction is None:
+        return 0
+    sums_to_one = query.role == "attention_weights"
+    of_layer = data_bytes(
+        reduction, num_heads, num_tokens, value_bytes=value_bytes, is_distribution=sums_to_one
+    )
+    return (1 if reduction.joins_layers else num_layers) * (of_layer + num_tokens * _UNIT_BYTES)
 
 
 def tokenize_response_bytes(request: TokenizeRequest, texts: Iterable[Input], model: ModelInfo) -> list[int]:

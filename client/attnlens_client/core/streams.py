@@ -6,13 +6,12 @@ Letters: T tokens of a text, L' and H' the chosen layers and heads.
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.checks import check_presence, wrong_reply, wrong_text
+from attnlens_client.core.reductions import stacked, with_layers, without_layers
 from attnlens_client.core.replies import EncodeReader
-from attnlens_client.results import Array, Attention, EncodedText, HeadPart, LayerPart
+from attnlens_client.results import Attention, EncodedText, HeadPart, LayerPart, Token
 
 
 class StreamReader:
@@ -27,8 +26,9 @@ class StreamReader:
         self._texts = texts
         self._first, self._end = first, first + count
         self._index = first - 1  # the text whose parts come
-        self._num_tokens = 0
+        self._tokens: tuple[Token, ...] = ()
         self._num_parts = 0  # with a layer, that the text has
+        self._num_received = 0  # of these parts
         self._layers: list[list[int]] = []  # those that have come, by query
 
     def part(self, response: pb.EncodeStreamResponse) -> HeadPart | LayerPart:
@@ -65,7 +65,8 @@ class StreamReader:
         self._texts.agreed.check("model version", response.model_version, f"texts[{index}]")
         check_presence("attention in its head", index, has=bool(response.head.attention), wants=False)
         text = self._texts.head(index, response.head, response.model, response.model_version)
-        self._index, self._num_tokens, self._layers = index, text.num_tokens, []
+        self._index, self._tokens, self._layers = index, text.tokens, []
+        self._num_received = 0
         self._num_parts = response.num_attention_parts
         if self._num_parts < len(self._texts.queries) or (self._num_parts and not self._texts.queries):
             raise wrong_text(
@@ -76,41 +77,37 @@ class StreamReader:
 
     def _layer(self, index: int, message: pb.AttentionResult) -> LayerPart:
         number, layers = message.query_index, tuple(message.layers)
-        if index != self._index or sum(map(len, self._layers)) >= self._num_parts:
+        if index != self._index or self._num_received >= self._num_parts:
             raise wrong_text(index, f"has layers {layers} out of order")
         if number == len(self._layers) < len(self._texts.queries):
             self._end_query()
             self._layers.append([])
         if number != len(self._layers) - 1:
             raise wrong_text(index, f"has a part of query {number} out of order")
-        if len(layers) != 1:
-            raise wrong_text(index, f"has a part with {len(layers)} instead of 1 layers")
         query = self._texts.queries[number]
         before = self._layers[-1]
-        query.check_layer(index, len(before), layers[0], before[-1] if before else -1)
-        attention = query.read(index, self._num_tokens, message)
-        before.append(layers[0])
-        if sum(map(len, self._layers)) == self._num_parts:
+        if query.joins_layers:
+            if before:
+                raise wrong_text(index, f"has a second part of query {number}, out of order")
+            query.check_layers(index, layers)
+        elif len(layers) != 1:
+            raise wrong_text(index, f"has a part with {len(layers)} instead of 1 layers")
+        else:
+            query.check_layer(index, len(before), layers[0], before[-1] if before else -1)
+        attention = query.read(index, self._tokens, message)
+        before.extend(layers)
+        self._num_received += 1
+        if self._num_received == self._num_parts:
             self._check_queries()
-        return LayerPart(
-            input_index=index,
-            query_index=number,
-            layer=layers[0],
-            heads=attention.heads,
-            layout=attention.layout,
-            row_sum=attention.row_sum,
-            weights=attention.weights[0],  # (H', T, T), (T, H') or (H', T, W)
-            pattern=attention.patterns[0] if attention.patterns else None,
-        )
+        return _layer_part(index, number, attention)
 
     def _end_query(self) -> None:
         if self._layers:
             self._texts.queries[len(self._layers) - 1].check_layers(self._index, self._layers[-1])
 
     def _end_text(self) -> None:
-        num_received = sum(map(len, self._layers))
-        if num_received != self._num_parts:
-            raise wrong_text(self._index, f"has {num_received} instead of {self._num_parts} layers")
+        if self._num_received != self._num_parts:
+            raise wrong_text(self._index, f"has {self._num_received} instead of {self._num_parts} layers")
 
     def _check_queries(self) -> None:
         """Check what has come of a text, now that it is complete."""
@@ -120,6 +117,25 @@ class StreamReader:
                 self._index,
                 f"has layers of {len(self._layers)} instead of {len(self._texts.queries)} queries",
             )
+
+
+def _layer_part(index: int, number: int, attention: Attention) -> LayerPart:
+    """Return what came of one layer, or of joined ones, of text number `index` and query `number`."""
+    weights, special_mass = attention.weights, attention.special_mass
+    return LayerPart(
+        input_index=index,
+        query_index=number,
+        layer=attention.layers[-1],
+        heads=attention.heads,
+        layout=attention.layout,
+        row_sum=attention.row_sum,
+        weights=weights if attention.reduced is not None else weights[0],  # (H', T, T), (T, H') or (H', T, W)
+        pattern=attention.patterns[0] if attention.patterns else None,
+        reduced=without_layers(attention.reduced),
+        special_mass=None if special_mass is None else special_mass[0],
+        unit_of_token=attention.unit_of_token,
+        layers=attention.layers,
+    )
 
 
 class Assembler:
@@ -151,14 +167,17 @@ class Assembler:
 
 
 def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
-    weights: Array = np.stack([layer.weights for layer in layers])  # with an axis of L' first
-    weights.flags.writeable = False  # like the arrays of `encode`
+    first = layers[0]
+    masses = [layer.special_mass for layer in layers if layer.special_mass is not None]
     return Attention(
         query=query,
-        layers=tuple(layer.layer for layer in layers),
-        heads=layers[0].heads,
-        layout=layers[0].layout,
-        row_sum=layers[0].row_sum,
-        weights=weights,
+        layers=tuple(number for layer in layers for number in layer.layers),
+        heads=first.heads,
+        layout=first.layout,
+        row_sum=first.row_sum,
+        weights=first.weights if first.reduced is not None else stacked([layer.weights for layer in layers]),
         patterns=tuple(layer.pattern for layer in layers if layer.pattern is not None),
+        reduced=with_layers([layer.reduced for layer in layers]),
+        special_mass=stacked(masses) if masses else None,
+        unit_of_token=first.unit_of_token,
     )

@@ -11,6 +11,7 @@ then: that is how gated feed-forward parts read. All others, such as queries by 
 """
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
 import numpy as np
@@ -88,7 +89,7 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
     return flows
 
 
-def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: Collection[str]) -> Flow:
+def _flow(node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]) -> Flow:
     """Return the flow of a node's results."""
     kinds = set(inputs)
     if kinds <= {Flow.CONSTANT}:
@@ -115,21 +116,21 @@ def _flow_of_sum(kinds: set[Flow]) -> Flow:
 
 
 def _flow_of_product(
-    node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: Collection[str]
+    node: onnx.NodeProto, inputs: list[Flow], weights: Constants, parameters: AbstractSet[str]
 ) -> Flow:
     if any(_is_zero(weights.get(name)) for name in node.input):
         return Flow.CONSTANT  # zeros that only have the other factor's shape
     first, second = inputs
     if first.is_linear and second.is_linear:
         one_is_gate = (first is Flow.ACTIVATED) != (second is Flow.ACTIVATED)
-        return Flow.LINEAR if node.op_type == "Mul" and one_is_gate else Flow.FROZEN
+        return Flow.ACTIVATED if node.op_type == "Mul" and one_is_gate else Flow.FROZEN
     if first.is_linear or (second.is_linear and node.op_type != "Div"):
         other = second if first.is_linear else first
         own = first if first.is_linear else second
         if node.op_type == "MatMul":
             return Flow.LINEAR
         return Flow.ACTIVATED if other in (Flow.FROZEN, Flow.OFFSET) else own
-    if Flow.CONSTANT in inputs and node.op_type != "Div" and parameters.intersection(node.input):
+    if Flow.CONSTANT in inputs and node.op_type != "Div" and not parameters.isdisjoint(node.input):
         return Flow.OFFSET
     return Flow.FROZEN
 

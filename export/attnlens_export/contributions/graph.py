@@ -10,7 +10,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from attnlens_export.contributions import heads, tail
-from attnlens_export.contributions.sweep import Sweep
+from attnlens_export.contributions.state import SweepState
+from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.graph.names import (
     BASELINE,
@@ -49,9 +50,9 @@ def contributions_graph(
     gated = heads.add_gates(writer, heads_of_layers)
     vector = tail.add_dense(writer, tail.add_pooling(writer), dense)
     gradient = tail.add_target(writer, vector)
-    sweep = Sweep(writer, {inner_name(name) for name in layer_outputs(config)})
-    scores, baseline = sweep.run(vector, gradient)
-    heads.add_contributions(writer, gated, [sweep.gradient(layer.after) for layer in gated])
+    state = SweepState(writer, {inner_name(name) for name in layer_outputs(config)})
+    scores, baseline = sweep(state, vector, gradient)
+    heads.add_contributions(writer, gated, [state.gradient(layer.after) for layer in gated])
     for name, value in ((TOKEN_CONTRIBUTIONS, scores), (BASELINE, baseline)):
         writer.add("Identity", value, name=name, shape=writer.shape(value))
     _declare(graph, config, int(writer.shape(vector)[-1]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import BATCH_AXIS, HEAD_CONTRIBUTIONS, HEAD_GATES, LENGTH_AXIS
+from attnlens_export.graph.names import HEAD_CONTRIBUTIONS, HEAD_GATES
 
 # The projection of all heads' results to the width of the encoder, as every mechanism of attnlens calls it.
 _PROJECTION = ".attention.output.weight.T"
@@ -25,12 +25,12 @@ class GatedHeads:
     Attributes:
         before: the name of what all heads give, side by side: (B, T, H * O).
         after: the same, multiplied by the gates.
-        num_heads: H.
+        members: the name of a constant (M, H * O): 1 where a component belongs to a head. M is the largest H.
     """
 
     before: str
     after: str
-    num_heads: int
+    members: str
 
 
 def add_gates(writer: GraphWriter, heads_of_layers: Sequence[int]) -> tuple[GatedHeads, ...]:
@@ -41,69 +41,48 @@ def add_gates(writer: GraphWriter, heads_of_layers: Sequence[int]) -> tuple[Gate
         heads_of_layers: H of each layer.
 
     Raises:
-        GraphError: the graph does not tell where heads are: a mechanism's module must call the projection of its
-            heads' results, side by side, `output`.
+        GraphError: the graph does not tell where heads are: a mechanism's module must call the projection of
+            its heads' results, side by side, `output`.
     """
     graph = writer.graph
     nodes = list(graph.node)
     projections = [node for node in nodes if node.op_type == "MatMul" and node.input[1].endswith(_PROJECTION)]
     if len(projections) != len(heads_of_layers):
         raise GraphError(
-            f"no contributions: {len(projections)} of {len(heads_of_layers)} layers multiply the results of their heads "
-            f"by a parameter *{_PROJECTION.removesuffix('.T')}"
+            f"no contributions: {len(projections)} of {len(heads_of_layers)} layers multiply the results of "
+            f"their heads by a parameter *{_PROJECTION.removesuffix('.T')}"
         )
-    layers = {node.name: layer for layer, node in enumerate(projections)}
     del graph.node[:]
-    gated = []
+    gated: list[GatedHeads] = []
     for node in nodes:
-        if node.name in layers:
-            layer = layers[node.name]
-            heads = _gate(writer, node.input[0], layer, heads_of_layers[layer])
-            node.input[0] = heads.after
-            gated.append(heads)
+        if node in projections:
+            layer = len(gated)
+            gated.append(_gate(writer, node.input[0], layer, heads_of_layers[layer], max(heads_of_layers)))
+            node.input[0] = gated[-1].after
         graph.node.append(node)
     return tuple(gated)
 
 
-def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int) -> GatedHeads:
-    width = int(writer.shape(value)[-1])
-    of_layer = writer.add(
-        "Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1, shape=()
-    )
-    of_layer = writer.add(
-        "Slice", of_layer, writer.constant([0]), writer.constant([num_heads]), writer.constant([1]), shape=()
-    )
-    column = writer.add("Unsqueeze", of_layer, writer.constant([2]), shape=(BATCH_AXIS, num_heads, 1))
-    ones = writer.constant(np.ones((1, 1, width // num_heads), dtype=np.float32))
-    spread = writer.add("Mul", column, ones, shape=(BATCH_AXIS, num_heads, width // num_heads))
-    row = writer.reshape(spread, [0, 1, width], (BATCH_AXIS, 1, width))
-    after = writer.add("Mul", value, row, name=f"gated_{layer}", shape=(BATCH_AXIS, LENGTH_AXIS, width))
-    return GatedHeads(value, after, num_heads)
+def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, most: int) -> GatedHeads:
+    shape = writer.shape(value)
+    width = int(shape[-1])
+    places = np.arange(width) // (width // num_heads)
+    members = writer.constant((np.arange(most)[:, None] == places).astype(np.float32))  # (most, H * O)
+    of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
+    row = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant([1]))
+    after = writer.add("Mul", value, row, name=f"gated_{layer}", shape=shape)
+    return GatedHeads(value, after, members)
 
 
 def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradients: Sequence[str]) -> None:
-    """Write the output (B, L, H) of what heads contribute, given the gradients of what is behind the gates."""
-    most = max(heads.num_heads for heads in gated)
+    """Write the output (B, L, H) of what heads contribute, given the gradients behind the gates."""
     rows = []
     for heads, gradient in zip(gated, gradients, strict=True):
-        shape = writer.shape(heads.before)
-        width = int(shape[-1])
-        product = writer.add("Mul", gradient, heads.before, shape=shape)
-        summed = writer.sum(product, [1])
-        split = writer.reshape(
-            summed, [0, heads.num_heads, width // heads.num_heads], (BATCH_AXIS, heads.num_heads, 1)
-        )
-        row = writer.sum(split, [2])
-        if heads.num_heads < most:
-            none = writer.add("Slice", HEAD_GATES, *(writer.constant([n]) for n in (0, 1, 1)), shape=())
-            none = writer.add("Squeeze", none, writer.constant([1]), shape=())
-            ends = (writer.constant([heads.num_heads]), writer.constant([most]), writer.constant([1]))
-            none = writer.add(
-                "Mul", writer.add("Slice", none, *ends, shape=()), writer.constant(0.0), shape=()
-            )
-            row = writer.add("Concat", row, none, axis=1, shape=(BATCH_AXIS, most))
-        rows.append(writer.add("Unsqueeze", row, writer.constant([1]), shape=(BATCH_AXIS, 1, most)))
+        product = writer.add("Mul", gradient, heads.before, shape=writer.shape(heads.before))
+        summed = writer.sum(product, [1])  # (B, H * O)
+        row = writer.add("MatMul", summed, writer.add("Transpose", heads.members, perm=[1, 0]))
+        rows.append(writer.add("Unsqueeze", row, writer.constant([1])))
     if len(rows) == 1:
-        writer.add("Identity", rows[0], name=HEAD_CONTRIBUTIONS, shape=())
+        writer.add("Identity", rows[0], name=HEAD_CONTRIBUTIONS)
     else:
-        writer.add("Concat", *rows, axis=1, name=HEAD_CONTRIBUTIONS, shape=(BATCH_AXIS, len(rows), most))
+        writer.add("Concat", *rows, axis=1, name=HEAD_CONTRIBUTIONS)

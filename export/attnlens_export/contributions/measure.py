@@ -97,7 +97,7 @@ def measure_case(
     sizes = np.maximum(np.linalg.norm(directions, axis=1), 1e-12)
     totals = scores.sum(axis=1) + found[BASELINE]
     errors = np.abs(totals - (directions * units).sum(axis=1)) / sizes
-    pooled = [_embed(feed, row, hidden[row], dense, kept[row]) for row in rows]
+    pooled = [_embed(feed, int(row), hidden[row], dense, kept[row]) for row in rows]
     wrong = [
         np.linalg.norm(vectors[row] - wanted) / np.linalg.norm(wanted)
         for row, wanted in zip(rows, pooled, strict=True)
@@ -143,7 +143,7 @@ def _embed(
     vectors = np.asarray(pooled, dtype=np.float32)[None]
     for layer in dense:
         vectors = layer(vectors)
-    return vectors[0].astype(np.float64) * kept
+    return np.asarray(vectors[0].astype(np.float64) * kept)
 
 
 def _alone_error(

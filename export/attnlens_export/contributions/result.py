@@ -21,8 +21,8 @@ class Completeness:
     Attributes:
         case: the input shape.
         incompleteness: |sum of scores + baseline - d . p / |p|| / |d|.
-        alone_error: the largest difference between a score of the shortest text in the batch and of the same text
-            alone, divided by |d|.
+        alone_error: the largest difference between a score of the shortest text in the batch and of the same
+            text alone, divided by |d|.
         embedding_error: |p - q| / |q|, where q is made of the token vectors of the graph of embeddings.
         padding_score: the largest score of a token of padding, which must be 0.
         is_finite: whether no output has a NaN or an infinity.
@@ -41,17 +41,18 @@ class Completeness:
         lines = [] if self.is_finite else [f"{where}: an output has a NaN or an infinity"]
         if not self.incompleteness <= LIMIT:
             lines.append(
-                f"{where}: scores and baseline miss d . p by {self.incompleteness:.2e} |d| |p|, {LIMIT:g} is allowed"
+                f"{where}: scores and baseline miss d . p by {self.incompleteness:.2e} |d| |p|, "
+                f"{LIMIT:g} is allowed"
             )
         if not self.alone_error <= LIMIT:
             lines.append(
-                f"{where}: a score of a text alone and in the batch differ by {self.alone_error:.2e} |d|, {LIMIT:g} "
-                "is allowed"
+                f"{where}: a score of a text alone and in the batch differ by {self.alone_error:.2e} |d|, "
+                f"{LIMIT:g} is allowed"
             )
         if not self.embedding_error <= LIMIT:
             lines.append(
-                f"{where}: its embedding is {self.embedding_error:.2e} |p| from that of the token vectors, {LIMIT:g} "
-                "is allowed"
+                f"{where}: its embedding is {self.embedding_error:.2e} |p| from that of the token vectors, "
+                f"{LIMIT:g} is allowed"
             )
         if self.padding_score != 0:
             lines.append(f"{where}: a token of padding has the score {self.padding_score:.2e} instead of 0")
@@ -112,13 +113,13 @@ class ContributionsResult(GraphResult):
     def table(self) -> Table:
         """Return remarks alone."""
         caption = (
-            f"{len(self.cases)} input shapes: scores of tokens and a baseline, each computed by itself, must add up to "
-            "the product of a direction and the embedding"
+            f"{len(self.cases)} input shapes: scores of tokens and a baseline, each computed by itself, must "
+            "add up to the product of a direction and the embedding"
         )
         worst = max_or_nan(case.incompleteness for case in self.cases)
         alone = max_or_nan(case.alone_error for case in self.cases)
         remark = (
-            f"contributions: scores and baseline add up within {worst:.1e} |d| |p|; alone and in a batch they differ by "
-            f"at most {alone:.1e} |d|; both may be {LIMIT:g}"
+            f"contributions: scores and baseline add up within {worst:.1e} |d| |p|; alone and in a batch "
+            f"they differ by {alone:.1e} |d|; {LIMIT:g} is allowed"
         )
         return Table(caption, remarks=(remark,))

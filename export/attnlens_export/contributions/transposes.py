@@ -5,41 +5,20 @@ All else that a node reads is taken as it is. Every rule is that of a linear map
 Letters in shapes: B batch, T tokens, D width, N any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
+from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.names import ATTENTION_MASK, BATCH_AXIS, LENGTH_AXIS
 from attnlens_export.graph.simplify import Shape
 
-if TYPE_CHECKING:
-    from attnlens_export.contributions.sweep import Sweep
-
-Transpose = Callable[["Sweep", onnx.NodeProto, str], None]
+Transpose = Callable[[SweepState, onnx.NodeProto, str], None]
 _WHOLE = np.iinfo(np.int64).max
-
-
-def constant_part(writer: GraphWriter, value: str, gradient: str) -> str:
-    """Return the product of a value and the gradient of what it is added to, over all axes but the first: (B, 1)."""
-    shape = writer.shape(gradient)
-    if len(writer.shape(value)) == 1 and shape[1:2] == (LENGTH_AXIS,) and len(shape) == 3:  # noqa: PLR2004 - (B, T, D)
-        # As a product with a row of ones, since ReduceSum over this axis takes ten times as long. The mask is such a
-        # row: gradients of padding are 0.
-        row = writer.add("Cast", ATTENTION_MASK, to=TensorProto.FLOAT, shape=(BATCH_AXIS, LENGTH_AXIS))
-        row = writer.add("Unsqueeze", row, writer.constant([1]), shape=(BATCH_AXIS, 1, LENGTH_AXIS))
-        summed = writer.add("MatMul", row, gradient, shape=(BATCH_AXIS, 1, shape[-1]))
-        return writer.add("MatMul", summed, value, shape=(BATCH_AXIS, 1))
-    product = writer.add("Mul", gradient, value, shape=shape)
-    others = list(range(1, len(shape)))
-    summed = writer.sum(product, others[:-1]) if others[1:] else product
-    return writer.sum(summed, [1], keepdims=True)
 
 
 def fitted(writer: GraphWriter, gradient: str, shape: Shape) -> str:
@@ -52,11 +31,11 @@ def fitted(writer: GraphWriter, gradient: str, shape: Shape) -> str:
     return writer.sum(gradient, axes, keepdims=True) if axes else gradient
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, object]:
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
-def _constant(sweep: Sweep, node: onnx.NodeProto, name: str) -> list[int]:
+def _constant(sweep: SweepState, node: onnx.NodeProto, name: str) -> list[int]:
     """Return the numbers of an input that must be an initializer."""
     if name not in sweep.writer.weights:
         raise GraphError(
@@ -65,7 +44,7 @@ def _constant(sweep: Sweep, node: onnx.NodeProto, name: str) -> list[int]:
     return [int(number) for number in sweep.writer.weights[name].reshape(-1)]
 
 
-def _add(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _add(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer = sweep.writer
     for number, value in enumerate(node.input):
         own = gradient
@@ -77,8 +56,8 @@ def _add(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
             sweep.settle(node, value, own)
 
 
-def _multiply(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = x * f. Of two linear factors the result of an activation is taken as it is."""
+def _multiply(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """From y = x * f. Of two linear factors the result of an activation is taken as it is."""
     writer = sweep.writer
     linear = [value for value in node.input if sweep.flow(value).is_linear]
     if len(linear) > 1:
@@ -89,14 +68,14 @@ def _multiply(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, fitted(writer, product, writer.shape(value)))
 
 
-def _divide(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _divide(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, (value, divisor) = sweep.writer, node.input
     quotient = writer.add("Div", gradient, divisor, shape=writer.shape(node.output[0]))
     sweep.give(value, fitted(writer, quotient, writer.shape(value)))
 
 
-def _multiply_matrices(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = x W: g W'. y = A x: A' g."""
+def _multiply_matrices(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """From y = x W: g W'. From y = A x: A' g."""
     writer, (left, right) = sweep.writer, node.input
     is_left = sweep.flow(left).is_linear
     value, other = (left, right) if is_left else (right, left)
@@ -118,10 +97,18 @@ def _longer(first: Shape, second: Shape) -> Shape:
 def _swapped(writer: GraphWriter, matrix: str) -> str:
     shape = writer.shape(matrix)
     order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
-    return writer.add("Transpose", matrix, perm=order, shape=(*shape[:-2], shape[-1], shape[-2]))
+    swapped: Shape = (*shape[:-2], shape[-1], shape[-2])
+    if matrix not in writer.weights or shape != swapped:
+        return writer.add("Transpose", matrix, perm=order, shape=swapped)
+    # OpenVINO 2026 in fp32 takes a square weight for its transpose where both are factors. The detour makes
+    # another constant of it, which runtimes compute as they open the graph.
+    minus = writer.constant(-1.0)
+    negative = writer.add("Mul", matrix, minus, shape=shape)
+    negative = writer.add("Transpose", negative, perm=order, shape=swapped)
+    return writer.add("Mul", negative, minus, shape=swapped)
 
 
-def _reshape(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _reshape(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, value = sweep.writer, node.input[0]
     before, after = writer.shape(value), writer.shape(node.output[0])
     target = []
@@ -134,12 +121,13 @@ def _reshape(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
             target.append(-1)
     if target.count(-1) > 1:
         raise GraphError(
-            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target goes back"
+            f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target "
+            "goes back"
         )
     sweep.give(value, writer.reshape(gradient, target, before))
 
 
-def _transpose(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _transpose(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     order = list(helper.get_node_attr_value(node, "perm"))
     value = node.input[0]
     back = sweep.writer.add(
@@ -148,17 +136,17 @@ def _transpose(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, back)
 
 
-def _unsqueeze(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _unsqueeze(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     kind = "Squeeze" if node.op_type == "Unsqueeze" else "Unsqueeze"
     value = node.input[0]
     sweep.give(value, sweep.writer.add(kind, gradient, node.input[1], shape=sweep.writer.shape(value)))
 
 
-def _cast(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _cast(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(node.input[0], gradient)
 
 
-def _slice(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _slice(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """Put zeros before and behind: slices of zeros, since few runtimes have Pad with computed lengths."""
     writer, value = sweep.writer, node.input[0]
     shape, names = writer.shape(value), list(node.input)
@@ -183,8 +171,8 @@ def _slice(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, whole)
 
 
-def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Cut the gradient up. Sizes before the first part of unknown size count from the front, others from behind."""
+def _concatenate(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """Cut the gradient up. Sizes up to the part of unknown size count from the front, others from behind."""
     writer = sweep.writer
     axis = int(helper.get_node_attr_value(node, "axis"))
     shapes = [writer.shape(value) for value in node.input]
@@ -198,11 +186,10 @@ def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
         before = sum(int(size) for size in sizes[:number]) if number <= middle else None
         behind = sum(int(size) for size in sizes[number + 1 :]) if number >= middle else None
         own = sizes[number]
-        start = before if before is not None else -(int(own) + (behind or 0))
-        if before is not None and isinstance(own, int):
-            end = before + own
+        if before is None:
+            start, end = -(int(own) + (behind or 0)), -behind if behind else _WHOLE
         else:
-            end = -behind if behind else _WHOLE
+            start, end = before, before + own if isinstance(own, int) else -(behind or 0) or _WHOLE
         part = writer.add(
             "Slice",
             gradient,
@@ -217,7 +204,7 @@ def _concatenate(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
             sweep.settle(node, value, part)
 
 
-def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _gather(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """Add each row that was looked up to where it came from: the axis of rows goes to the front, and back."""
     writer, (value, indices) = sweep.writer, node.input
     shape, num_index_axes = writer.shape(value), len(writer.shape(indices))
@@ -231,8 +218,8 @@ def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     )
     front = [axis, *(number for number in range(len(shape)) if number != axis)]
     zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
-    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]), shape=())
-    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add", shape=())
+    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]))
+    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add")
     summed = _moved(writer, summed, [int(place) for place in np.argsort(front)])
     writer.shapes[summed] = shape
     sweep.give(value, summed)
@@ -241,11 +228,11 @@ def _gather(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
 def _moved(writer: GraphWriter, value: str, order: list[int]) -> str:
     if order == list(range(len(order))):
         return value
-    return writer.add("Transpose", value, perm=order, shape=())
+    return writer.add("Transpose", value, perm=order)
 
 
-def _normalise(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
-    """Y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation, without the bias's part."""
+def _normalise(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """From y = weight * (x - mean) / deviation + bias: (w g - mean of w g) / deviation."""
     writer, value, weight = sweep.writer, node.input[0], node.input[1]
     shape = writer.shape(value)
     axis, width = len(shape) - 1, int(shape[-1])
@@ -269,7 +256,7 @@ def _normalise(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, writer.add("Div", centred(weighted), deviation, shape=shape))
 
 
-def _convolve(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _convolve(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """(B, C, T) by (C, C / groups, K)."""
     writer, value = sweep.writer, node.input[0]
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
@@ -281,14 +268,14 @@ def _convolve(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, writer.add("ConvTranspose", gradient, node.input[1], shape=writer.shape(value), **kept))
 
 
-def _relu(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _relu(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """The ratio is 1 above 0, else 0."""
     writer, value = sweep.writer, node.input[0]
     ratio = writer.add("Sign", node.output[0], shape=writer.shape(value))
     sweep.give(value, writer.add("Mul", gradient, ratio, shape=writer.shape(value)))
 
 
-def _tanh(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _tanh(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """The ratio is tanh(x) / x, and 1 at 0."""
     writer, value = sweep.writer, node.input[0]
     shape = writer.shape(value)
@@ -301,7 +288,7 @@ def _tanh(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
     sweep.give(value, writer.add("Mul", gradient, ratio, shape=shape))
 
 
-def _sum(sweep: Sweep, node: onnx.NodeProto, gradient: str) -> None:
+def _sum(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """The gradient of each addend is that of the sum: it is left to the next product to repeat it."""
     writer, value = sweep.writer, node.input[0]
     shape = writer.shape(value)

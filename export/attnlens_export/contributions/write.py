@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnlens.v1.manifest_pb2 import PoolingDefaults
+from attnlens.v1.manifest_pb2 import Dense, PoolingDefaults
 from attnlens_export.contributions.graph import contributions_graph
 from attnlens_export.contributions.tail import DenseWeights
 from attnlens_export.errors import GraphError
@@ -23,14 +23,16 @@ def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: Poo
     Returns:
         Why the encoder has no such graph, as a sentence; empty: it was written.
     """
-    dense = []
-    for layer in pooling.dense if checkpoint else ():
-        weights = read_weights(checkpoint, layer)
-        bias = weights.get("linear.bias")
-        dense.append(DenseWeights(weights["linear.weight"], bias, layer.activation, layer.normalize_input))
+    dense = [] if checkpoint is None else [_read_layer(checkpoint, layer) for layer in pooling.dense]
     try:
         graph = contributions_graph(source.embeddings, source.config, dense)
     except GraphError as error:
         return str(error)
     write_referring(source.directory / CONTRIBUTIONS_PATH, graph.proto, graph.weights, source.places)
     return ""
+
+
+def _read_layer(checkpoint: Path, layer: Dense) -> DenseWeights:
+    weights = read_weights(checkpoint, layer)
+    bias = weights.get("linear.bias")
+    return DenseWeights(weights["linear.weight"], bias, layer.activation, layer.normalize_input)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from attnlens_export.errors import GraphError
 from attnlens_export.graph.simplify import TARGET_PREFIX, Shape
 
 Array = npt.NDArray[np.generic]
@@ -37,9 +38,22 @@ class GraphWriter:
         self._made: dict[tuple[object, ...], str] = {}
 
     def add(
-        self, op_type: str, *inputs: str, name: str = "", shape: Shape | None = None, **attributes: Any
+        self,
+        op_type: str,
+        *inputs: str,
+        name: str = "",
+        shape: Shape | None = None,
+        **attributes: Any,  # noqa: ANN401 - as ONNX takes them
     ) -> str:
-        """Append a node and return the name of its result; an equal node is not made twice."""
+        """Append a node and return the name of its result; an equal node is not made twice.
+
+        Args:
+            op_type: the operator.
+            inputs: names of values.
+            name: of the result; empty: one is made up.
+            shape: of the result; None: nothing that follows will ask for it.
+            attributes: of the node.
+        """
         key = (op_type, inputs, tuple(sorted((key, str(value)) for key, value in attributes.items())))
         if not name and key in self._made:
             return self._made[key]
@@ -69,8 +83,10 @@ class GraphWriter:
         """Return the shape of a value.
 
         Raises:
-            KeyError: it is not known.
+            GraphError: it is not known.
         """
+        if name not in self.shapes:
+            raise GraphError(f"no contributions: the trace does not tell the shape of {name!r}")
         return self.shapes[name]
 
     def reshape(self, value: str, target: Sequence[int], shape: Shape) -> str:
@@ -79,7 +95,7 @@ class GraphWriter:
 
     def sum(self, value: str, axes: Sequence[int], *, keepdims: bool = False) -> str:
         """Sum over axes, counted from 0."""
-        before = self.shapes[value]
+        before = self.shape(value)
         after = tuple(1 if axis in axes else size for axis, size in enumerate(before))
         if not keepdims:
             after = tuple(size for axis, size in enumerate(before) if axis not in axes)

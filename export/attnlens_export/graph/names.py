@@ -34,13 +34,13 @@ TOWARDS_ITSELF = "towards_itself"
 NUM_DIMENSIONS = "num_dimensions"
 HEAD_GATES = "head_gates"
 EMBEDDING_OUTPUT = "embedding"
-TOKEN_CONTRIBUTIONS = "token_contributions"
+TOKEN_CONTRIBUTIONS = "token_contributions"  # noqa: S105 - no secret
 BASELINE = "baseline"
 HEAD_CONTRIBUTIONS = "head_contributions"
 
 
 def graph_id(path: str) -> str:
-    """Return what the manifest calls a graph: `embeddings`, `attention`, `contributions`, `embeddings.fp16`."""
+    """Return what the manifest calls a graph, such as `embeddings`, `attention` or `embeddings.fp16`."""
     named = {ATTENTIONS_PATH: "attention", CONTRIBUTIONS_PATH: "contributions"}
     if path in named:
         return named[path]

@@ -39,7 +39,7 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
         parameters: the names of the initializers that are the encoder's parameters.
 
     Returns:
-        The shapes of values by name, as far as they are known; the model says those of inputs and outputs only.
+        The shapes of values by name, as far as they are known. The model keeps those of inputs and outputs.
 
     Raises:
         GraphError: a reshape depends on the data in a way that no constant target expresses.

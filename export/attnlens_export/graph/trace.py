@@ -136,7 +136,8 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     parameters = _restore_parameter_names(model.graph)
     shapes = simplify(model, parameters)
     # No output: it has only got its name as one.
-    model.graph.outputs.pop()
+    embedded = model.graph.outputs.pop()
+    embedded.shape = embedded.type = None
     return _split_weights(model, shapes)
 
 

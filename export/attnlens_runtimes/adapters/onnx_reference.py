@@ -14,7 +14,7 @@ def open_graph(path: Path) -> Opened:
     evaluator = ReferenceEvaluator(load_graph(path))
 
     def run(feed: Feed) -> list[Any]:
-        return [*evaluator.run(None, feed)]
+        return [*evaluator.run(None, dict(feed))]
 
     return Opened(run)
 

@@ -1,9 +1,12 @@
 """ONNX Runtime on the CPU, with the graph that its own converter to fp16 makes."""
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from attnlens_runtimes.one_file import load_graph
-from attnlens_runtimes.runtime import Opened, PythonRuntime
+from attnlens_runtimes.runtime import Feed, Opened, PythonRuntime
 
 
 def open_graph(path: Path) -> Opened:
@@ -13,7 +16,15 @@ def open_graph(path: Path) -> Opened:
 
     converted = convert_float_to_float16(load_graph(path)).SerializeToString()
     session = onnxruntime.InferenceSession(converted, providers=["CPUExecutionProvider"])
-    return Opened(lambda feed: session.run(None, feed), "fp16")
+    halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
+
+    def run(feed: Feed) -> list[Any]:
+        # The converter changes the types of inputs too.
+        half = {name: array.astype(np.float16) for name, array in feed.items() if name in halves}
+        outputs: list[Any] = session.run(None, {**feed, **half})
+        return outputs
+
+    return Opened(run, "fp16")
 
 
 RUNTIME = PythonRuntime(

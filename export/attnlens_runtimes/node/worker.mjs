@@ -31,10 +31,10 @@ async function openSession(ort) {
   return ort.InferenceSession.create(new Uint8Array(bytes), { executionProviders: ["wasm"], externalData });
 }
 
-function readTensor(ort, name, shape) {
-  const bytes = readFileSync(join(directory, `${name}.bin`));
-  const values = new BigInt64Array(new Uint8Array(bytes).buffer);
-  return new ort.Tensor("int64", values, shape);
+function readTensor(ort, name, [type, ...shape]) {
+  const { buffer } = new Uint8Array(readFileSync(join(directory, `${name}.bin`)));
+  const values = type === "int64" ? new BigInt64Array(buffer) : new Float32Array(buffer);
+  return new ort.Tensor(type, values, shape);
 }
 
 function writeTensor(tensor, index) {
@@ -48,8 +48,8 @@ try {
   const session = await openSession(ort);
   reply({});
   for await (const line of createInterface({ input: process.stdin })) {
-    const shapes = Object.entries(JSON.parse(line));
-    const feed = Object.fromEntries(shapes.map(([name, shape]) => [name, readTensor(ort, name, shape)]));
+    const described = Object.entries(JSON.parse(line));
+    const feed = Object.fromEntries(described.map(([name, entry]) => [name, readTensor(ort, name, entry)]));
     const results = await session.run(feed);
     reply({ outputs: session.outputNames.map((name, index) => writeTensor(results[name], index)) });
   }

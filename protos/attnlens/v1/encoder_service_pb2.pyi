@@ -31,7 +31,7 @@ class _AttentionView:
 class _AttentionViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionView.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ATTENTION_VIEW_UNSPECIFIED: _AttentionView.ValueType  # 0
-    """The same as ATTENTION_VIEW_FULL."""
+    """The same as ATTENTION_VIEW_FULL; of a rollout, as ATTENTION_VIEW_HEAD_MEAN."""
     ATTENTION_VIEW_FULL: _AttentionView.ValueType  # 1
     """Every chosen head by itself."""
     ATTENTION_VIEW_HEAD_MEAN: _AttentionView.ValueType  # 2
@@ -45,7 +45,7 @@ class AttentionView(_AttentionView, metaclass=_AttentionViewEnumTypeWrapper):
     """What to make of an output of a layer. Readers must expect further views."""
 
 ATTENTION_VIEW_UNSPECIFIED: AttentionView.ValueType  # 0
-"""The same as ATTENTION_VIEW_FULL."""
+"""The same as ATTENTION_VIEW_FULL; of a rollout, as ATTENTION_VIEW_HEAD_MEAN."""
 ATTENTION_VIEW_FULL: AttentionView.ValueType  # 1
 """Every chosen head by itself."""
 ATTENTION_VIEW_HEAD_MEAN: AttentionView.ValueType  # 2
@@ -55,6 +55,100 @@ different blocks.
 ATTENTION_VIEW_DENSE: AttentionView.ValueType  # 3
 """Every chosen head by itself; OUTPUT_LAYOUT_BAND and OUTPUT_LAYOUT_BLOCKS are put together as dense weights."""
 Global___AttentionView: _TypeAlias = AttentionView  # noqa: Y015
+
+class _AttentionLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttentionLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTENTION_LEVEL_UNSPECIFIED: _AttentionLevel.ValueType  # 0
+    """The same as ATTENTION_LEVEL_TOKENS."""
+    ATTENTION_LEVEL_TOKENS: _AttentionLevel.ValueType  # 1
+    """Tokens."""
+    ATTENTION_LEVEL_WORDS: _AttentionLevel.ValueType  # 2
+    """Words: tokens of one text with the same `Token.word_index`, those of a prompt with those of its text. The sum over
+    the tokens of a word as key, the mean over its tokens as query, so that rows still sum to the same. Special tokens
+    are words of their own. Inputs given as ids have no words and are refused.
+    """
+
+class AttentionLevel(_AttentionLevel, metaclass=_AttentionLevelEnumTypeWrapper):
+    """What the rows and columns of weights are."""
+
+ATTENTION_LEVEL_UNSPECIFIED: AttentionLevel.ValueType  # 0
+"""The same as ATTENTION_LEVEL_TOKENS."""
+ATTENTION_LEVEL_TOKENS: AttentionLevel.ValueType  # 1
+"""Tokens."""
+ATTENTION_LEVEL_WORDS: AttentionLevel.ValueType  # 2
+"""Words: tokens of one text with the same `Token.word_index`, those of a prompt with those of its text. The sum over
+the tokens of a word as key, the mean over its tokens as query, so that rows still sum to the same. Special tokens
+are words of their own. Inputs given as ids have no words and are refused.
+"""
+Global___AttentionLevel: _TypeAlias = AttentionLevel  # noqa: Y015
+
+class _SpecialTokens:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpecialTokensEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpecialTokens.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPECIAL_TOKENS_UNSPECIFIED: _SpecialTokens.ValueType  # 0
+    """The same as SPECIAL_TOKENS_KEEP."""
+    SPECIAL_TOKENS_KEEP: _SpecialTokens.ValueType  # 1
+    """They stay."""
+    SPECIAL_TOKENS_DROP: _SpecialTokens.ValueType  # 2
+    """They are left out, and each row is divided by what is left of it; `AttentionResult.special_mass` is what it lost,
+    often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs given as
+    ids are refused: which of them are special is not known.
+    """
+
+class SpecialTokens(_SpecialTokens, metaclass=_SpecialTokensEnumTypeWrapper):
+    """What becomes of the rows and columns of special tokens (TOKEN_SOURCE_SPECIAL)."""
+
+SPECIAL_TOKENS_UNSPECIFIED: SpecialTokens.ValueType  # 0
+"""The same as SPECIAL_TOKENS_KEEP."""
+SPECIAL_TOKENS_KEEP: SpecialTokens.ValueType  # 1
+"""They stay."""
+SPECIAL_TOKENS_DROP: SpecialTokens.ValueType  # 2
+"""They are left out, and each row is divided by what is left of it; `AttentionResult.special_mass` is what it lost,
+often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs given as
+ids are refused: which of them are special is not known.
+"""
+Global___SpecialTokens: _TypeAlias = SpecialTokens  # noqa: Y015
+
+class _LayerReduction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LayerReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LayerReduction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LAYER_REDUCTION_UNSPECIFIED: _LayerReduction.ValueType  # 0
+    """The same as LAYER_REDUCTION_NONE."""
+    LAYER_REDUCTION_NONE: _LayerReduction.ValueType  # 1
+    """Each layer by itself."""
+    LAYER_REDUCTION_MEAN: _LayerReduction.ValueType  # 2
+    """The mean over the chosen layers, as an axis of length 1. In a stream, one part."""
+    LAYER_REDUCTION_ROLLOUT: _LayerReduction.ValueType  # 3
+    """Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the product of r I + (1 - r) A over the
+    chosen layers, later ones on the left, A the mean over the chosen heads; as axes of length 1. In a stream, one part.
+    Needs ROW_SUM_ONE. An unspecified view is ATTENTION_VIEW_HEAD_MEAN here, another one is refused.
+    """
+
+class LayerReduction(_LayerReduction, metaclass=_LayerReductionEnumTypeWrapper):
+    """What becomes of the axis of layers."""
+
+LAYER_REDUCTION_UNSPECIFIED: LayerReduction.ValueType  # 0
+"""The same as LAYER_REDUCTION_NONE."""
+LAYER_REDUCTION_NONE: LayerReduction.ValueType  # 1
+"""Each layer by itself."""
+LAYER_REDUCTION_MEAN: LayerReduction.ValueType  # 2
+"""The mean over the chosen layers, as an axis of length 1. In a stream, one part."""
+LAYER_REDUCTION_ROLLOUT: LayerReduction.ValueType  # 3
+"""Attention rollout (Abnar and Zuidema 2020, https://arxiv.org/abs/2005.00928): the product of r I + (1 - r) A over the
+chosen layers, later ones on the left, A the mean over the chosen heads; as axes of length 1. In a stream, one part.
+Needs ROW_SUM_ONE. An unspecified view is ATTENTION_VIEW_HEAD_MEAN here, another one is refused.
+"""
+Global___LayerReduction: _TypeAlias = LayerReduction  # noqa: Y015
 
 class _TokenSource:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -395,6 +489,7 @@ class AttentionQuery(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    REDUCTION_FIELD_NUMBER: _builtins.int
     role: _manifest_pb2.OutputRole.ValueType
     """Which of the layers' outputs, one of those that `Model.outputs` lists. Unspecified:
     OUTPUT_ROLE_ATTENTION_WEIGHTS.
@@ -409,6 +504,12 @@ class AttentionQuery(_message.Message):
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The heads, from 0; a negative number counts from the end. Empty: all."""
 
+    @_builtins.property
+    def reduction(self) -> Global___AttentionReduction:
+        """How to make less of them, or something else: words, means, rollout, the largest weights. Unset: nothing. Weights of
+        OUTPUT_LAYOUT_BAND and OUTPUT_LAYOUT_BLOCKS are put together as dense weights first, whatever `view` says.
+        """
+
     def __init__(
         self,
         *,
@@ -416,14 +517,199 @@ class AttentionQuery(_message.Message):
         layers: _abc.Iterable[_builtins.int] | None = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
         view: Global___AttentionView.ValueType = ...,
+        reduction: Global___AttentionReduction | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduction", b"reduction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "layers", b"layers", "role", b"role", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "layers", b"layers", "reduction", b"reduction", "role", b"role", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttentionQuery: _TypeAlias = AttentionQuery  # noqa: Y015
+
+@_typing.final
+class AttentionReduction(_message.Message):
+    """How to reduce weights between tokens. The steps are taken in this order, whichever are asked for:
+
+      1. layers and heads are selected (`AttentionQuery.layers`, `heads`);
+      2. `level`: tokens become words;
+      3. `special_tokens` are dropped and the rows scaled to sum to 1 again;
+      4. means and statistics: over heads (ATTENTION_VIEW_HEAD_MEAN), then `layers`, then `mean_of_rows` or the statistics
+         of `form`;
+      5. `rows` are chosen;
+      6. `form`: the largest weights, those over a threshold, or 8 bits.
+
+    U is the number of units that steps 2 and 3 leave: tokens or words. What can't go together is refused, with the field
+    and a remedy. Reductions need weights between tokens: OUTPUT_ROLE_HEAD_GATES has none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    ROLLOUT_RESIDUAL_FIELD_NUMBER: _builtins.int
+    MEAN_OF_ROWS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    SQUARE_ROOTS_FIELD_NUMBER: _builtins.int
+    level: Global___AttentionLevel.ValueType
+    """What rows and columns are. Unspecified: tokens."""
+    special_tokens: Global___SpecialTokens.ValueType
+    """What becomes of special tokens. Unspecified: they are kept."""
+    layers: Global___LayerReduction.ValueType
+    """What becomes of the axis of layers. Unspecified: each layer by itself."""
+    rollout_residual: _builtins.float
+    """The share of a rollout that stays with the token itself, r, from 0 to less than 1. Unset: 0.5."""
+    mean_of_rows: _builtins.bool
+    """Return the mean over all rows, as an axis of length 1."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The rows to return, as numbers of units from 0, in this order; a negative number counts from the end. Each text must
+        have them all. Empty: all.
+        """
+
+    @_builtins.property
+    def top_k(self) -> Global___TopK:
+        """The largest weights of each row."""
+
+    @_builtins.property
+    def threshold(self) -> Global___Threshold:
+        """The weights from a threshold on."""
+
+    @_builtins.property
+    def statistics(self) -> Global___RowStatistics:
+        """Numbers for each row and column instead of the weights."""
+
+    @_builtins.property
+    def square_roots(self) -> Global___SquareRoots:
+        """8 bits for each weight."""
+
+    def __init__(
+        self,
+        *,
+        level: Global___AttentionLevel.ValueType = ...,
+        special_tokens: Global___SpecialTokens.ValueType = ...,
+        layers: Global___LayerReduction.ValueType = ...,
+        rollout_residual: _builtins.float | None = ...,
+        mean_of_rows: _builtins.bool = ...,
+        rows: _abc.Iterable[_builtins.int] | None = ...,
+        top_k: Global___TopK | None = ...,
+        threshold: Global___Threshold | None = ...,
+        statistics: Global___RowStatistics | None = ...,
+        square_roots: Global___SquareRoots | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "rollout_residual", b"rollout_residual", "square_roots", b"square_roots", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "layers", b"layers", "level", b"level", "mean_of_rows", b"mean_of_rows", "rollout_residual", b"rollout_residual", "rows", b"rows", "special_tokens", b"special_tokens", "square_roots", b"square_roots", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rollout_residual: _TypeAlias = _typing.Literal["rollout_residual"]  # noqa: Y015
+    _WhichOneofArgType__rollout_residual: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["top_k", "threshold", "statistics", "square_roots"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollout_residual) -> _WhichOneofReturnType__rollout_residual | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+Global___AttentionReduction: _TypeAlias = AttentionReduction  # noqa: Y015
+
+@_typing.final
+class TopK(_message.Message):
+    """The largest weights of each row, in descending order; of equal ones, the one with the lower column first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    K_FIELD_NUMBER: _builtins.int
+    k: _builtins.int
+    """How many, at least 1. Where a row has fewer, all."""
+    def __init__(
+        self,
+        *,
+        k: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["k", b"k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopK: _TypeAlias = TopK  # noqa: Y015
+
+@_typing.final
+class Threshold(_message.Message):
+    """The weights that are at least so large."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    threshold: _builtins.float
+    """Over 0 and at most 1."""
+    def __init__(
+        self,
+        *,
+        threshold: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["threshold", b"threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Threshold: _TypeAlias = Threshold  # noqa: Y015
+
+@_typing.final
+class RowStatistics(_message.Message):
+    """Numbers for each row and column. At least one of the first two must be set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    ALL_ROWS_FIELD_NUMBER: _builtins.int
+    received: _builtins.bool
+    """For each unit the sum of what others give to it, its own weight included: over the rows of units that are not special.
+    Can't go with `rows`. Inputs given as ids are refused unless `all_rows` is set.
+    """
+    entropy: _builtins.bool
+    """For each row, - sum A ln A in nats, where 0 ln 0 = 0. Needs ROW_SUM_ONE."""
+    all_rows: _builtins.bool
+    """Sum over all rows for `received`."""
+    def __init__(
+        self,
+        *,
+        received: _builtins.bool = ...,
+        entropy: _builtins.bool = ...,
+        all_rows: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_rows", b"all_rows", "entropy", b"entropy", "received", b"received"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowStatistics: _TypeAlias = RowStatistics  # noqa: Y015
+
+@_typing.final
+class SquareRoots(_message.Message):
+    """Each weight A from 0 to 1 as round(255 sqrt(A)): small ones keep their place on the scale. Needs ROW_SUM_ONE or
+    ROW_SUM_GATE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SquareRoots: _TypeAlias = SquareRoots  # noqa: Y015
 
 @_typing.final
 class EncodeRequest(_message.Message):
@@ -631,8 +917,14 @@ class AttentionResult(_message.Message):
     PER_TOKEN_FIELD_NUMBER: _builtins.int
     BAND_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
+    STATISTICS_FIELD_NUMBER: _builtins.int
+    SQUARE_ROOTS_FIELD_NUMBER: _builtins.int
     BAND_PATTERN_FIELD_NUMBER: _builtins.int
     BLOCK_PATTERN_FIELD_NUMBER: _builtins.int
+    UNIT_OF_TOKEN_FIELD_NUMBER: _builtins.int
+    SPECIAL_MASS_FIELD_NUMBER: _builtins.int
     query_index: _builtins.int
     """The number of the query in the request, from 0."""
     role: _manifest_pb2.OutputRole.ValueType
@@ -643,7 +935,9 @@ class AttentionResult(_message.Message):
     """What a row sums to."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The layer number of each entry of axis 0, from 0."""
+        """The layer number of each entry of axis 0, from 0; with LAYER_REDUCTION_MEAN and LAYER_REDUCTION_ROLLOUT, those that
+        were put together, in the order asked for.
+        """
 
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -651,7 +945,9 @@ class AttentionResult(_message.Message):
 
     @_builtins.property
     def dense(self) -> _tensor_pb2.Tensor:
-        """OUTPUT_LAYOUT_DENSE: element (l, h, i, j) is how much token i draws from token j; shape (layers, heads, T, T)."""
+        """OUTPUT_LAYOUT_DENSE: element (l, h, i, j) is how much token i draws from token j; shape (layers, heads, T, T), of a
+        reduction (layers, heads, R, U).
+        """
 
     @_builtins.property
     def per_token(self) -> _tensor_pb2.Tensor:
@@ -666,12 +962,40 @@ class AttentionResult(_message.Message):
         """OUTPUT_LAYOUT_BLOCKS: shape (layers, heads, T, S * b + 2b), as `block_pattern` says."""
 
     @_builtins.property
+    def top_k(self) -> Global___TopKWeights:
+        """Asked for by TopK."""
+
+    @_builtins.property
+    def sparse(self) -> Global___SparseWeights:
+        """Asked for by Threshold."""
+
+    @_builtins.property
+    def statistics(self) -> Global___AttentionStatistics:
+        """Asked for by RowStatistics."""
+
+    @_builtins.property
+    def square_roots(self) -> _tensor_pb2.Tensor:
+        """Asked for by SquareRoots: DATA_TYPE_UINT8, shape (layers, heads, R, U)."""
+
+    @_builtins.property
     def band_pattern(self) -> _manifest_pb2.Band:
         """Set with `band`."""
 
     @_builtins.property
     def block_pattern(self) -> Global___BlockPattern:
         """Set with `blocks`."""
+
+    @_builtins.property
+    def unit_of_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With ATTENTION_LEVEL_WORDS or SPECIAL_TOKENS_DROP: for each of the T tokens the number of its unit, from 0; -1 where
+        it was dropped. Else empty.
+        """
+
+    @_builtins.property
+    def special_mass(self) -> _tensor_pb2.Tensor:
+        """With SPECIAL_TOKENS_DROP: what each row gave to special tokens before; shape (layers, heads, R). Where heads, layers
+        or rows were averaged or put together, the mean of it.
+        """
 
     def __init__(
         self,
@@ -686,18 +1010,134 @@ class AttentionResult(_message.Message):
         per_token: _tensor_pb2.Tensor | None = ...,
         band: _tensor_pb2.Tensor | None = ...,
         blocks: _tensor_pb2.Tensor | None = ...,
+        top_k: Global___TopKWeights | None = ...,
+        sparse: Global___SparseWeights | None = ...,
+        statistics: Global___AttentionStatistics | None = ...,
+        square_roots: _tensor_pb2.Tensor | None = ...,
         band_pattern: _manifest_pb2.Band | None = ...,
         block_pattern: Global___BlockPattern | None = ...,
+        unit_of_token: _abc.Iterable[_builtins.int] | None = ...,
+        special_mass: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_of_token", b"unit_of_token", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks"]  # noqa: Y015
+    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks", "top_k", "sparse", "statistics", "square_roots"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 
 Global___AttentionResult: _TypeAlias = AttentionResult  # noqa: Y015
+
+@_typing.final
+class TopKWeights(_message.Message):
+    """The largest weights of each row; k is TopK.k or U, whichever is less."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDICES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def indices(self) -> _tensor_pb2.Tensor:
+        """Their columns, from 0: DATA_TYPE_INT32, shape (layers, heads, R, k)."""
+
+    @_builtins.property
+    def values(self) -> _tensor_pb2.Tensor:
+        """The weights, in descending order; the same shape."""
+
+    @_builtins.property
+    def rest(self) -> _tensor_pb2.Tensor:
+        """What the rest of each row sums to; shape (layers, heads, R)."""
+
+    def __init__(
+        self,
+        *,
+        indices: _tensor_pb2.Tensor | None = ...,
+        values: _tensor_pb2.Tensor | None = ...,
+        rest: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "rest", b"rest", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "rest", b"rest", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopKWeights: _TypeAlias = TopKWeights  # noqa: Y015
+
+@_typing.final
+class SparseWeights(_message.Message):
+    """The weights from a threshold on, as compressed sparse rows: row n of layers x heads x R, in that order, has the entries
+    from `indptr[n]` to `indptr[n + 1]` - 1, in ascending order of columns.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDPTR_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    KEPT_MASS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def indptr(self) -> _tensor_pb2.Tensor:
+        """DATA_TYPE_INT32, shape (layers * heads * R + 1)."""
+
+    @_builtins.property
+    def indices(self) -> _tensor_pb2.Tensor:
+        """The columns, from 0: DATA_TYPE_INT32, shape (entries)."""
+
+    @_builtins.property
+    def values(self) -> _tensor_pb2.Tensor:
+        """The weights, the same shape."""
+
+    @_builtins.property
+    def kept_mass(self) -> _tensor_pb2.Tensor:
+        """What the entries of each row sum to; shape (layers, heads, R)."""
+
+    def __init__(
+        self,
+        *,
+        indptr: _tensor_pb2.Tensor | None = ...,
+        indices: _tensor_pb2.Tensor | None = ...,
+        values: _tensor_pb2.Tensor | None = ...,
+        kept_mass: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "indptr", b"indptr", "kept_mass", b"kept_mass", "values", b"values"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "indptr", b"indptr", "kept_mass", b"kept_mass", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparseWeights: _TypeAlias = SparseWeights  # noqa: Y015
+
+@_typing.final
+class AttentionStatistics(_message.Message):
+    """Numbers for rows and columns. Set where asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    ENTROPY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def received(self) -> _tensor_pb2.Tensor:
+        """Shape (layers, heads, U)."""
+
+    @_builtins.property
+    def entropy(self) -> _tensor_pb2.Tensor:
+        """In nats; shape (layers, heads, R)."""
+
+    def __init__(
+        self,
+        *,
+        received: _tensor_pb2.Tensor | None = ...,
+        entropy: _tensor_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entropy", b"entropy", "received", b"received"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entropy", b"entropy", "received", b"received"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionStatistics: _TypeAlias = AttentionStatistics  # noqa: Y015
 
 @_typing.final
 class BlockPattern(_message.Message):
@@ -811,7 +1251,7 @@ class EncodeStreamResponse(_message.Message):
 
     @_builtins.property
     def attention(self) -> Global___AttentionResult:
-        """Then, query by query and for each its layers in the order asked for: one layer."""
+        """Then, query by query and for each its layers in the order asked for: one layer, or what was made of all of them."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:

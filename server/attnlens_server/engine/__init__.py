@@ -13,6 +13,7 @@ from attnlens_server.engine.item import (
     Target,
     TokenPooling,
     Wanted,
+    WantedReduction,
     WeightedPooling,
 )
 
@@ -24,5 +25,6 @@ __all__ = [
     "Target",
     "TokenPooling",
     "Wanted",
+    "WantedReduction",
     "WeightedPooling",
 ]

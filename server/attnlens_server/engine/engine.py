@@ -93,6 +93,11 @@ class Engine:
         return self.lanes[kind].retry_after_s()
 
     @property
+    def num_lanes(self) -> int:
+        """How many batches of a graph may run side by side."""
+        return self._num_lanes
+
+    @property
     def execution_providers(self) -> tuple[str, ...]:
         """Those of ONNX Runtime that are in use, the preferred one first; empty until `start`."""
         return self.lanes["embeddings"].sessions.providers

@@ -3,6 +3,7 @@
 Letters: T tokens, D hidden size, E components of an embedding, L layers, H heads, K of them.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from attnlens.patterns import Pattern
 from attnlens.pooling import Pooling
+from attnlens.reductions import Reduced, Reduction, TextUnits
 from attnlens_server.bundle import Layout
 
 
@@ -89,6 +91,23 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedReduction:
+    """Weights between the tokens of a text, and what to make of them before anybody else sees them.
+
+    Attributes:
+        layers: one, or all that are joined, in ascending order; each comes as dense weights (K, T, T).
+        reduction: what to do.
+        units: of the text; None: not needed.
+        is_mean_of_heads: average heads.
+    """
+
+    layers: tuple[Wanted, ...]
+    reduction: Reduction
+    units: TextUnits | None = None
+    is_mean_of_heads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ItemResult:
     """What came out for one text.
 
@@ -98,11 +117,13 @@ class ItemResult:
             contributions (T,), (), (L, H) and (E,).
         queue_s: seconds in the queue.
         compute_s: seconds that the batch ran.
+        reduced: one for each `WantedReduction` of the item.
     """
 
     arrays: tuple[npt.NDArray[np.float32], ...]
     queue_s: float
     compute_s: float
+    reduced: tuple[Reduced, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -113,6 +134,7 @@ class Item:
         input_ids: (T,) int64.
         wanted: what to return of it; an output may be wanted several times.
         token_type_ids: (T,) int64; None: zeros.
+        reductions: what else to return of it, reduced.
         target: of contributions; None for the other graphs.
         left_out: the token that nothing attends to; None: all are there.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
@@ -124,6 +146,7 @@ class Item:
     wanted: tuple[Wanted, ...]
     token_type_ids: npt.NDArray[np.int64] | None = None
     deadline: float | None = None
+    reductions: tuple[WantedReduction, ...] = ()
     target: Target | None = None
     left_out: int | None = None
     queued_at: float = 0.0
@@ -133,6 +156,13 @@ class Item:
     def num_tokens(self) -> int:
         """T."""
         return len(self.input_ids)
+
+    @property
+    def output_names(self) -> Iterator[str]:
+        """The graph's names for what it takes, some perhaps several times."""
+        yield from (wanted.name for wanted in self.wanted)
+        for reduction in self.reductions:
+            yield from (wanted.name for wanted in reduction.layers)
 
     def is_dead(self, now: float) -> bool:
         """True where nobody waits for the result any more."""

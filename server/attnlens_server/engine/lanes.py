@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from attnlens_server.engine.batch import Batch, pad
 from attnlens_server.engine.item import Item, ItemResult
+from attnlens_server.engine.outputs import reduced
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.scheduler import Scheduler
 from attnlens_server.engine.session import Session
@@ -98,19 +99,22 @@ class Lanes:
         items = batch.items
         length = self._scheduler.padded_length(max(item.num_tokens for item in items))
         inputs = pad(items, length, self._pad_token_id)
-        names = tuple(dict.fromkeys(wanted.name for item in items for wanted in item.wanted))
+        names = tuple(dict.fromkeys(name for item in items for name in item.output_names))
         started = time.monotonic()
         outputs = session.run(inputs, names)
         parts = [
-            tuple(outputs.part(row, item.num_tokens, wanted) for wanted in item.wanted)
+            (
+                tuple(outputs.part(row, item.num_tokens, wanted) for wanted in item.wanted),
+                tuple(reduced(outputs, row, item.num_tokens, wanted) for wanted in item.reductions),
+            )
             for row, item in enumerate(items)
         ]
         compute_s = time.monotonic() - started
         num_parallel = 1 if batch.has_whole_machine else len(self._threads)
         self._count(items, inputs.input_ids.size, compute_s / num_parallel)
         return [
-            ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s)
-            for item, arrays in zip(items, parts, strict=True)
+            ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s, reduced=of_reductions)
+            for item, (arrays, of_reductions) in zip(items, parts, strict=True)
         ]
 
     # --- what others see of it --------------------------------------------------------------------

@@ -4,8 +4,9 @@ Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padd
 K of them, W columns of a band or of blocks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from attnlens.explanations import pool_weighted
 from attnlens.patterns import Band, Pattern
 from attnlens.pooling import pool
+from attnlens.reductions import Reduced, reduce
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted, WeightedPooling
+from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted, WantedReduction, WeightedPooling
 
 
 class BatchOutputs(Protocol):
@@ -79,3 +81,32 @@ def put_together(
         return pattern.dense(rows)
     table = pattern if heads is None else pattern.of_heads(heads)
     return table.at(rows.shape[1]).dense(rows)
+
+
+def reduced(outputs: BatchOutputs, row: int, num_tokens: int, wanted: WantedReduction) -> Reduced:
+    """Return what becomes of weights of a text; one of its layers at a time is taken out of the batch."""
+    layers = _Layers(outputs, row, num_tokens, wanted.layers)
+    [result] = reduce(layers, wanted.reduction, wanted.units, is_mean_of_heads=wanted.is_mean_of_heads)
+    return result
+
+
+class _Layers(Sequence[npt.NDArray[np.float32]]):
+    """The weights (K, T, T) of some layers of a text, each made when it is looked at."""
+
+    def __init__(self, outputs: BatchOutputs, row: int, num_tokens: int, wanted: tuple[Wanted, ...]) -> None:
+        self._outputs = outputs
+        self._row = row
+        self._num_tokens = num_tokens
+        self._wanted = wanted
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    @overload
+    def __getitem__(self, index: int) -> npt.NDArray[np.float32]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[npt.NDArray[np.float32]]: ...
+    def __getitem__(self, index: int | slice) -> npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]:
+        if isinstance(index, slice):
+            return _Layers(self._outputs, self._row, self._num_tokens, self._wanted[index])
+        return self._outputs.part(self._row, self._num_tokens, self._wanted[index])

@@ -1,12 +1,24 @@
 """From messages to jobs. Of checks only those that need the messages: numbers that no enum here has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
 from attnlens.pooling import Pooling
+from attnlens.reductions import (
+    MAX_ROWS,
+    Form,
+    LayerChoice,
+    Level,
+    Reduction,
+    SpecialTokens,
+    SquareRoots,
+    Statistics,
+    Threshold,
+    TopK,
+)
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
@@ -27,6 +39,24 @@ from attnlens_server.serving.jobs import (
 from attnlens_server.text import Input, TextPair, TokenIds
 
 Member = TypeVar("Member", bound=IntEnum)
+Choice = TypeVar("Choice", bound=str)
+
+_LEVELS: dict[int, Level] = {
+    0: "tokens",
+    pb.ATTENTION_LEVEL_TOKENS: "tokens",
+    pb.ATTENTION_LEVEL_WORDS: "words",
+}
+_SPECIAL_TOKENS: dict[int, SpecialTokens] = {
+    0: "keep",
+    pb.SPECIAL_TOKENS_KEEP: "keep",
+    pb.SPECIAL_TOKENS_DROP: "drop",
+}
+_LAYERS: dict[int, LayerChoice] = {
+    0: "none",
+    pb.LAYER_REDUCTION_NONE: "none",
+    pb.LAYER_REDUCTION_MEAN: "mean",
+    pb.LAYER_REDUCTION_ROLLOUT: "rollout",
+}
 
 _DATA_TYPES: dict[int, DataType] = {
     DataTypeNumber.DATA_TYPE_UNSPECIFIED: FLOAT32,
@@ -106,15 +136,64 @@ def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation])
         field = f"attention[{index}]"
         role = member(OutputRole, message.role, f"{field}.role", manifest_pb2.OutputRole, found)
         view = member(AttentionView, message.view, f"{field}.view", pb.AttentionView, found)
+        reduction = _reduction(message, f"{field}.reduction", found)
+        is_rollout = reduction is not None and reduction.layers == "rollout"
         queries.append(
             AttentionQuery(
                 role or OutputRole.ATTENTION_WEIGHTS,
                 message.layers,
                 message.heads,
-                view or AttentionView.FULL,
+                view or (AttentionView.HEAD_MEAN if is_rollout else AttentionView.FULL),
+                reduction,
             )
         )
     return queries
+
+
+def _reduction(query: pb.AttentionQuery, field: str, found: list[FieldViolation]) -> Reduction | None:
+    if not query.HasField("reduction"):
+        return None
+    message = query.reduction
+    return Reduction(
+        level=_choice(_LEVELS, message.level, f"{field}.level", pb.AttentionLevel, found),
+        special_tokens=_choice(
+            _SPECIAL_TOKENS, message.special_tokens, f"{field}.special_tokens", pb.SpecialTokens, found
+        ),
+        layers=_choice(_LAYERS, message.layers, f"{field}.layers", pb.LayerReduction, found),
+        rollout_residual=message.rollout_residual if message.HasField("rollout_residual") else None,
+        mean_of_rows=message.mean_of_rows,
+        rows=message.rows[: MAX_ROWS + 1],  # more are refused
+        form=_form(message),
+    )
+
+
+def _form(message: pb.AttentionReduction) -> Form | None:
+    match message.WhichOneof("form"):
+        case "top_k":
+            return TopK(message.top_k.k)
+        case "threshold":
+            return Threshold(message.threshold.threshold)
+        case "statistics":
+            asked = message.statistics
+            return Statistics(received=asked.received, entropy=asked.entropy, all_rows=asked.all_rows)
+        case "square_roots":
+            return SquareRoots()
+    return None
+
+
+def _choice(
+    choices: Mapping[int, Choice],
+    number: int,
+    field: str,
+    names: Any,  # noqa: ANN401 - a generated enum
+    found: list[FieldViolation],
+) -> Choice:
+    """Return the choice for a number; the default one where it is unknown, which is added to `found`."""
+    if number not in choices:
+        known = ", ".join(names.Name(known) for known in choices if known)
+        found.append(FieldViolation(field, f"is {number}: use one of {known}"))
+        return choices[0]
+    return choices[number]
 
 
 def member(

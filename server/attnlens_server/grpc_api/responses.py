@@ -13,8 +13,9 @@ from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
 from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
+from attnlens_server.grpc_api.reduced_attention import data_type_number, fill_reduced
 from attnlens_server.serving import results
-from attnlens_server.serving.jobs import FLOAT16, DataType
+from attnlens_server.serving.jobs import DataType
 from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Tokens
 
@@ -43,7 +44,7 @@ class Responses:
         response = pb.EmbedResponse(
             model=self._model,
             model_version=self._version,
-            embeddings=to_tensor(result.embeddings, _number(data_type)),
+            embeddings=to_tensor(result.embeddings, data_type_number(data_type)),
             usages=[usage_message(usage) for usage in result.usages],
             timings=timings_message(result.timings),
         )
@@ -117,13 +118,15 @@ def _fill_text(message: pb.EncodedText, text: results.EncodedText, data_type: Da
     message.usage.CopyFrom(usage_message(text.usage))
     if text.last_hidden_state is not None:
         results.check_range(text.last_hidden_state, data_type)
-        fill_tensor(message.last_hidden_state, text.last_hidden_state, _number(data_type))
+        fill_tensor(message.last_hidden_state, text.last_hidden_state, data_type_number(data_type))
     for attention in text.attention:
         _fill_attention(message.attention.add(), attention, data_type)
 
 
 def _fill_attention(
-    message: pb.AttentionResult, attention: results.AttentionResult, data_type: DataType
+    message: pb.AttentionResult,
+    attention: results.AttentionResult | results.ReducedAttention,
+    data_type: DataType,
 ) -> None:
     query = attention.query
     message.query_index = query.index
@@ -132,11 +135,14 @@ def _fill_attention(
     message.layers.extend(attention.layers)
     message.heads.extend(query.heads)
     message.row_sum = RowSumNumber.ValueType(query.row_sum)
+    if isinstance(attention, results.ReducedAttention):
+        fill_reduced(message, attention, data_type)
+        return
     tensor = _tensor(message, query.layout)
     if query.row_sum is not RowSum.ONE:  # weights are at most 1
         for array in attention.arrays:
             results.check_range(array, data_type)
-    fill_stacked(tensor, attention.arrays, _number(data_type))
+    fill_stacked(tensor, attention.arrays, data_type_number(data_type))
     _fill_pattern(message, attention)
 
 
@@ -180,10 +186,6 @@ def fill_tokens(messages: "RepeatedCompositeFieldContainer[pb.Token]", tokens: T
             byte_end=byte_end,
             word_index=word,
         )
-
-
-def _number(data_type: DataType) -> DataTypeNumber.ValueType:
-    return DataTypeNumber.DATA_TYPE_FLOAT16 if data_type == FLOAT16 else DataTypeNumber.DATA_TYPE_FLOAT32
 
 
 def usage_message(usage: results.Usage) -> pb.Usage:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.pooling import Pooling
+from attnlens.reductions import Reduction, TextUnits
 from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import HeadSelection, Wanted
+from attnlens_server.engine import HeadSelection, Wanted, WantedReduction
 from attnlens_server.errors import FieldViolation, InvalidFieldsError, ModelNotFoundError
 from attnlens_server.serving.input_checks import InputChecks
 from attnlens_server.serving.jobs import (
@@ -18,6 +19,7 @@ from attnlens_server.serving.jobs import (
     EncodeJob,
     TokenizeJob,
 )
+from attnlens_server.serving.reduction_checks import reduction_problems
 
 MAX_QUERIES = 16
 
@@ -54,6 +56,7 @@ class QueryPlan:
             sum, and come in the same layout.
         heads: the heads to return or to average, from 0.
         view: what to make of them.
+        reduction: what to make of the weights between tokens; None: nothing.
     """
 
     index: int
@@ -61,11 +64,24 @@ class QueryPlan:
     outputs: tuple[Output, ...]
     heads: tuple[int, ...]
     view: AttentionView
+    reduction: Reduction | None = None
 
     @property
     def layout(self) -> Layout:
-        """Where the axes of what is returned are."""
-        return result_layout(self.outputs[0], self.view)
+        """Where the axes of what is returned, or reduced, are."""
+        return result_layout(self.outputs[0], self.view, is_reduced=self.reduction is not None)
+
+    @property
+    def parts(self) -> tuple[tuple[Output, ...], ...]:
+        """The outputs that each part of a stream is made of: one, or all that a reduction joins."""
+        if self.reduction is not None and self.reduction.joins_layers:
+            return (self.outputs,)
+        return tuple((output,) for output in self.outputs)
+
+    @property
+    def num_result_heads(self) -> int:
+        """How many maps there are of a layer, or of joined layers."""
+        return 1 if self.view is AttentionView.HEAD_MEAN else len(self.heads)
 
     @property
     def row_sum(self) -> RowSum:
@@ -74,10 +90,9 @@ class QueryPlan:
 
     def num_values(self, num_tokens: int) -> int:
         """Return how many numbers a layer of a text has."""
-        num_heads = 1 if self.view is AttentionView.HEAD_MEAN else len(self.heads)
         if self.layout is Layout.DENSE:
-            return num_heads * num_tokens**2
-        return self.outputs[0].num_values(num_tokens, num_heads)
+            return self.num_result_heads * num_tokens**2
+        return self.outputs[0].num_values(num_tokens, self.num_result_heads)
 
     def pattern_bytes(self, num_tokens: int) -> int:
         """Return the size of what says which blocks a layer of a text has."""
@@ -92,23 +107,42 @@ class QueryPlan:
         selection = HeadSelection(self.heads, is_mean=is_mean, is_dense=is_dense)
         return Wanted(output.name, output.layout, selection, output.pattern)
 
+    def wanted_reduction(self, outputs: Sequence[Output], units: TextUnits | None) -> WantedReduction | None:
+        """Return what the engine is asked for, of a part of the outputs; None: nothing is reduced."""
+        if self.reduction is None:
+            return None
+        is_mean = self.view is AttentionView.HEAD_MEAN
+        # Where words and special tokens come first, the mean has to wait for them.
+        selection = HeadSelection(self.heads, is_mean=is_mean and not self.reduction.has_units, is_dense=True)
+        layers = tuple(
+            Wanted(output.name, output.layout, selection, output.pattern)
+            for output in sorted(outputs, key=lambda output: output.layer or 0)
+        )
+        return WantedReduction(layers, self.reduction, units, is_mean_of_heads=is_mean)
 
-def result_layout(output: Output, view: AttentionView) -> Layout:
-    """Return the layout in which a view of an output comes."""
+
+def result_layout(output: Output, view: AttentionView, *, is_reduced: bool = False) -> Layout:
+    """Return the layout in which a view of an output comes, or is reduced."""
+    if is_reduced and output.pattern is not None:
+        return Layout.DENSE
     is_mean_of_blocks = view is AttentionView.HEAD_MEAN and output.layout is Layout.BLOCKS
     is_dense = output.pattern is not None and (view is AttentionView.DENSE or is_mean_of_blocks)
     return Layout.DENSE if is_dense else output.layout
 
 
-def _form(output: Output, view: AttentionView) -> tuple[object, ...]:
+def _form(output: Output, view: AttentionView, *, is_reduced: bool) -> tuple[object, ...]:
     """Return what the outputs of a query must have in common."""
-    layout, pattern = result_layout(output, view), output.pattern
+    layout, pattern = result_layout(output, view, is_reduced=is_reduced), output.pattern
     shape = None if pattern is None or layout is Layout.DENSE else (_unit(pattern), pattern.width)
     return output.num_heads, output.row_sum, layout, shape
 
 
 def _unit(pattern: Pattern) -> int:
     return pattern.window if isinstance(pattern, Band) else pattern.block_size
+
+
+Part = tuple[QueryPlan, tuple[Output, ...]]
+"""What one message of a stream has of the attention of a text: one layer, or several that are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +167,34 @@ class EncodePlan:
         return "attention" if self.queries else "embeddings"
 
     @property
-    def parts(self) -> tuple[tuple[QueryPlan, Output], ...]:
+    def parts(self) -> tuple[Part, ...]:
         """What a stream has of each text beside its head, in order."""
-        return tuple((query, output) for query in self.queries for output in query.outputs)
+        return tuple((query, outputs) for query in self.queries for outputs in query.parts)
 
-    def wanted(
-        self, parts: Sequence[tuple[QueryPlan, Output]], *, with_hidden_state: bool = True
-    ) -> tuple[Wanted, ...]:
-        """Return what the engine is asked for: the token vectors first."""
+    @property
+    def with_rows(self) -> Mapping[int, Reduction]:
+        """What asks for some rows of each text, by the number of the query."""
+        asked = {query.index: query.reduction for query in self.queries}
+        return {index: reduction for index, reduction in asked.items() if reduction and reduction.rows}
+
+    @property
+    def needs_units(self) -> bool:
+        """Whether the words and special tokens of texts must be known."""
+        return any(query.reduction is not None and query.reduction.needs_text for query in self.queries)
+
+    def wanted(self, parts: Sequence[Part], *, with_hidden_state: bool = True) -> tuple[Wanted, ...]:
+        """Return what the engine is asked for as it is: the token vectors first."""
         hidden = self.hidden_state if with_hidden_state else None
         return ((Wanted(hidden.name, hidden.layout),) if hidden else ()) + tuple(
-            query.wanted(output) for query, output in parts
+            query.wanted(output) for query, outputs in parts if query.reduction is None for output in outputs
         )
+
+    def wanted_reductions(
+        self, parts: Sequence[Part], units: TextUnits | None
+    ) -> tuple[WantedReduction, ...]:
+        """Return what the engine is asked for reduced, of a text with these units."""
+        wanted = (query.wanted_reduction(outputs, units) for query, outputs in parts)
+        return tuple(reduction for reduction in wanted if reduction is not None)
 
 
 class Checks:
@@ -206,6 +256,8 @@ class Checks:
         queries = [
             self._query(index, query, violations) for index, query in enumerate(job.attention[:MAX_QUERIES])
         ]
+        for index, query in enumerate(job.attention[:MAX_QUERIES]):
+            violations += reduction_problems(f"attention[{index}]", query, self._model, job.inputs)
         if violations:
             raise InvalidFieldsError(violations)
         wants_hidden = job.last_hidden_state or not queries
@@ -240,12 +292,13 @@ class Checks:
             return None
         found: list[FieldViolation] = []
         outputs = _select_layers(f"{field}.layers", query.layers, by_layer, self._model.num_layers, found)
-        if len({_form(output, query.view) for output in outputs}) > 1:
+        is_reduced = query.reduction is not None
+        if len({_form(output, query.view, is_reduced=is_reduced) for output in outputs}) > 1:
             found.append(FieldViolation(f"{field}.layers", _difference(outputs, query.view)))
         num_heads = outputs[0].num_heads if outputs else max(output.num_heads for output in by_layer.values())
         heads = _select(f"{field}.heads", query.heads, num_heads, found)
         violations += found
-        return None if found else QueryPlan(index, query.role, outputs, heads, query.view)
+        return None if found else QueryPlan(index, query.role, outputs, heads, query.view, query.reduction)
 
 
 def _difference(outputs: Sequence[Output], view: AttentionView) -> str:

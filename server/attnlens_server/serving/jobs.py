@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from attnlens.pooling import Pooling
+from attnlens.reductions import Reduction
 from attnlens_server.bundle import OutputRole
 from attnlens_server.errors import FieldViolation
 from attnlens_server.text import Input
@@ -45,6 +46,7 @@ class AttentionQuery:
     layers: Sequence[int] = ()
     heads: Sequence[int] = ()
     view: AttentionView = AttentionView.FULL
+    reduction: Reduction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

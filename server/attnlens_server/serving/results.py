@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.patterns import Band, Pattern
+from attnlens.reductions import Reduced
 from attnlens_server.bundle import Layout, Output
 from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
@@ -75,6 +76,21 @@ class AttentionResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ReducedAttention:
+    """What the reduction of one query brought of one text.
+
+    Attributes:
+        query: which.
+        layers: the layer of each entry of `parts`, or all that are joined in the only one.
+        parts: what came of each.
+    """
+
+    query: QueryPlan
+    layers: tuple[int, ...]
+    parts: tuple[Reduced, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedText:
     """What Encode has of one text.
 
@@ -88,7 +104,7 @@ class EncodedText:
     tokens: Tokens
     usage: Usage
     last_hidden_state: FloatArray | None
-    attention: tuple[AttentionResult, ...] = ()
+    attention: tuple[AttentionResult | ReducedAttention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +134,10 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class StreamAttention:
-    """What follows of each text of a stream, query by query: one layer."""
+    """What follows of each text of a stream, query by query: one layer, or what was made of several."""
 
     input_index: int
-    attention: AttentionResult
+    attention: AttentionResult | ReducedAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,24 @@ def timings(tokenize_s: float, results: Sequence[ItemResult]) -> Timings:
         queue_s=max(result.queue_s for result in results),
         compute_s=max(result.compute_s for result in results),
     )
+
+
+class AttentionParts:
+    """What came out for the attention of a text, handed out in the order of the queries."""
+
+    def __init__(self, result: ItemResult, *, has_hidden_state: bool) -> None:
+        self._arrays = iter(result.arrays[1 if has_hidden_state else 0 :])
+        self._reduced = iter(result.reduced)
+
+    def take(
+        self, query: QueryPlan, parts: Sequence[tuple[Output, ...]]
+    ) -> AttentionResult | ReducedAttention:
+        """Join a query with what came out for some of its parts, which are the next ones."""
+        outputs = [output for part in parts for output in part]
+        if query.reduction is None:
+            return attention_result(query, outputs, [next(self._arrays) for _ in outputs])
+        layers = tuple(output.layer or 0 for output in outputs)
+        return ReducedAttention(query, layers, tuple(next(self._reduced) for _ in parts))
 
 
 def attention_result(

@@ -24,19 +24,27 @@ from attnlens_server.serving.admission import Admission, Budget
 from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan
 from attnlens_server.serving.explanations import ExplanationChecks, ExplanationService
 from attnlens_server.serving.jobs import EmbedJob, EncodeJob, Job, TokenizeJob
+from attnlens_server.serving.reduction_checks import check_rows
 from attnlens_server.serving.results import (
+    AttentionParts,
     EmbedResult,
     EncodedText,
     EncodeResult,
     StreamAttention,
     StreamHead,
     TokenizedText,
-    attention_result,
     check_range,
     timings,
     usage,
 )
-from attnlens_server.serving.sizes import TEXT_MEMORY_BYTES, TOKEN_MEMORY_BYTES, ReplyCosts, ReplySizes
+from attnlens_server.serving.sizes import (
+    TEXT_MEMORY_BYTES,
+    TOKEN_MEMORY_BYTES,
+    UNIT_BYTES,
+    ReplyCosts,
+    ReplySizes,
+    working_bytes,
+)
 from attnlens_server.serving.streams import Piece, Window, cut_into_pieces, run_pieces
 from attnlens_server.serving.workers import Workers
 from attnlens_server.text import EncodedInput, InputEncoder, TextEncoder, Tokens, portions
@@ -162,9 +170,18 @@ class ModelService:
             started = time.monotonic()
             inputs, tokens = await self._described(job, plan, budget)
             tokenize_s = time.monotonic() - started
-            wanted = plan.wanted(plan.parts)
+            parts = plan.parts
+            wanted = plan.wanted(parts)
+            reduced = [part for part in parts if part[0].reduction is not None]
             items = [
-                Item(encoded.input_ids, wanted, encoded.token_type_ids, budget.deadline) for encoded in inputs
+                Item(
+                    encoded.input_ids,
+                    wanted,
+                    encoded.token_type_ids,
+                    budget.deadline,
+                    plan.wanted_reductions(reduced, encoded.units),
+                )
+                for encoded in inputs
             ]
             results = await self._run(items, plan.kind)
         texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
@@ -181,7 +198,7 @@ class ModelService:
         plan = await self._checked(job, self._checks.encode)
         with self.admission.texts(plan.kind, 1):
             budget.memory.grow(len(job.inputs) * TEXT_MEMORY_BYTES)
-            inputs, tokenize_s = await self._ids(job, plan.prompt, budget)
+            inputs, tokenize_s = await self._ids(job, plan.prompt, budget, plan)
             room_bytes = budget.memory.room_bytes // 2
             pieces = cut_into_pieces(
                 inputs, plan, self._sizes, room_bytes=room_bytes, deadline=budget.deadline
@@ -199,7 +216,7 @@ class ModelService:
                         tokens = await self.workers.run(self._tokens_of, job, plan, piece.index)
                         head = _head(inputs[piece.index], tokens, result, plan)
                         yield StreamHead(piece.index, head, len(plan.parts), timings(tokenize_s, [result]))
-                    for part in _attention_parts(piece, result):
+                    for part in _attention_parts(piece, result, plan):
                         yield part
 
     async def tokenize(self, job: TokenizeJob, budget: Budget) -> AsyncGenerator[list[TokenizedText]]:
@@ -225,14 +242,15 @@ class ModelService:
         return check(job) if job.size <= SMALL_JOB else await self.workers.run(check, job)
 
     async def _ids(
-        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget
+        self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget, plan: EncodePlan | None = None
     ) -> tuple[list[EncodedInput], float]:
         """Return the token ids of all texts, and the seconds that it took."""
+        token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
         started = time.monotonic()
         inputs: list[EncodedInput] = []
         for portion in portions([given.size for given in job.inputs]):
-            encoded = await self.workers.run(self._encode, job, portion, prompt)
-            budget.memory.grow(TOKEN_ID_BYTES * sum(text.num_tokens for text in encoded))
+            encoded = await self.workers.run(self._encode, job, portion, prompt, plan)
+            budget.memory.grow(token_bytes * sum(text.num_tokens for text in encoded))
             inputs += encoded
         return inputs, time.monotonic() - started
 
@@ -247,21 +265,27 @@ class ModelService:
         inputs: list[EncodedInput] = []
         tokens: list[Tokens] = []
         sizes, size = self._sizes, 0
+        running: list[int] = []
         for portion in portions([given.size for given in job.inputs]):
-            described = await self.workers.run(self._describe, job, portion, plan.prompt)
+            described = await self.workers.run(self._describe, job, portion, plan)
             memory_bytes = 0
             for encoded, of_text, tokens_bytes in described:
                 num_tokens = encoded.num_tokens
-                tensor_bytes = sizes.tensor_bytes(num_tokens, plan)
+                tensor_bytes = sizes.tensor_bytes(encoded, plan)
                 size += tokens_bytes + tensor_bytes
                 # The last text's arrays are there while its tensors are copied into the message.
-                memory_bytes += sizes.array_bytes(num_tokens, plan) + TEXT_MEMORY_BYTES
+                memory_bytes += sizes.array_bytes(encoded, plan) + TEXT_MEMORY_BYTES
                 memory_bytes += (sizes.costs.making_copies - 1) * tensor_bytes
                 memory_bytes += num_tokens * (TOKEN_ID_BYTES + TOKEN_MEMORY_BYTES)
+                if plan.needs_units:
+                    memory_bytes += num_tokens * UNIT_BYTES
+                running.append(working_bytes(plan.queries, num_tokens))
                 inputs.append(encoded)
                 tokens.append(of_text)
             sizes.check_encode(size)
             budget.memory.grow(memory_bytes)
+        # Texts are reduced where they run: at most one in each lane at a time.
+        budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
         return inputs, tokens
 
     # --- the engine -------------------------------------------------------------------------------
@@ -285,16 +309,30 @@ class ModelService:
 
     # --- in worker threads ------------------------------------------------------------------------
 
-    def _encode(self, job: EmbedJob | EncodeJob, portion: range, prompt: str) -> list[EncodedInput]:
-        return self._encoder.encode(job.inputs, portion, prompt=prompt, truncate=job.truncate)
+    def _encode(
+        self, job: EmbedJob | EncodeJob, portion: range, prompt: str, plan: EncodePlan | None
+    ) -> list[EncodedInput]:
+        with_units = plan is not None and plan.needs_units
+        encoded = self._encoder.encode(
+            job.inputs, portion, prompt=prompt, truncate=job.truncate, with_units=with_units
+        )
+        if plan is not None:
+            check_rows(plan.with_rows, portion.start, encoded)
+        return encoded
 
     def _describe(
-        self, job: EncodeJob, portion: range, prompt: str
+        self, job: EncodeJob, portion: range, plan: EncodePlan
     ) -> list[tuple[EncodedInput, Tokens, int]]:
         """Return texts as token ids, without records, their tokens, and the bytes of these."""
         encoded = self._encoder.encode(
-            job.inputs, portion, prompt=prompt, truncate=job.truncate, with_records=True
+            job.inputs,
+            portion,
+            prompt=plan.prompt,
+            truncate=job.truncate,
+            with_records=True,
+            with_units=plan.needs_units,
         )
+        check_rows(plan.with_rows, portion.start, encoded)
         described = []
         for text in encoded:
             tokens = self._encoder.describe(text)
@@ -303,7 +341,7 @@ class ModelService:
 
     def _tokens_of(self, job: EncodeJob, plan: EncodePlan, index: int) -> Tokens:
         """Return the tokens of a text of a stream. They are described only now: those of all are many."""
-        [(_, tokens, _)] = self._describe(job, range(index, index + 1), plan.prompt)
+        [(_, tokens, _)] = self._describe(job, range(index, index + 1), plan)
         self._sizes.check_head(f"inputs[{index}]", tokens, plan)
         return tokens
 
@@ -340,15 +378,12 @@ def _head(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: Encod
 
 
 def _encoded_text(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
-    arrays = iter(result.arrays[1 if plan.hidden_state else 0 :])
-    attention = tuple(
-        attention_result(query, query.outputs, [next(arrays) for _ in query.outputs])
-        for query in plan.queries
-    )
+    came = AttentionParts(result, has_hidden_state=plan.hidden_state is not None)
+    attention = tuple(came.take(query, query.parts) for query in plan.queries)
     return replace(_head(encoded, tokens, result, plan), attention=attention)
 
 
-def _attention_parts(piece: Piece, result: ItemResult) -> Iterator[StreamAttention]:
-    arrays = result.arrays[len(result.arrays) - len(piece.parts) :]
-    for (query, output), array in zip(piece.parts, arrays, strict=True):
-        yield StreamAttention(piece.index, attention_result(query, [output], [array]))
+def _attention_parts(piece: Piece, result: ItemResult, plan: EncodePlan) -> Iterator[StreamAttention]:
+    came = AttentionParts(result, has_hidden_state=piece.has_head and plan.hidden_state is not None)
+    for query, outputs in piece.parts:
+        yield StreamAttention(piece.index, came.take(query, [outputs]))

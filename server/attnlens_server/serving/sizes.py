@@ -3,17 +3,20 @@
 Letters: N texts, T tokens of a text, D hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from attnlens.reductions import Reduction, sizes
+from attnlens_server.bundle import RowSum
 from attnlens_server.errors import ResponseTooLargeError
 from attnlens_server.serving.checks import EmbedPlan, EncodePlan, QueryPlan
-from attnlens_server.serving.jobs import DataType
-from attnlens_server.text import Tokens
+from attnlens_server.serving.jobs import FLOAT32, DataType
+from attnlens_server.text import EncodedInput, Tokens
 
 TEXT_MEMORY_BYTES = 4096  # of a text under way: its item, arrays' headers, futures
 TOKEN_MEMORY_BYTES = 384  # of a token in columns
-FEWER = "ask for fewer heads, the mean over heads or DATA_TYPE_FLOAT16"
+UNIT_BYTES = 6  # of a token in a message and in memory: the number of its unit, and whether it is special
+FEWER = "ask for fewer heads, the mean over heads, a smaller reduction or DATA_TYPE_FLOAT16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ class ReplySizes:
         self.check("the response", size, "send fewer texts")
         return size
 
-    def tensor_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+    def tensor_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
         """Return the size of what Encode returns of a text beside its tokens."""
-        return self._head_bytes(num_tokens, plan) + sum(
-            self.costs.text_bytes + len(query.outputs) * _message_bytes(query, num_tokens, plan.data_type)
+        return self._head_bytes(encoded.num_tokens, plan) + sum(
+            self.costs.text_bytes + len(query.parts) * _message_bytes(query, encoded, plan.data_type)
             for query in plan.queries
         )
 
@@ -77,21 +80,21 @@ class ReplySizes:
         """Return the size of a text's token vectors as the engine gives them, in fp32."""
         return 4 * num_tokens * self._hidden_size if plan.hidden_state else 0
 
-    def array_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+    def array_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
         """Return the size of all that the engine gives for a text, in fp32."""
-        attention = sum(len(query.outputs) * layer_bytes(query, num_tokens) for query in plan.queries)
-        return self.hidden_state_bytes(num_tokens, plan) + attention
+        attention = sum(len(query.parts) * part_bytes(query, encoded) for query in plan.queries)
+        return self.hidden_state_bytes(encoded.num_tokens, plan) + attention
 
-    def check_parts(self, field: str, num_tokens: int, plan: EncodePlan) -> int:
+    def check_parts(self, field: str, encoded: EncodedInput, plan: EncodePlan) -> int:
         """Return the size of the largest message of a stream for a text, its tokens not counted.
 
         Raises:
             ResponseTooLargeError: it is over the limit.
         """
-        largest = self._head_bytes(num_tokens, plan)
+        largest = self._head_bytes(encoded.num_tokens, plan)
         self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
-            size = self.costs.text_bytes + _message_bytes(query, num_tokens, plan.data_type)
+            size = self.costs.text_bytes + _message_bytes(query, encoded, plan.data_type)
             self.check(f"one layer of {field}", size, FEWER)
             largest = max(largest, size)
         return largest
@@ -119,11 +122,49 @@ class ReplySizes:
         return self.costs.text_bytes + values * plan.data_type.itemsize
 
 
-def _message_bytes(query: QueryPlan, num_tokens: int, data_type: DataType) -> int:
-    """Return the size of a layer of a text in a message."""
-    return query.num_values(num_tokens) * data_type.itemsize + query.pattern_bytes(num_tokens)
+def _message_bytes(query: QueryPlan, encoded: EncodedInput, data_type: DataType) -> int:
+    """Return the size of a layer of a text, or of joined ones, in a message."""
+    if query.reduction is None:
+        num_tokens = encoded.num_tokens
+        return query.num_values(num_tokens) * data_type.itemsize + query.pattern_bytes(num_tokens)
+    units_bytes = UNIT_BYTES * encoded.num_tokens if query.reduction.has_units else 0
+    return units_bytes + _reduced_bytes(query, query.reduction, encoded, data_type)
 
 
-def layer_bytes(query: QueryPlan, num_tokens: int) -> int:
-    """Return the size of a layer of a text as the engine gives it, in fp32."""
-    return 4 * query.num_values(num_tokens)
+def part_bytes(query: QueryPlan, encoded: EncodedInput) -> int:
+    """Return the size of a layer of a text, or of joined ones, as the engine gives it, in fp32."""
+    if query.reduction is None:
+        return 4 * query.num_values(encoded.num_tokens)
+    return _reduced_bytes(query, query.reduction, encoded, FLOAT32)
+
+
+def _reduced_bytes(query: QueryPlan, reduction: Reduction, encoded: EncodedInput, data_type: DataType) -> int:
+    return sizes.data_bytes(
+        reduction,
+        query.num_result_heads,
+        encoded.num_units(reduction),
+        value_bytes=data_type.itemsize,
+        is_distribution=query.row_sum in (RowSum.ONE, RowSum.GATE),
+    )
+
+
+def working_bytes(queries: Iterable[QueryPlan], num_tokens: int) -> int:
+    """Return what reductions of a text of T = `num_tokens` take while they run, one after the other."""
+    return max(
+        (
+            sizes.working_bytes(query.reduction, len(query.heads), num_tokens)
+            + _rows_bytes(query, num_tokens)
+            for query in queries
+            if query.reduction is not None
+        ),
+        default=0,
+    )
+
+
+def _rows_bytes(query: QueryPlan, num_tokens: int) -> int:
+    """Return what a band or blocks of a layer take beside the dense weights that they are put together to."""
+    output, num_heads = query.outputs[0], len(query.heads)
+    if output.pattern is None:
+        return 0
+    padded = num_heads * num_tokens**2  # blocks are put together whole, and then cut to T
+    return 4 * (output.num_values(num_tokens, num_heads) + padded)

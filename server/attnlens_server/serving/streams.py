@@ -5,16 +5,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from attnlens_server.bundle import Kind, Output
+from attnlens_server.bundle import Kind
 from attnlens_server.engine import Item, ItemResult
 from attnlens_server.serving.admission import Admission, Reservation
-from attnlens_server.serving.checks import EncodePlan, QueryPlan
-from attnlens_server.serving.sizes import ReplySizes, layer_bytes
+from attnlens_server.serving.checks import EncodePlan, Part
+from attnlens_server.serving.sizes import ReplySizes, part_bytes, working_bytes
 from attnlens_server.text import EncodedInput
 
 WINDOW = 32  # pieces of one call that wait, run or are sent at a time
-
-Part = tuple[QueryPlan, Output]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +52,28 @@ def cut_into_pieces(
     pieces = []
     for index, encoded in enumerate(inputs):
         num_tokens = encoded.num_tokens
-        message_bytes = sizes.check_parts(f"inputs[{index}]", num_tokens, plan)
+        message_bytes = sizes.check_parts(f"inputs[{index}]", encoded, plan)
         making_bytes = sizes.costs.making_copies * message_bytes
         head_bytes = sizes.hidden_state_bytes(num_tokens, plan)
-        runs = _cut(plan.parts, num_tokens, room_bytes - making_bytes - head_bytes)
+        runs = _cut(plan.parts, encoded, room_bytes - making_bytes - head_bytes)
         for number, parts in enumerate(runs):
             has_head = number == 0
             wanted = plan.wanted(parts, with_hidden_state=has_head)
-            item = Item(encoded.input_ids, wanted, encoded.token_type_ids, deadline)
-            parts_bytes = sum(layer_bytes(query, num_tokens) for query, _ in parts)
-            memory_bytes = making_bytes + parts_bytes + (head_bytes if has_head else 0)
+            reductions = plan.wanted_reductions(parts, encoded.units)
+            item = Item(encoded.input_ids, wanted, encoded.token_type_ids, deadline, reductions)
+            parts_bytes = sum(part_bytes(query, encoded) for query, _ in parts)
+            running_bytes = working_bytes((query for query, _ in parts), num_tokens)
+            memory_bytes = making_bytes + parts_bytes + running_bytes + (head_bytes if has_head else 0)
             pieces.append(Piece(index, has_head, parts, item, memory_bytes))
     return pieces
 
 
-def _cut(parts: tuple[Part, ...], num_tokens: int, room_bytes: int) -> list[tuple[Part, ...]]:
+def _cut(parts: tuple[Part, ...], encoded: EncodedInput, room_bytes: int) -> list[tuple[Part, ...]]:
     """Cut parts into runs that fit into `room_bytes`, one part at least in each."""
     runs: list[list[Part]] = [[]]
     left_bytes = room_bytes
     for part in parts:
-        size = layer_bytes(part[0], num_tokens)
+        size = part_bytes(part[0], encoded)
         if size > left_bytes and runs[-1]:
             runs.append([])
             left_bytes = room_bytes

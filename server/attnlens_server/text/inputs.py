@@ -7,7 +7,7 @@ import numpy as np
 
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
 from attnlens_server.text.tokenizer import TextEncoder
-from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids
+from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text_units
 
 # Inputs are encoded in portions of about this size, so that a large request neither keeps all workers from
 # the others nor holds the tokenizer's records of all its texts, and is given up soon where its caller leaves.
@@ -73,8 +73,9 @@ class InputEncoder:
         prompt: str,
         truncate: bool,
         with_records: bool = False,
+        with_units: bool = False,
     ) -> list[EncodedInput]:
-        """Encode the inputs with these numbers.
+        """Encode the inputs with these numbers, those that are texts with records or units where asked for.
 
         Raises:
             InputTooLongError: an input has too many tokens, and `truncate` is false.
@@ -86,7 +87,11 @@ class InputEncoder:
             num_excluded = (
                 self._text_encoder.num_prompt_tokens(prompt) if prompt and self._exclude_prompt else 0
             )
-            encoded_texts = self._text_encoder.encode(texts, prompt=prompt, with_record=with_records)
+            encoded_texts = self._text_encoder.encode(
+                texts, prompt=prompt, with_record=with_records or with_units
+            )
+            if with_units:
+                encoded_texts = [_with_units(encoded, keeps_record=with_records) for encoded in encoded_texts]
             from_text = (replace(encoded, num_excluded=num_excluded) for encoded in encoded_texts)
         result = []
         for number in numbers:
@@ -141,6 +146,12 @@ class InputEncoder:
             len(ids.ids),
             token_type_ids=np.asarray(types, dtype=np.int64) if types else None,
         )
+
+
+def _with_units(encoded: EncodedInput, *, keeps_record: bool) -> EncodedInput:
+    """Return an input that has its record with its units, and with or without the record."""
+    units = text_units(encoded.record) if encoded.record else None
+    return replace(encoded, units=units, record=encoded.record if keeps_record else None)
 
 
 def portions(sizes: Sequence[int]) -> Iterator[range]:

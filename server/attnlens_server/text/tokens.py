@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from attnlens.reductions import Reduction, TextUnits, Units
 from attnlens_server.text.places import Place, token_places
 
 NOWHERE: Place = (0, 0)
@@ -72,6 +73,7 @@ class EncodedInput:
         token_type_ids: (T,) int64; None: zeros.
         num_excluded: how many tokens at the beginning are left out of the pooling.
         record: what the tokenizer has made of it; None where the request gave ids, or where it was not kept.
+        units: its words and special tokens; None where the request gave ids, or where nobody asked.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -79,11 +81,18 @@ class EncodedInput:
     token_type_ids: npt.NDArray[np.int64] | None = None
     num_excluded: int = 0
     record: Record | None = None
+    units: TextUnits | None = None
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return len(self.input_ids)
+
+    def num_units(self, reduction: Reduction | None) -> int:
+        """U: how many rows a reduction leaves of its T."""
+        if reduction is None or not reduction.has_units:
+            return self.num_tokens
+        return Units.of(reduction, self.units, self.num_tokens).num_units
 
     def without_record(self) -> "EncodedInput":
         """Return the same without the tokenizer's record, which is far larger than the ids."""
@@ -96,6 +105,14 @@ def describe_ids(input_ids: npt.NDArray[np.int64], spell: Callable[[int], str]) 
     nowhere = [NOWHERE] * len(ids)
     texts = [spell(token_id) for token_id in ids]
     return Tokens(ids, texts, [TokenSource.IDS] * len(ids), nowhere, nowhere, [None] * len(ids))
+
+
+def text_units(record: Record) -> TextUnits:
+    """Return the words and special tokens of a text or pair."""
+    encoding = record.encoding
+    is_special = [bool(special) for special in encoding.special_tokens_mask]
+    is_second = [number == 1 for number in encoding.sequence_ids]
+    return TextUnits.of(encoding.word_ids, is_special, is_second)
 
 
 def describe(record: Record) -> Tokens:

@@ -36,8 +36,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["info", "--address", "localhost:115587"], "info: invalid value for '--address': "),
         (["info", "--tls-server-name", "x"], "info: --tls-server-name needs TLS: give --tls or --tls-ca"),
         (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
-        (["attend", "a", "--json", "--token", "a"], "attend: --json prints all weights: leave out --token"),
-        (["attend", "a", "--json", "--top", "3"], "attend: --json prints all weights: leave out --token"),
+        (["attend", "a", "--json", "--token", "a"], "attend: --json prints the weights of all tokens: leave"),
+        (["attend", "a", "--rollout", "--layer", "3"], "attend: --rollout is of all layers and the mean of"),
         (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
     ],
 )

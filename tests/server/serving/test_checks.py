@@ -55,7 +55,7 @@ def test_each_query_becomes_outputs_of_the_graph() -> None:
     plan = make_checks(*WEIGHTS, GATES).encode(EncodeJob(inputs=ONE, attention=queries))
     assert plan.hidden_state is None
     assert plan.kind == "attention"
-    assert [output.name for _, output in plan.parts] == ["weights.1", "weights.0", "gates"]
+    assert [output.name for _, [output] in plan.parts] == ["weights.1", "weights.0", "gates"]
     assert [query.heads for query in plan.queries] == [(3, 0), (0, 1, 2, 3)]
     assert [query.num_values(10) for query in plan.queries] == [2 * 100, 10]
     [first, _, last] = plan.wanted(plan.parts)

@@ -23,7 +23,7 @@ from attnlens_server.serving.jobs import (
     EncodeJob,
     TokenizeJob,
 )
-from attnlens_server.serving.results import StreamAttention, StreamHead
+from attnlens_server.serving.results import AttentionResult, StreamAttention, StreamHead
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TextPair
@@ -99,7 +99,7 @@ async def test_encode_returns_arrays_and_columns_of_tokens(
     expected = reference(TEXTS[2])
     assert text.last_hidden_state is not None
     np.testing.assert_allclose(text.last_hidden_state, expected["last_hidden_state"], atol=1e-5)
-    one, means = text.attention
+    one, means = (result for result in text.attention if isinstance(result, AttentionResult))
     np.testing.assert_allclose(one.arrays[0], expected["attentions.5"][[3]], atol=1e-5)
     assert means.layers == tuple(range(6))
     for layer, array in enumerate(means.arrays):
@@ -121,7 +121,10 @@ async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
     for index, text in enumerate(whole.texts):
         streamed = [part for part in parts if isinstance(part, StreamAttention) and part.input_index == index]
         assert [part.attention.layers for part in streamed] == [(layer,) for layer in range(6)]
-        for part, array in zip(streamed, text.attention[0].arrays, strict=True):
+        [attention] = text.attention
+        assert isinstance(attention, AttentionResult)
+        for part, array in zip(streamed, attention.arrays, strict=True):
+            assert isinstance(part.attention, AttentionResult)
             np.testing.assert_allclose(part.attention.arrays[0], array, atol=1e-5)
 
 

@@ -1,36 +1,45 @@
 """The parity check through other runtimes than the one that the bundle is served with.
 
-Each runs both graphs in processes of their own. What it can't do (it refuses a graph, crashes, does not
+Each runs every graph in fp32 in a process of its own. What it can't do (it refuses a graph, crashes, does not
 answer) ends the measurement of that graph and stands in the result beside what was measured until then.
 
 A runtime runs with its defaults first, since that is how people open a graph. If it computes in bf16 or
 fp16 then, the gate is that of lower precision, and it runs a second time in fp32.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from attnlens.dense import open_layers
+from attnlens_export.contributions.measure import measure_case
+from attnlens_export.contributions.result import Completeness
 from attnlens_export.graph.names import (
-    ATTENTIONS_PATH,
     BATCH_AXIS,
+    CONTRIBUTIONS_PATH,
+    DIRECTION,
     EMBEDDINGS_PATH,
     GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
     LENGTH_AXIS,
+    POOLING_WEIGHTS,
+    contribution_outputs,
     layer_outputs,
     output_axes,
 )
 from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
-from attnlens_export.parity.reference import Tensors
-from attnlens_export.parity.result import Invariants, Measurement, ParityResult, summarize
+from attnlens_export.parity.reference import Tensors, run_fp32
+from attnlens_export.parity.result import Invariants, Measurement, ParityResult
 from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
-from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
+from attnlens_export.published.pooling import read_pooling
+from attnlens_export.runtimes.result import Missing, RuntimeResult
+from attnlens_model import EncoderConfig
 from attnlens_runtimes import (
     FP32,
     RUNTIMES,
@@ -43,92 +52,6 @@ from attnlens_runtimes import (
 
 ALL = "all"
 DEFAULT_TIMEOUT_S = 300.0
-# In bf16 or fp16: of a token's vector with PyTorch's in fp32.
-MIN_COSINE = 0.999
-# In bf16 or fp16: how far a row of attention weights may be from summing to 1.
-ROW_SUM_TOLERANCE = 0.02
-
-# The outputs of a bundle in the order of the table: graph and role.
-COLUMNS = (
-    (EMBEDDINGS_PATH, HIDDEN_OUTPUT),
-    (ATTENTIONS_PATH, HIDDEN_OUTPUT),
-    (ATTENTIONS_PATH, ATTENTION_WEIGHTS),
-)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A runtime that is not installed.
-
-    Attributes:
-        name: what `--runtime` calls it.
-        reason: a sentence that says how to install it.
-    """
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class RuntimeResult:
-    """What was measured in one runtime, in one precision.
-
-    Attributes:
-        name: what `--runtime` calls it.
-        version: of its package.
-        precision: what it computed in, as it says: fp32, bf16 or fp16; fp32 where no graph opened.
-        parity: the measurements, for a graph that was stopped those until then.
-        stops: by graph, where it stopped and the runtime's reason.
-    """
-
-    name: str
-    version: str
-    precision: str
-    parity: ParityResult
-    stops: dict[str, str]
-
-    @property
-    def label(self) -> str:
-        """The name, with the precision where that is not fp32."""
-        return self.name if self.precision == FP32 else f"{self.name} in {self.precision}"
-
-    @property
-    def passed(self) -> bool:
-        """Whether both graphs ran on every case, and each gate held."""
-        return bool(self.parity.measurements) and not self.failures()
-
-    @property
-    def num_cases(self) -> int:
-        """On how many cases both graphs ran."""
-        return min(sum(each.graph == path for each in self.parity.invariants) for path in GRAPH_PURPOSES)
-
-    def failures(self) -> list[str]:
-        """Return a line for each graph that was stopped and each gate that did not hold."""
-        lines = [f"{graph}: {reason}" for graph, reason in self.stops.items()]
-        lines += self.parity.failures() if self.precision == FP32 else self._reduced_failures()
-        return [f"{self.label}: {line}" for line in lines]
-
-    def _reduced_failures(self) -> Iterator[str]:
-        """Yield a line for each gate of lower precision that did not hold, the smallest cosines first."""
-        hidden = [each for each in self.parity.measurements if each.role == HIDDEN_OUTPUT]
-        for each in sorted(hidden, key=lambda each: float(np.nan_to_num(each.min_cosine, nan=-1.0))):
-            if not each.min_cosine >= MIN_COSINE:
-                yield (
-                    f"{each.graph} at {each.case}: the cosine of a token's vector with PyTorch's is "
-                    f"{each.min_cosine:.6f}, at least {MIN_COSINE} is allowed"
-                )
-        for invariants in self.parity.invariants:
-            yield from invariants.failures(ROW_SUM_TOLERANCE)
-
-    def worst_errors(self) -> list[float | None]:
-        """Return the largest |runtime - PyTorch fp32| of each of `COLUMNS`; None if nothing was measured."""
-        groups = self.parity.by_role()
-        return [summarize(groups[key]).max_abs_error if key in groups else None for key in COLUMNS]
-
-    def min_cosines(self) -> list[float | None]:
-        """Return the smallest cosine of a row with PyTorch's, of each of `COLUMNS`."""
-        groups = self.parity.by_role()
-        return [summarize(groups[key]).min_cosine if key in groups else None for key in COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -180,8 +103,24 @@ class _ProcessGraph:
         Raises:
             RuntimeFailureError: there is no answer, or one of other shapes.
         """
-        outputs = self._process.run(inputs.feed())
-        expected = self._shapes(*inputs.input_ids.shape)
+        return self._answer(inputs.feed(), self._shapes(*inputs.input_ids.shape))
+
+    def run_feed(self, feed: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:
+        """Return every output of the graph of contributions by name.
+
+        Raises:
+            RuntimeFailureError: there is no answer, or one of other shapes.
+        """
+        batch_size, length = feed[POOLING_WEIGHTS].shape
+        size = feed[DIRECTION].shape[1]
+        sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
+        axes = contribution_outputs(self._config, size)
+        return self._answer(feed, {name: _sized(each, sizes) for name, each in axes.items()})
+
+    def _answer(
+        self, feed: Mapping[str, npt.NDArray[np.generic]], expected: Mapping[str, tuple[int, ...]]
+    ) -> Tensors:
+        outputs = self._process.run(feed)
         found, shapes = [output.shape for output in outputs], list(expected.values())
         if found != shapes:
             raise RuntimeFailureError(f"outputs of the shapes {found} instead of {shapes}")
@@ -193,15 +132,18 @@ class _ProcessGraph:
             return shapes
         sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
         for name, (_, output) in layer_outputs(self._config).items():
-            axes = output_axes(output)
-            shapes[name] = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
+            shapes[name] = _sized(output_axes(output), sizes)
         return shapes
+
+
+def _sized(axes: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
 
 
 def measure_runtime(
     subject: Subject, runtime: Installed, timeout_s: float, progress: StageProgress
 ) -> list[RuntimeResult]:
-    """Run every case through both graphs in one runtime, and again in fp32 if that is not its default.
+    """Run every case through the graphs in fp32 in one runtime, and again in fp32 if that is not its default.
 
     Args:
         subject: the bundle and its reference.
@@ -222,6 +164,7 @@ def _measure(
     cases, config = subject.cases, subject.config
     measurements: list[Measurement] = []
     invariants: list[Invariants] = []
+    contributions: list[Completeness] = []
     stops: dict[str, str] = {}
     with ExitStack() as processes:
         progress("opening the graphs", 0, len(cases))
@@ -233,19 +176,23 @@ def _measure(
             invariants += [run.invariants for run in runs.values()]
             if runs:
                 measurements += compare_case(subject, case, inputs, runs)
+            contributions += _contributions(subject, case, inputs, graphs, stops)
     progress("", len(cases), len(cases))
     parity = ParityResult(
         tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
     )
     reduced = [graph.precision for graph in graphs if graph.precision != FP32]
-    return RuntimeResult(runtime.name, runtime.version, [*reduced, FP32][0], parity, stops)
+    return RuntimeResult(
+        runtime.name, runtime.version, [*reduced, FP32][0], parity, stops, tuple(contributions)
+    )
 
 
 def _open(
     subject: Subject, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
 ) -> list[_ProcessGraph]:
     graphs = []
-    for path in GRAPH_PURPOSES:
+    further = [CONTRIBUTIONS_PATH] if (subject.directory / CONTRIBUTIONS_PATH).is_file() else []
+    for path in (*GRAPH_PURPOSES, *further):
         process = GraphProcess(runtime, subject.directory / path, timeout_s)
         try:
             opened = processes.enter_context(process)
@@ -266,6 +213,8 @@ def _run_case(
     """Run a case in the graphs that have not stopped; note those that stop at it."""
     runs = {}
     for graph in graphs:
+        if graph.path == CONTRIBUTIONS_PATH:
+            continue
         if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
             continue
         try:
@@ -273,3 +222,26 @@ def _run_case(
         except RuntimeFailureError as error:
             stops[graph.path] = f"stopped at {case}: {error}"
     return runs
+
+
+def _contributions(
+    subject: Subject,
+    case: Case,
+    inputs: Inputs,
+    graphs: Sequence[_ProcessGraph],
+    stops: dict[str, str],
+) -> list[Completeness]:
+    """Run a case in the graph of contributions, if there is one that has not stopped; note if it stops."""
+    config = subject.config
+    found = [graph for graph in graphs if graph.path == CONTRIBUTIONS_PATH and graph.path not in stops]
+    if not found or not case.with_attentions:
+        return []
+    dense = open_layers(
+        subject.directory, read_pooling(subject.directory, config.hidden_size).dense, config.hidden_size
+    )
+    hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
+    try:
+        return [measure_case(found[0].run_feed, case, inputs, config, hidden, dense)]
+    except RuntimeFailureError as error:
+        stops[CONTRIBUTIONS_PATH] = f"stopped at {case}: {error}"
+        return []

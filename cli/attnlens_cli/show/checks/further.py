@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def show_further(verdict: "Verdict") -> None:
-    """Print what was measured of each graph that the table of parity is not about: a table, and lines below."""
+    """Print what was measured of the graphs that are not in the table of parity: tables and lines."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy

@@ -7,7 +7,7 @@ import click
 
 if TYPE_CHECKING:
     from attnlens_export.check import CheckSummary
-    from attnlens_export.parity.runtimes import RuntimeResult
+    from attnlens_export.runtimes.result import RuntimeResult
 
 
 # Failures that are shown of one runtime: a wrong graph is wrong on every shape.
@@ -50,7 +50,7 @@ def _show_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]])
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     for name in names:
         table.add_column(f"\n{name}", no_wrap=True)
-    for heading in ("model\nhidden", "att.\nhidden", "att.\nweights", "\nshapes", "\nverdict"):
+    for heading in ("model\nhidden", "att.\nhidden", "att.\nweights", "contr.\nsum", "\nshapes", "\nverdict"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
@@ -59,13 +59,14 @@ def _show_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]])
 
 
 def _cells(result: "RuntimeResult") -> list[str]:
-    errors = ["-" if error is None else f"{error:.1e}" for error in result.worst_errors()]
-    return [*errors, *_outcome(result)]
+    errors = [*result.worst_errors(), result.incompleteness]
+    return [*("-" if error is None else f"{error:.1e}" for error in errors), *_outcome(result)]
 
 
 def _reduced_cells(result: "RuntimeResult") -> list[str]:
     cosines = ["-" if cosine is None else f"{1 - cosine:.1e}" for cosine in result.min_cosines()]
-    return [*cosines, *_outcome(result)]
+    missed = result.incompleteness
+    return [*cosines, "-" if missed is None else f"{missed:.1e}", *_outcome(result)]
 
 
 def _outcome(result: "RuntimeResult") -> list[str]:

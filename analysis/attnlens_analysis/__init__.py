@@ -1,0 +1,1 @@
+"""What a bundle's attention does, measured: heads, teaching, cost."""

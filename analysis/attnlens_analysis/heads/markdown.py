@@ -1,0 +1,148 @@
+"""A report as a page of Markdown."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES, is_winner
+from attnlens_analysis.heads.measures import measures
+from attnlens_analysis.heads.patterns import MIN_TOKENS
+from attnlens_analysis.heads.report import HeadReport
+from attnlens_analysis.heads.syntax import RelationScore
+from attnlens_analysis.heads.tied import TiedDiagonal
+
+ARROWS = {"to_head": "to head", "to_dependent": "to dependent"}
+
+
+def as_markdown(report: HeadReport) -> str:
+    """Return the whole report."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def data_sentences(report: HeadReport) -> Iterator[str]:
+    """Yield what was measured on, a sentence each."""
+    found = report.patterns
+    licence = f", {report.corpus_licence}" if report.corpus_licence else ""
+    yield f"{report.num_sentences:,} sentences of {report.corpus_name}{licence}."
+    yield (
+        f"Patterns: {found.num_texts:,} of them with {MIN_TOKENS} tokens or more, {found.num_rows:,} "
+        f"rows. Attention to all tokens alike gives {found.punctuation_share:.3f} to punctuation and, in the "
+        f"{found.num_duplicate_rows:,} rows that have one, {found.duplicate_chance:.3f} to other copies of "
+        "the token."
+    )
+    if report.syntax is not None:
+        yield (
+            "Syntax: sentences 1, 3, 5, ... choose the best head of each relation, the others score it; a "
+            "document's sentences fall into both halves. Fixed: the best fixed distance."
+        )
+    if report.copies is not None:
+        yield (
+            f"Copies: {report.copies.num_sequences} sequences of {report.copies.half_length} random tokens "
+            f"twice; chance {report.copies.chance:.3f}."
+        )
+    if report.tied is not None:
+        yield _tied_sentence(report.tied)
+    if report.importance is not None:
+        yield (
+            f"Importance: {report.importance.num_texts} texts. Ablation and contribution rank the "
+            f"heads with a Spearman correlation of {report.importance.agreement:.3f}."
+        )
+    if report.task is not None:
+        yield (
+            f"Task: {report.task.num_pairs} pairs of texts. Spearman correlation with all heads: "
+            f"{report.task.spearman:.4f}."
+        )
+
+
+def _tied_sentence(tied: TiedDiagonal) -> str:
+    measured = tied.tied[np.isfinite(tied.tied)]
+    return (
+        f"Diagonal: the token itself has the largest weight in {100 * tied.own.mean():.1f} % of "
+        f"{tied.num_rows:,} rows (chance {100 * tied.chance:.1f} %), and in {100 * measured.mean():.1f} % if "
+        "queries had the weights of keys."
+    )
+
+
+LABEL_TITLES = ("label", "heads", "rule")
+
+
+def label_rows(report: HeadReport) -> list[tuple[str, str, str]]:
+    """Return each label, the heads that have it, and its rule; of syntax, the relations too."""
+    rows = []
+    for label, rule in RULES.items():
+        kind = label.removesuffix("RELATION")
+        heads = [
+            str(found.head) if given == label else f"{found.head} ({given.removeprefix(kind)})"
+            for found in report.labelled
+            for given in found.labels
+            if given == label or (kind != label and given.startswith(kind))
+        ]
+        rows.append((label, ", ".join(heads) or "none", rule))
+    return rows
+
+
+def relation_cells(score: RelationScore) -> tuple[str, ...]:
+    """Return the cells of a relation, under `RELATION_TITLES`."""
+    low, high = score.interval
+    return (
+        score.relation,
+        str(score.head),
+        ARROWS[score.direction],
+        f"{score.num_scored:,}",
+        f"{100 * score.scored:.1f}",
+        f"{100 * low:.1f}-{100 * high:.1f}",
+        f"{100 * score.offset_scored:.1f} ({score.offset:+d})",
+        "yes" if is_winner(score) else "",
+    )
+
+
+RELATION_TITLES = (
+    "relation",
+    "head",
+    "direction",
+    "words",
+    "found %",
+    "95 %",
+    "fixed %",
+    "label",
+)
+
+
+def _lines(report: HeadReport) -> Iterator[str]:
+    yield f"# Attention heads of {report.model_name}"
+    yield ""
+    yield from (f"- {sentence}" for sentence in data_sentences(report))
+    yield from (f"- {note}" for note in report.notes)
+    yield ""
+    yield "## Labels"
+    yield ""
+    yield from _table(LABEL_TITLES, label_rows(report))
+    yield ""
+    yield from (f"- {caveat}" for caveat in CAVEATS)
+    yield ""
+    if report.syntax is not None:
+        yield "## Syntax"
+        yield ""
+        shown = [score for score in report.syntax if score.num_scored >= MIN_WORDS]
+        yield from _table(RELATION_TITLES, [relation_cells(score) for score in shown])
+        yield ""
+        yield f"Relations with fewer than {MIN_WORDS} words are left out."
+        yield ""
+    columns = measures(report)
+    yield "## Measures"
+    yield ""
+    yield from (f"- {column.title}: {column.meaning}" for column in columns)
+    yield ""
+    yield from _table(
+        ("head", *(column.title for column in columns)),
+        [
+            (str(head), *(f"{column.values[index]:.{column.digits}f}" for column in columns))
+            for index, head in enumerate(report.heads)
+        ],
+    )
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    yield from (f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)

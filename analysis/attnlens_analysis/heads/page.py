@@ -1,0 +1,113 @@
+"""A report as one HTML page that needs nothing else: no network, no library. Tables sort by a click."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS
+from attnlens_analysis.heads.markdown import (
+    LABEL_TITLES,
+    RELATION_TITLES,
+    data_sentences,
+    label_rows,
+    relation_cells,
+)
+from attnlens_analysis.heads.measures import Measure, measures
+from attnlens_analysis.heads.report import HeadReport
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_CELL, _MARGIN = 16, 18  # of a grid, in pixels
+
+
+def as_page(report: HeadReport) -> str:
+    """Return the page."""
+    title = escape(f"Attention heads of {report.model_name}")
+    template = _TEMPLATE.read_text("utf-8")
+    return template.replace("@TITLE@", title).replace("@BODY@", "\n".join(_body(report, title)))
+
+
+def _body(report: HeadReport, title: str) -> Iterator[str]:
+    columns = measures(report)
+    yield f"<h1>{title}</h1>"
+    yield _list([*data_sentences(report), *report.notes])
+    yield "<h2>Labels</h2>"
+    yield _table(LABEL_TITLES, [[_words(text) for text in row] for row in label_rows(report)])
+    yield _list(CAVEATS)
+    yield "<h2>Layers and heads</h2>"
+    yield "<p>A row is a layer, a column a head, both from 0. The tables below have the numbers.</p>"
+    yield '<div class="grids">'
+    yield from (_grid(report, column) for column in columns)
+    yield "</div>"
+    if report.syntax is not None:
+        yield f"<h2>Syntax</h2><p>Relations with {MIN_WORDS} words or more.</p>"
+        shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
+        yield _table(RELATION_TITLES, [[_cell(text) for text in row] for row in shown])
+    yield "<h2>Measures</h2>"
+    yield _table(
+        ("head", "labels", *(column.title for column in columns)),
+        [
+            [
+                f'<td data-value="{index}">{head}</td>',
+                _words(", ".join(report.labels_of(head))),
+                *(_number_cell(column, index) for column in columns),
+            ]
+            for index, head in enumerate(report.heads)
+        ],
+    )
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _cell(text: str) -> str:
+    is_number = text[:1].isdigit() or text[:1] in "+-"
+    return f"<td>{escape(text)}</td>" if is_number else _words(text)
+
+
+def _words(text: str) -> str:
+    return f'<td class="words">{escape(text)}</td>'
+
+
+def _number_cell(column: Measure, index: int) -> str:
+    value = column.values[index]
+    return f'<td data-value="{value:.9g}">{value:.{column.digits}f}</td>'
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col"><button>{escape(title)}</button></th>' for title in titles)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _grid(report: HeadReport, column: Measure) -> str:
+    """Return a picture of a measure: a square for each head, darker where its size is larger."""
+    layers = sorted({head.layer for head in report.heads})
+    most = float(np.nanmax(np.abs(column.values), initial=0.0)) or 1.0
+    squares = []
+    for head, value in zip(report.heads, column.values, strict=True):
+        if np.isnan(value):
+            continue
+        colour = "--high" if value >= 0 else "--negative"
+        x, y = _MARGIN + head.head * _CELL, _MARGIN + layers.index(head.layer) * _CELL
+        squares.append(
+            f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}" style="fill:color-mix(in oklab, '
+            f'var({colour}) {100 * abs(value) / most:.0f}%, var(--low))"><title>{head}: '
+            f"{value:.{column.digits}f}</title></rect>"
+        )
+    num_heads = max(head.head for head in report.heads) + 1
+    marks = [
+        *(f'<text x="{_MARGIN + n * _CELL + 2}" y="{_MARGIN - 4}">{n}</text>' for n in range(num_heads)),
+        *(f'<text x="2" y="{_MARGIN + n * _CELL + 11}">{layer}</text>' for n, layer in enumerate(layers)),
+    ]
+    width, height = _MARGIN + num_heads * _CELL, _MARGIN + len(layers) * _CELL
+    baseline = "" if column.baseline is None else f"; all alike: {column.baseline:.3f}"
+    highest = report.heads[int(np.nanargmax(np.abs(column.values)))]
+    return (
+        f"<figure><figcaption>{escape(column.title)}<small>{escape(column.meaning)}; largest {highest}: "
+        f"{column.values[report.heads.index(highest)]:.{column.digits}f}{baseline}</small></figcaption>"
+        f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(column.title)} by layer and '
+        f'head">{"".join(marks + squares)}</svg></figure>'
+    )

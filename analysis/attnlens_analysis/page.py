@@ -1,0 +1,24 @@
+"""The frame of an HTML page that loads nothing and runs nothing."""
+
+from html import escape
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
+pre { background: #f4f4f4; padding: .5rem; overflow-x: auto; white-space: pre-wrap }
+figure { margin: 1rem 0; overflow-x: auto }
+table { border-collapse: collapse } td, th { padding: .1rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+td:first-child, th:first-child { text-align: left }
+.mind { border-left: 4px solid #D55E00; padding-left: .6rem } .try { border-left: 4px solid #009E73; padding-left: .6rem }
+"""  # noqa: E501 - rules of CSS
+
+
+def as_page(title: str, body: str) -> str:
+    """Return a page around `body`, which is markup; `title` is text."""
+    return (
+        "<!DOCTYPE html>\n<html xmlns='http://www.w3.org/1999/xhtml' lang='en'><head><meta charset='utf-8'/>"
+        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src "
+        "'unsafe-inline'\"/>"
+        "<meta name='viewport' content='width=device-width'/>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
+    )

@@ -1,0 +1,118 @@
+"""Runs of one graph under ONNX Runtime's profiler, and what its JSON trace says of each."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from attnlens_analysis.profile.parts import Part, parts_of
+from attnlens_analysis.structure import read_proto, structure_of
+
+_SUFFIX = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the graph.
+
+    Attributes:
+        total_us: microseconds from its start to its end.
+        node_us: part and microseconds of each node, in the order in which they ran.
+        largest_bytes: the largest value that a node of each part wrote.
+        peak_bytes: the most that ONNX Runtime's allocator had in use beyond what it had before the run, that
+            is without parameters.
+    """
+
+    total_us: float
+    node_us: tuple[tuple[Part, float], ...]
+    largest_bytes: dict[Part, int]
+    peak_bytes: int
+
+
+def trace_runs(
+    graph: Path,
+    feeds: Sequence[dict[str, npt.NDArray[np.int64]]],
+    num_runs: int,
+    threads: int,
+    progress: Callable[[int], None],
+) -> list[list[Run]]:
+    """Run a graph `num_runs` times on each feed, and once before.
+
+    Args:
+        graph: an ONNX file.
+        feeds: its inputs.
+        num_runs: for each feed.
+        threads: of ONNX Runtime.
+        progress: gets the number of the feed when its runs begin.
+
+    Returns:
+        The runs of each feed; the first of them is the one that came before, whose time counts for nothing
+        and whose memory is not yet planned as one block.
+    """
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        session = _open(graph, directory, threads)
+        names = [value.name for value in session.get_inputs()]
+        for place, feed in enumerate(feeds):
+            progress(place)
+            for _ in range(num_runs + 1):
+                session.run(None, {each: feed[each] for each in names})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        structure = structure_of(read_proto(directory / "optimized.onnx"))
+    known: dict[str, list[Part]] = defaultdict(list)
+    for node, part in zip(structure.nodes, parts_of(structure), strict=True):
+        known[node.name].append(part)
+    runs = [_read_run(run, nodes, known) for run, nodes in _split(events)]
+    return [runs[start : start + num_runs + 1] for start in range(0, len(runs), num_runs + 1)]
+
+
+def _open(graph: Path, directory: Path, threads: int) -> ort.InferenceSession:
+    """Open a graph as the server does, profiled; the graph as optimised goes to `directory`."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.enable_profiling, options.profile_file_prefix = True, str(directory / "trace")
+    options.optimized_model_filepath = str(directory / "optimized.onnx")
+    # Weights stay out of the file, which could not hold over 2 GiB of them.
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+    )
+    return ort.InferenceSession(
+        str(graph), options, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+
+
+def _split(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Return each run with the nodes that ran in it."""
+    nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX)]
+    runs = [event for event in events if event.get("name") == "model_run"]
+    return [
+        (run, [node for node in nodes if run["ts"] <= node["ts"] <= run["ts"] + run["dur"]])
+        for run in sorted(runs, key=lambda run: float(run["ts"]))
+    ]
+
+
+def _read_run(run: dict[str, Any], nodes: list[dict[str, Any]], known: dict[str, list[Part]]) -> Run:
+    times: list[tuple[Part, float]] = []
+    largest: dict[Part, int] = defaultdict(int)
+    seen = dict.fromkeys(known, 0)
+    for node in nodes:
+        name = node["name"].removesuffix(_SUFFIX)
+        part: Part = "rest"
+        if name in known:
+            # Fused nodes of several layers may have one name: they come in the order of the graph.
+            part = known[name][seen[name] % len(known[name])]
+            seen[name] += 1
+        times.append((part, float(node["dur"])))
+        largest[part] = max(largest[part], int(node["args"]["output_size"]))
+    used = [int(node["args"]["mem_bytes_requested_in_use"]) for node in nodes]
+    before = used[0] - int(nodes[0]["args"]["mem_requested_in_use_delta"])
+    peak = max(used) - before
+    return Run(float(run["dur"]), tuple(times), dict(largest), max(0, peak))

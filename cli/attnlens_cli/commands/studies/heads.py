@@ -1,0 +1,165 @@
+"""`attnlens heads BUNDLE`: what every attention head of a model does, measured."""
+# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.show.printable import printable_json
+from attnlens_cli.show.progress import shown_stages
+
+if TYPE_CHECKING:
+    from attnlens_analysis.heads import Corpus, HeadReport, ScoredPair
+
+EPILOG = """\b
+Example:
+  attnlens heads bundles/minilm
+  attnlens heads bundles/minilm --conllu en_ewt-ud-dev.conllu --json heads.json --html heads.html
+  attnlens heads bundles/minilm --texts sentences.txt --stsb sts-dev.csv"""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_COLUMNS = 3
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option(
+    "--conllu",
+    type=_FILE,
+    metavar="FILE",
+    help="A treebank in CoNLL-U.  [default: 500 sentences of UD English EWT, which come with attnlens]",
+)
+@click.option("--texts", type=_FILE, metavar="FILE", help="Texts, one a line: all measures but syntax.")
+@click.option(
+    "--importance-texts",
+    type=click.IntRange(min=0),
+    default=25,
+    show_default=True,
+    help="How many of the texts to run without each head; 0: leave importance out.",
+)
+@click.option(
+    "--stsb",
+    type=_FILE,
+    metavar="FILE",
+    help="Pairs of texts with human scores, CSV: text, text, score. Measures what each head is worth.",
+)
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=2),
+    default=300,
+    show_default=True,
+    help="How many pairs of --stsb, at even distances.",
+)
+@click.option("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
+@click.option("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
+@click.option("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="one a physical core",
+    help="Threads of ONNX Runtime.",
+)
+def heads(
+    bundle: Path,
+    conllu: Path | None,
+    texts: Path | None,
+    importance_texts: int,
+    stsb: Path | None,
+    pairs: int,
+    json_name: str | None,
+    markdown_name: str | None,
+    html_name: str | None,
+    threads: int,
+) -> None:
+    """Measure what every attention head of the model in BUNDLE does.
+
+    Where its attention goes by place, which syntactic relation it follows, what repeated tokens do to it, and
+    what the embedding loses without it. Heads get labels by stated rules. Runs in this process, on the CPU.
+    """
+    from attnlens_analysis.heads import TooShortError, TreebankError, measure_heads
+    from attnlens_server.bundle import open_bundle
+    from attnlens_server.errors import StartupError
+
+    if conllu is not None and texts is not None:
+        raise click.UsageError("--conllu and --texts exclude each other: measure on one of them")
+    outputs = {
+        suffixes[0]: checked_path(name, f"--{option}", suffixes)
+        for name, option, suffixes in (
+            (json_name, "json", (".json",)),
+            (markdown_name, "markdown", (".md", ".markdown")),
+            (html_name, "html", (".html", ".htm")),
+        )
+        if name is not None
+    }
+    try:
+        corpus = _corpus(conllu, texts)
+        chosen = _read_pairs(stsb, pairs) if stsb is not None else []
+        with shown_stages() as stages:
+            report = measure_heads(
+                open_bundle(bundle),
+                corpus,
+                lambda stage, done, total: stages(stage, "", done, total),
+                num_importance_texts=importance_texts,
+                pairs=chosen,
+                threads=threads,
+            )
+    except (StartupError, TooShortError, TreebankError) as error:
+        raise click.ClickException(str(error)) from error
+    _write(report, outputs)
+
+
+def _corpus(conllu: Path | None, texts: Path | None) -> "Corpus":
+    from attnlens_analysis.heads import read_conllu, read_texts, shipped_treebank
+
+    if conllu is not None:
+        return read_conllu(conllu)
+    return read_texts(texts) if texts is not None else shipped_treebank()
+
+
+def _read_pairs(path: Path, number: int) -> "list[ScoredPair]":
+    """Read rows of two texts and a score; a first row without a number is a heading."""
+    from attnlens_analysis.heads import ScoredPair
+    from attnlens_analysis.heads.importance import spread
+
+    found = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            for row in rows:
+                where = f"{path}, line {rows.line_num}"
+                if len(row) < _COLUMNS:
+                    raise click.ClickException(f"{where}: {len(row)} columns, want text, text, score")
+                try:
+                    found.append(ScoredPair(row[0], row[1], float(row[2])))
+                except ValueError as error:
+                    if rows.line_num > 1:
+                        raise click.ClickException(f"{where}, column 3: {row[2]!r} is no score") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{path} is not CSV in UTF-8: {error}") from error
+    if len({pair.score for pair in found}) < 2:  # noqa: PLR2004 - a rank correlation needs two ranks
+        raise click.ClickException(f"{path} has no two pairs with different scores")
+    return spread(found, number)
+
+
+def _write(report: "HeadReport", outputs: dict[str, Path]) -> None:
+    """Write the files, or show the report where none is asked for."""
+    from attnlens_analysis.heads.as_json import as_json
+    from attnlens_analysis.heads.markdown import as_markdown
+    from attnlens_analysis.heads.page import as_page
+
+    if not outputs:
+        from attnlens_cli.show.heads_table import show_heads
+
+        show_heads(report)
+    for kind, path in outputs.items():
+        if kind == ".json":
+            content = printable_json(as_json(report), indent=2) + b"\n"
+        else:
+            content = (as_markdown if kind == ".md" else as_page)(report).encode()
+        with replacing(path) as file:
+            file.write(content)
+        click.echo(f"{path}: {len(report.heads)} heads, {len(report.labelled)} with a label")

@@ -1,0 +1,156 @@
+"""The heads of all-MiniLM-L6-v2, on the treebank of the package."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pytest
+import tokenizers
+
+from attnlens_analysis.heads import Corpus, Head, HeadReport, measure_heads, shipped_treebank
+from attnlens_analysis.heads.maps import MapSource
+from attnlens_analysis.heads.tied import diagonal_wins, tied_graph
+from attnlens_server.bundle import open_bundle
+
+EXAMPLE = "The animal didn't cross the street because it was too tired."
+
+
+def quiet(_stage: str, _done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+@pytest.fixture(scope="module")
+def report(minilm_bundle: Path) -> HeadReport:
+    return measure_heads(open_bundle(minilm_bundle), shipped_treebank(), quiet)
+
+
+def largest(report: HeadReport, name: str) -> tuple[str, float]:
+    values = getattr(report.patterns, name)
+    return str(report.heads[values.argmax()]), float(values.max())
+
+
+def test_the_patterns_of_minilm(report: HeadReport) -> None:
+    found = report.patterns
+    assert (found.num_texts, found.num_rows) == (417, 8862)
+    expected = {
+        "previous": ("0.2", 0.9995),
+        "next": ("1.8", 0.708),
+        "first": ("4.5", 0.751),
+        "last": ("3.11", 0.104),
+        "self": ("1.1", 0.174),
+        "punctuation": ("3.11", 0.326),
+        "duplicate": ("2.9", 0.372),
+        "entropy_normalised": ("0.7", 0.927),
+    }
+    for name, (head, value) in expected.items():
+        found_head, found_value = largest(report, name)
+        assert found_head == head, name
+        assert abs(found_value - value) < 1e-3, name
+    assert (found.previous > 0.5).sum() == (found.next > 0.5).sum() == 1
+    assert (found.first > 0.5).sum() == 16
+
+
+def test_minilm_copies_and_does_not_induce(report: HeadReport) -> None:
+    assert report.copies is not None
+    assert report.heads[report.copies.earlier_copy.argmax()] == Head(2, 9)
+    assert report.copies.earlier_copy.max() > 0.5
+    assert report.copies.induction.max() < 1.5 * report.copies.chance
+
+
+def test_the_relations_of_minilm(report: HeadReport) -> None:
+    assert report.syntax is not None
+    found = {score.relation: score for score in report.syntax}
+    assert sum(score.num_chosen + score.num_scored for score in (found["all"],)) == 6142
+    assert (str(found["nsubj"].head), str(found["obj"].head)) == ("2.8", "2.0")
+    for relation, offset in (("nsubj", 1), ("obj", -1)):
+        assert found[relation].offset == offset
+        assert found[relation].direction == "to_head"
+        assert found[relation].scored > found[relation].offset_scored + 0.2
+    labels = {label for head in report.labelled for label in head.labels}
+    assert {"previous-token", "next-token", "first-token", "syntax:nsubj", "syntax:obj"} <= labels
+    assert labels.isdisjoint({"induction", "self", "last-token", "syntax:compound"})
+
+
+def test_the_last_layer_moves_the_embedding_most(report: HeadReport) -> None:
+    assert report.importance is not None
+    assert report.importance.num_texts == 25
+    by_layer = report.importance.ablation.reshape(6, 12).mean(axis=1)
+    assert by_layer[5] > 3 * by_layer[:5].max()
+    assert report.importance.agreement > 0.7
+
+
+def test_a_short_loop_measures_the_same(minilm_bundle: Path) -> None:
+    """Another way to the same figures: the library's own words, one sentence at a time, plain loops."""
+    corpus = dataclasses.replace(shipped_treebank(), sentences=shipped_treebank().sentences[:40])
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
+    session = ort.InferenceSession(minilm_bundle / "onnx" / "model_attentions.onnx")
+    sums, rows, entropy, hits, arcs = np.zeros((4, 72)), 0, np.zeros(72), np.zeros(72), 0
+    for sentence in corpus.sentences:
+        words = sentence.words or ()
+        encoding = tokenizer.encode([word.form for word in words], is_pretokenized=True)
+        maps = run(session, encoding.ids)
+        if len(encoding) >= 8:
+            for row in range(1, len(encoding) - 1):
+                sums += maps[:, row, [row - 1, row + 1, 0, row]].T
+                entropy -= (maps[:, row] * np.log(maps[:, row])).sum(axis=-1)
+                rows += 1
+        pieces = [[i for i, w in enumerate(encoding.word_ids) if w == word] for word in range(len(words))]
+        for place, word in enumerate(words):
+            if word.relation == "obj" and word.head is not None:
+                given = [maps[:, pieces[place]][:, :, other].sum(axis=-1).mean(axis=-1) for other in pieces]
+                given[place] = np.full(72, -1)
+                hits += np.argmax(given, axis=0) == word.head
+                arcs += 1
+    report = measure_heads(open_bundle(minilm_bundle), corpus, quiet, num_importance_texts=0)
+    found = report.patterns
+    assert found.num_rows == rows
+    assert np.abs(np.stack([found.previous, found.next, found.first, found.self]) - sums / rows).max() < 1e-4
+    assert np.abs(found.entropy - entropy / rows).max() < 1e-4
+    [score] = [score for score in report.syntax or () if score.relation == "obj"]
+    assert score.num_chosen + score.num_scored == arcs
+    together = score.chosen * score.num_chosen + score.scored * score.num_scored
+    assert together == pytest.approx(hits[report.heads.index(score.head)])
+
+
+def run(session: ort.InferenceSession, ids: list[int]) -> npt.NDArray[np.float64]:
+    rows = np.array([ids])
+    feed = {"input_ids": rows, "attention_mask": np.ones_like(rows), "token_type_ids": np.zeros_like(rows)}
+    found = session.run([f"attentions.{layer}" for layer in range(6)], feed)
+    return np.asarray(np.concatenate(found, axis=1)[0], dtype=np.float64)
+
+
+def test_the_diagonal_wins_only_where_queries_have_the_weights_of_keys(minilm_bundle: Path) -> None:
+    path = minilm_bundle / "onnx" / "model_attentions.onnx"
+    source = MapSource(open_bundle(minilm_bundle), threads=1)
+    [text] = source.encode([EXAMPLE])
+    assert text is not None
+    rows = np.arange(16)
+    [own] = source.of_ids([text.input_ids])
+    assert diagonal_wins(own, rows).mean() / 16 == pytest.approx(0.080, abs=5e-4)
+    shares = []
+    for layer in range(6):
+        graph = tied_graph(path, layer)
+        assert graph is not None
+        (minilm_bundle / "onnx" / "tied.onnx").write_bytes(graph)
+        session = ort.InferenceSession(minilm_bundle / "onnx" / "tied.onnx")
+        [tied] = source.of_ids([text.input_ids], session)
+        np.testing.assert_allclose(tied[: 12 * layer], own[: 12 * layer], atol=1e-5)
+        shares.append(diagonal_wins(tied[12 * layer :][:12], rows).mean() / 16)
+    (minilm_bundle / "onnx" / "tied.onnx").unlink()
+    assert shares == pytest.approx([0.932, 0.974, 0.948, 0.875, 0.922, 0.786], abs=1e-3)
+    assert np.mean(shares) == pytest.approx(0.906, abs=5e-4)
+
+
+def test_texts_without_words_have_patterns_alone(minilm_bundle: Path) -> None:
+    sentences = tuple(
+        dataclasses.replace(sentence, words=None) for sentence in shipped_treebank().sentences[:20]
+    )
+    with_words = dataclasses.replace(shipped_treebank(), sentences=shipped_treebank().sentences[:20])
+    bundle = open_bundle(minilm_bundle)
+    plain = measure_heads(bundle, Corpus("lines", "", sentences), quiet, num_importance_texts=0)
+    tagged = measure_heads(bundle, with_words, quiet, num_importance_texts=0)
+    assert plain.syntax is None
+    np.testing.assert_allclose(plain.patterns.previous, tagged.patterns.previous, atol=1e-6)
+    assert plain.patterns.punctuation_share > 0

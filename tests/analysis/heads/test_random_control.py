@@ -1,0 +1,53 @@
+"""A model with random weights: its heads get no label of something learned."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from attnlens_analysis.heads import HeadReport, measure_heads, shipped_treebank
+from attnlens_analysis.heads.labels import CAVEATS
+from attnlens_server.bundle import open_bundle
+from tampered import EMBEDDINGS, copy_of, put_hashes_right
+
+
+def shuffle_weights(path: Path, seed: int) -> None:
+    """Put the numbers of every matrix of a graph into a random order, where they are in the file.
+
+    The other graphs refer to the same bytes. Norms and biases, which have one axis, stay.
+    """
+    generator = np.random.default_rng(seed)
+    content = bytearray(path.read_bytes())
+    for tensor in onnx.load(path).graph.initializer:
+        matrix = numpy_helper.to_array(tensor)
+        if matrix.ndim == 2 and matrix.dtype == np.float32:
+            raw = matrix.tobytes()
+            start = content.find(raw)
+            assert start >= 0
+            content[start : start + len(raw)] = generator.permutation(matrix.ravel()).tobytes()
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def report(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> HeadReport:
+    bundle = copy_of(minilm_bundle, tmp_path_factory.mktemp("random"))
+    shuffle_weights(bundle / EMBEDDINGS, seed=0)
+    put_hashes_right(bundle)
+    return measure_heads(open_bundle(bundle), shipped_treebank(), lambda *_: None, num_importance_texts=0)
+
+
+def test_heads_with_random_weights_are_broad_at_most(report: HeadReport) -> None:
+    assert len(report.heads) == 72
+    labels = Counter(label for found in report.labelled for label in found.labels)
+    assert set(labels) == {"broad"}  # see the caveat that is printed with the label
+    assert any("never trained" in caveat for caveat in CAVEATS)
+
+
+def test_their_relations_are_found_no_better_than_by_a_fixed_distance(report: HeadReport) -> None:
+    assert report.syntax is not None
+    scored = [score for score in report.syntax if score.num_scored >= 100]
+    assert len(scored) >= 10
+    assert [score.relation for score in scored if score.scored > score.offset_scored + 0.1] == []

@@ -1,0 +1,122 @@
+"""What is found in a graph, against the same encoder in PyTorch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from attnlens_analysis.errors import NotTeachableError
+from attnlens_analysis.structure import read_proto, structure_of
+from attnlens_analysis.teach.graph import find_layer, refuse_mechanism
+from attnlens_analysis.teach.values import LayerValues, compute
+from attnlens_export.graph.trace import TracedGraph, trace
+from attnlens_export.graph.write import write_embedded
+from attnlens_model import Encoder, MultiHeadSelfAttention, attention_weights, new_encoder
+from attnlens_model.attention.kinds import ATTENTION_KINDS
+from configs import small_config
+from mixed_mechanisms import random_encoder, traced_mixed
+
+IDS = np.arange(3, 16, dtype=np.int64)[None]
+
+
+def traced(name: str) -> tuple[Encoder, TracedGraph]:
+    """A BERT, or the mixture with norms placed as `name` says."""
+    if name != "bert":
+        return traced_mixed(name)
+    encoder = random_encoder(small_config())
+    return encoder, trace(encoder, small_config())
+
+
+def computed(graph: TracedGraph, layers: int, path: Path) -> dict[int, LayerValues]:
+    write_embedded(path, graph.proto, graph.weights)
+    structure = structure_of(read_proto(path))
+    names = {layer: find_layer(structure, layer, f"attentions.{layer}") for layer in range(layers)}
+    return compute(path, names, "last_hidden_state", IDS)[0]
+
+
+class Recorded:
+    """What PyTorch computes in each softmax attention, in the order of the layers."""
+
+    def __init__(self, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scores: list[dict[str, Any]] = []
+        self.values: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+        self.entering: list[torch.Tensor] = []
+        weights_of, combine = attention_weights, MultiHeadSelfAttention.combine
+
+        def record_weights(query: Any, key: Any, mask: Any, scale: float, bias: Any) -> Any:
+            self.scores.append({"query": query, "key": key, "scale": scale, "bias": bias})
+            return weights_of(query, key, mask, scale, bias)
+
+        def record_values(module: Any, weights: Any, value: Any) -> Any:
+            self.values.append(value)
+            self.outputs.append(combine(module, weights, value))
+            return self.outputs[-1]
+
+        monkeypatch.setattr("attnlens_model.attention.softmax.attention_weights", record_weights)
+        monkeypatch.setattr(MultiHeadSelfAttention, "combine", record_values)
+        for layer in encoder.layers:
+            layer.register_forward_pre_hook(lambda _, given: self.entering.append(given[0]))
+        with torch.inference_mode():
+            ids = torch.from_numpy(IDS)
+            self.maps = encoder(ids, torch.ones_like(ids), output_attentions=True).attentions
+
+
+@pytest.mark.parametrize(("name", "layers"), [("bert", 2), ("pre", 3), ("both", 3)])
+def test_query_key_value_and_the_rest_are_those_of_pytorch(
+    name: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, graph = traced(name)
+    found = computed(graph, layers, tmp_path / "graph.onnx")
+    recorded = Recorded(encoder, monkeypatch)
+    assert len(found) == layers
+    for layer, values in found.items():
+        inner = recorded.scores[layer]
+        expected = {
+            "query": inner["query"],
+            "key": inner["key"],
+            "value": recorded.values[layer],
+            "weights": recorded.maps[layer],
+            "output": recorded.outputs[layer],
+            "residual": recorded.entering[layer],
+        }
+        for field, tensor in expected.items():
+            found_here = getattr(values, field)
+            np.testing.assert_allclose(found_here, tensor[0], atol=2e-5, err_msg=f"{field} of {layer}")
+        assert values.scale == pytest.approx(inner["scale"])
+        bias = np.zeros(values.scores.shape) if inner["bias"] is None else inner["bias"][0].numpy()
+        np.testing.assert_allclose(values.biases, np.where(values.allowed, bias, 0), atol=2e-5)
+        np.testing.assert_allclose(values.weights_with(), values.weights, atol=2e-5)
+
+
+def test_a_window_a_rotation_and_biases_are_noticed(tmp_path: Path) -> None:
+    first, second, third = computed(traced("pre")[1], 3, tmp_path / "graph.onnx").values()
+    assert (first.is_rotated, second.is_rotated, third.is_rotated) == (True, False, False)
+    assert (first.has_biases, second.has_biases, third.has_biases) == (False, True, True)
+    places = np.arange(IDS.shape[1])
+    np.testing.assert_array_equal(third.allowed[0], np.abs(places[:, None] - places) <= 3)
+    assert first.allowed.all()
+    assert second.other_scale == pytest.approx(6**-0.5)  # it has none of its own
+    assert np.abs(first.key[0] - first.key[1]).max() == 0  # a shared head of keys
+    assert np.abs(first.key[1] - first.key[2]).max() > 0.01
+
+
+def test_every_other_mechanism_is_refused_by_its_name_and_with_a_reason() -> None:
+    kinds = set(ATTENTION_KINDS) - {"softmax"}
+    assert kinds >= {"longformer", "big_bird", "composed", "disentangled", "mixture", "overlapping"}
+    for kind in kinds:
+        with pytest.raises(NotTeachableError, match=f"layer 1 is {kind}: its? .*attnlens attend"):
+            refuse_mechanism(1, kind)
+    with pytest.raises(NotTeachableError, match="is new_one: only attention of the kind softmax"):
+        refuse_mechanism(1, "new_one")
+
+
+def test_a_graph_of_another_shape_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
+    config = small_config({"attention": {"kind": "disentangled", "num_heads": 4, "terms": "c2p"}})
+    graph = trace(new_encoder(config, seed=0), config)
+    write_embedded(tmp_path / "graph.onnx", graph.proto, graph.weights)
+    structure = structure_of(read_proto(tmp_path / "graph.onnx"))
+    with pytest.raises(NotTeachableError, match="layer 0 can't be taken apart into softmax"):
+        find_layer(structure, 0, "attentions.0")

@@ -1,0 +1,106 @@
+"""`attnlens attend` with words, without special tokens, with means and rollouts."""
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from attnlens.reductions import Reduction, TextUnits, reduce
+from attnlens_client import AttentionQuery, Client, EncodedText
+from served import ServerProcess
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SENTENCE = "The unbelievably tired animal didn't cross."
+
+
+@pytest.fixture
+def attend(run: Run, minilm_server: ServerProcess) -> Run:
+    def run_attend(*args: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return run("attend", SENTENCE, "--address", minilm_server.address, *args, **options)
+
+    return run_attend
+
+
+@pytest.fixture
+def whole(minilm_server: ServerProcess) -> EncodedText:
+    """All weights of the sentence, (L, H, T, T)."""
+    with Client(minilm_server.address) as client:
+        [result] = client.encode([SENTENCE], attention=AttentionQuery())
+    return result
+
+
+def made_of(whole: EncodedText, reduction: Reduction) -> np.ndarray:
+    """The mean over heads, reduced here."""
+    tokens = whole.tokens
+    text = TextUnits.of(
+        [token.word_index for token in tokens], [token.is_special for token in tokens], [False] * len(tokens)
+    )
+    [result] = reduce(list(whole.weights), reduction, text, is_mean_of_heads=True)
+    assert isinstance(result.data, np.ndarray)
+    return np.asarray(result.data[0])
+
+
+def test_words_without_special_tokens_are_a_table_of_words(attend: Run, whole: EncodedText) -> None:
+    lines = attend("--words", "--no-special", "--layer", "mean").stdout.splitlines()
+    assert " ".join(" ".join(lines[:2]).split()) == (
+        "all-MiniLM-L6-v2, mean of layers 0-5, mean of 12 heads, 15 tokens as 9 words, without special "
+        "tokens, which had 52 % of the weight"
+    )
+    weights = made_of(whole, Reduction(level="words", special_tokens="drop", layers="mean"))
+    shown = [[float(number) for number in line.split()[2:]] for line in lines[-9:]]
+    np.testing.assert_allclose(shown, weights, atol=0.00501)
+    assert [line.split()[1] for line in lines[-9:-6]] == ["The", "unbelievably", "tired"]
+
+
+def test_a_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
+    attend: Run, whole: EncodedText
+) -> None:
+    weights = made_of(whole, Reduction(level="words", layers="rollout"))
+    for name in ("unbelievably", "##bel", "2"):
+        output = attend("--words", "--rollout", "--token", name).stdout
+        assert "rollout of layers 0-5, mean of 12 heads" in output
+        assert "Word 2, 'unbelievably', attends to:" in output
+        assert f"{weights[2].max():.4f}     0 [CLS]" in output
+
+
+def test_json_says_which_tokens_make_a_word_and_what_was_lost(attend: Run, whole: EncodedText) -> None:
+    answer = json.loads(attend("--json", "--words", "--no-special", "--rollout").stdout)
+    weights = made_of(whole, Reduction(level="words", special_tokens="drop", layers="rollout"))
+    np.testing.assert_allclose(answer["weights"], weights, atol=1e-6)
+    assert answer["units"][1] == {"text": "unbelievably", "tokens": [2, 3, 4, 5, 6]}
+    assert (answer["layers"], answer["layer_reduction"]) == ([0, 1, 2, 3, 4, 5], "rollout")
+    assert len(answer["special_mass"]) == len(answer["units"]) == 9
+
+
+def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> None:
+    answer = json.loads(attend("--json", "--top", "3", "--layer", "2", "--head", "mean").stdout)
+    weights = whole.weights[2].mean(axis=0)
+    assert answer["layer"] == 2
+    assert np.array(answer["indices"]).shape == (15, 3)
+    np.testing.assert_allclose(answer["weights"], -np.sort(-weights, axis=-1)[:, :3], atol=1e-6)
+    np.testing.assert_allclose(np.sum(answer["weights"], axis=-1) + answer["rest"], 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["--layer", "x"], "invalid value for '--layer': 'x' is neither a whole number nor 'mean'"),
+        (["--layer", "6"], "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5"),
+        (["--rollout", "--head", "3"], "--rollout is of all layers and the mean of heads: leave out --layer"),
+        (["--gates", "--words"], "--gates goes without --rollout, --words, --no-special and means"),
+        (["--composed", "--no-special"], "--composed goes without --rollout and --no-special"),
+    ],
+)
+def test_what_does_not_go_together_is_a_mistake(attend: Run, args: list[str], line: str) -> None:
+    result = attend(*args)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"attnlens attend: {line}")
+
+
+def test_a_text_without_words_has_nothing_left(run: Run, minilm_server: ServerProcess) -> None:
+    result = run("attend", "", "--address", minilm_server.address, "--no-special")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "TEXT has special tokens alone: leave out --no-special" in result.stderr

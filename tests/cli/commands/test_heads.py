@@ -1,0 +1,146 @@
+"""`attnlens heads` as a process: MiniLM, files of every kind, mistakes."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+TREEBANK = """\
+1	The	_	DET	_	_	2	det	_	_
+2	animal	_	NOUN	_	_	4	nsubj	_	_
+3	didn't	_	AUX	_	_	4	aux	_	_
+4	cross	_	VERB	_	_	0	root	_	_
+5	the	_	DET	_	_	6	det	_	_
+6	street	_	NOUN	_	_	4	obj	_	_
+7	.	_	PUNCT	_	_	4	punct	_	_
+
+1	<b>	_	DET	_	_	2	det	_	_
+2	rained	_	VERB	_	_	0	root	_	_
+3	so	_	ADV	_	_	2	advmod	_	_
+4	it	_	PRON	_	_	2	nsubj	_	_
+5	.	_	PUNCT	_	_	2	punct	_	_
+"""
+
+
+class Links(HTMLParser):
+    """What a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [value or "" for name, value in attrs if name in {"src", "href", "srcset", "data"}]
+
+
+@pytest.fixture
+def treebank(tmp_path: Path) -> Path:
+    path = tmp_path / "mine & yours.conllu"
+    path.write_text(TREEBANK, encoding="utf-8")
+    return path
+
+
+def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text(
+        'first,second,score\nA cat.,"A dog, too.",1\nIt rained.,It poured.,4.5\n', encoding="utf-8"
+    )
+    outputs = [
+        argument
+        for kind, name in (("--json", "h.json"), ("--markdown", "h.md"), ("--html", "h.html"))
+        for argument in (kind, tmp_path / name)
+    ]
+    result = run("heads", minilm_bundle, "--conllu", treebank, "--stsb", pairs, *outputs)
+    assert (result.returncode, result.stderr) == (0, "")
+    report = json.loads((tmp_path / "h.json").read_text("utf-8"))
+    assert (report["schema"], report["model"]) == (1, "all-MiniLM-L6-v2")
+    assert report["data"]["name"] == treebank.name
+    assert (report["data"]["sentences"], report["data"]["rows"]) == (2, 9 + 7)  # didn't and <b> have 3 tokens
+    assert [(head["layer"], head["head"]) for head in report["heads"]] == [
+        (layer, head) for layer in range(6) for head in range(12)
+    ]
+    assert report["heads"][2]["labels"][0] == "previous-token"
+    assert report["heads"][2]["previous"] > 0.99
+    assert max(abs(head["task_change"]) for head in report["heads"]) <= 2
+    assert report["importance"]["texts"] == report["task"]["pairs"] == 2
+    relations = {relation["relation"]: relation for relation in report["syntax"]}
+    assert set(relations) == {"all", "det", "nsubj", "aux", "obj"}  # chosen on the first sentence
+    assert relations["det"]["num_scored"] == 1
+    assert relations["obj"]["scored"] is None
+    assert not any(relation["labelled"] for relation in report["syntax"])
+    page = (tmp_path / "h.html").read_text("utf-8")
+    links = Links()
+    links.feed(page)
+    assert links.found == []
+    assert "b" not in links.tags
+    assert "mine &amp; yours.conllu" in page
+    assert "@" not in page.split("<body>")[1].split("<script>")[0].replace("@15d613d", "")
+    assert "\n| 0.2 | 1.000 | " in (tmp_path / "h.md").read_text("utf-8")
+
+
+def test_the_terminal_shows_labels_rules_and_the_licence(run: Run, minilm_bundle: Path) -> None:
+    result = run("heads", minilm_bundle, "--importance-texts", 0, env={"COLUMNS": "80"})
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "all-MiniLM-L6-v2: 72 heads"
+    assert "CC BY-SA 4.0" in result.stdout
+    assert any(
+        line.split()[:1] == ["0.2"] and line.endswith("previous-token") for line in map(str.rstrip, lines)
+    )
+    assert any(line.split()[:4] == ["obj", "2.0", "to", "head"] for line in lines)
+    assert "- syntax:RELATION: best head for the relation" in result.stdout
+    assert "A label says where attention goes" in result.stdout
+    assert max(map(len, lines)) <= 80
+
+
+def test_plain_lines_have_no_relations(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("It rained, so everything was wet.\n" + "word " * 400 + "\n", encoding="utf-8")
+    output = tmp_path / "heads.json"
+    result = run("heads", minilm_bundle, "--texts", texts, "--importance-texts", 0, "--json", output)
+    assert result.stdout == f"{output}: 72 heads, {result.stdout.split(', ')[1]}"
+    report = json.loads(output.read_text("utf-8"))
+    assert report["syntax"] is report["importance"] is None
+    assert "Texts with more than 256 tokens are left out: 1." in report["notes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "code", "message"),
+    [
+        (["--conllu"], "1\ta\n", 1, "line 1: 2 columns, CoNLL-U has 10"),
+        (["--texts"], "\n", 1, "has no text"),
+        (["--texts"], "No.\n", 1, "has 8 tokens"),
+        (["--stsb"], "a,b\n", 1, "line 1: 2 columns, want text, text, score"),
+        (["--stsb"], "a,b,1\na,b,high\n", 1, "line 2, column 3: 'high' is no score"),
+        (["--stsb"], "a,b,1\n", 1, "no two pairs with different scores"),
+        (["--html", "heads.txt", "--texts"], "It rained.\n", 2, "must end in .html or .htm"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    run: Run, minilm_bundle: Path, tmp_path: Path, options: list[str], content: str, code: int, message: str
+) -> None:
+    path = tmp_path / "input"
+    path.write_text(content, encoding="utf-8")
+    result = run("heads", minilm_bundle, *options, path)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_two_kinds_of_texts_exclude_each_other(run: Run, minilm_bundle: Path, treebank: Path) -> None:
+    result = run("heads", minilm_bundle, "--conllu", treebank, "--texts", treebank)
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
+
+
+def test_what_is_no_bundle_is_told(run: Run, tmp_path: Path) -> None:
+    result = run("heads", tmp_path)
+    assert result.returncode == 1
+    assert "manifest.json" in result.stderr

@@ -1,0 +1,117 @@
+"""`attnlens teach` and `attnlens profile` as processes, on MiniLM."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")  # of the extra `export`
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+WITHOUT_ONNX = "import sys; sys.modules['onnx'] = None; from attnlens_cli.main import main; main()"
+
+
+def test_the_lesson_is_printed(run: Run, minilm_bundle: Path) -> None:
+    given = ("--token", "it", "--layer", "3", "--head", "-11", "--no-cost")
+    result = run("teach", minilm_bundle, SENTENCE, *given)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("How “it” attends in layer 3, head 1 of all-MiniLM-L6-v2\n")
+    assert "animal  21.6876 ████" in result.stdout
+    assert "\n10. " in result.stdout
+    assert "\n11. " not in result.stdout
+    assert f"attnlens teach {minilm_bundle} '{SENTENCE.partition(chr(39))[0]}" in result.stdout
+    assert "--token it --layer 3 --head 1 --npz head.npz" in result.stdout
+    assert "--token it --layer 3 --head 2\n" in result.stdout
+
+
+def test_files_take_the_place_of_the_print_and_hold_the_head(
+    run: Run, minilm_bundle: Path, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"it{suffix}" for suffix in (".md", ".html", ".npz")]
+    options = [f"--{name}={file}" for name, file in zip(("markdown", "html", "npz"), files, strict=True)]
+    asked = ("--token", "it", "--to", "animal", "--than", "tired", "--no-cost")
+    result = run("teach", minilm_bundle, SENTENCE, *asked, *options)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "", 3)
+    assert "more than “tired”" in files[0].read_text("utf-8")
+    ET.fromstring(files[1].read_text("utf-8").partition("\n")[2])
+    head = np.load(files[2])
+    scores = head["scale"] * head["q"] @ head["k"].T + head["bias"]
+    np.testing.assert_allclose(scores, head["scores"], atol=1e-4)
+    powers = np.exp(head["scores"][10])
+    np.testing.assert_allclose(powers / powers.sum(), head["weights"][10], atol=1e-6)
+    np.testing.assert_allclose(head["weights"] @ head["v"], head["context"], atol=1e-5)
+    assert head["weights"][10, 2] == pytest.approx(0.6768, abs=5e-5)
+    assert head["tokens"][10] == "it"
+    assert "it.npz" in files[0].read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((SENTENCE,), "missing option '--token'"),
+        ((SENTENCE, "--token", "dog"), "no token or word 'dog' among: [CLS] the animal"),
+        ((SENTENCE, "--token", "the"), "the stands at 1, 7: give one of these numbers"),
+        ((SENTENCE, "--token", "it", "--layer", "9"), "there is no layer 9: give 0 to 5, or -6 to -1"),
+        ((SENTENCE, "--token", "it", "--html", "it.txt"), "it.txt must end in .html"),
+        ((b"\xff", "--token", "it"), "it is not UTF-8"),
+    ],
+)
+def test_what_can_not_be_asked_is_one_line(
+    run: Run, minilm_bundle: Path, args: tuple[str, ...], message: str
+) -> None:
+    result = run("teach", minilm_bundle, *args, "--no-cost")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("args", [("teach", SENTENCE, "--token", "it"), ("profile",)])
+def test_both_need_onnx_and_say_which_extra_brings_it(
+    run: Run, minilm_bundle: Path, args: tuple[str, ...]
+) -> None:
+    command, *rest = args
+    extra = ("--lengths", "16") if command == "profile" else ()
+    result = run(command, minilm_bundle, *rest, *extra, command=[sys.executable, "-c", WITHOUT_ONNX])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"attnlens {command}: onnx is not installed: in a checkout of attnlens, pip install '.[export]'\n"
+    )
+
+
+def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+    table = run("profile", minilm_bundle, "--lengths", "16..40", env={"COLUMNS": "80"})
+    assert (table.returncode, table.stderr) == (0, "")
+    assert table.stdout.startswith("all-MiniLM-L6-v2, fp32, attention softmax, 1 thread; shares")
+    rows = [line.split() for line in table.stdout.splitlines() if line.strip()[:2].isdigit()]
+    assert [row[0] for row in rows][:2] == ["16", "32"]
+    assert sum(float(share) for share in rows[0][2:9]) == pytest.approx(100, abs=0.4)
+    files = [tmp_path / "chart.svg", tmp_path / "page.html"]
+    asked = ("--lengths", "16,600", "--json", "--svg", files[0], "--html", files[1])
+    result = run("profile", minilm_bundle, *asked)
+    assert result.returncode == 0
+    assert "left out: 600 tokens; all-MiniLM-L6-v2 has positions for 512" in result.stderr
+    content = json.loads(result.stdout)
+    [length] = content["lengths"]
+    assert (length["length"], content["attention_overtakes_at"]) == (16, None)
+    assert sum(length["shares"].values()) == pytest.approx(1)
+    for file in files:
+        ET.fromstring(file.read_text("utf-8").replace("<!DOCTYPE html>\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ("0..9", "'0..9' are no lengths"),
+        ("600..4096", "no length is left to measure (left out: 600, 1,200, 2,400"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(run: Run, minilm_bundle: Path, lengths: str, message: str) -> None:
+    result = run("profile", minilm_bundle, "--lengths", lengths)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert message in result.stderr

@@ -1,0 +1,194 @@
+"""Reductions that are not what was asked for: each reply is refused, whatever is wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlens.reductions import SparseRows, TextUnits, TopWeights, reduce
+from attnlens.tensors import fill_tensor, from_tensor, to_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.manifest_pb2 import OutputRole, RowSum
+from attnlens.v1.tensor_pb2 import DataType, Tensor
+from attnlens_client import (
+    AttentionQuery,
+    BadReplyError,
+    Reduction,
+    SquareRoots,
+    Statistics,
+    Threshold,
+    TopK,
+)
+from attnlens_client.core.attention import QueryReader
+from attnlens_client.core.checks import Agreed
+from attnlens_client.results import Attention, Token
+from reduction_reference import random_maps
+
+FLOAT32, INT32, UINT8 = DataType.DATA_TYPE_FLOAT32, DataType.DATA_TYPE_INT32, DataType.DATA_TYPE_UINT8
+TOKENS = tuple(
+    Token(id=1, text="a", source=source, byte_start=0, byte_end=0, char_start=0, char_end=0, word_index=word)
+    for source, word in (("special", None), ("text", 0), ("text", 0), ("text", 1), ("special", None))
+)
+UNITS = TextUnits.of(
+    [token.word_index for token in TOKENS], [token.is_special for token in TOKENS], [False] * len(TOKENS)
+)
+LAYERS = [random_maps(2, len(TOKENS), seed) for seed in range(2)]
+
+Change = Callable[[pb.AttentionResult], object]
+
+
+def reply(reduction: Reduction) -> pb.AttentionResult:
+    """What a server answers, of two layers with two heads."""
+    message = pb.AttentionResult(
+        role=OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
+        view=pb.ATTENTION_VIEW_FULL,
+        layers=[0, 1],
+        heads=[0, 1],
+        row_sum=RowSum.ROW_SUM_ONE,
+    )
+    results = reduce(LAYERS, reduction, UNITS, is_mean_of_heads=False)
+    data: list[Any] = [result.data for result in results]
+    match data[0]:
+        case TopWeights():
+            _fill(message.top_k.indices, [top.indices for top in data], INT32)
+            _fill(message.top_k.values, [top.values for top in data], FLOAT32)
+            _fill(message.top_k.rest, [top.rest for top in data], FLOAT32)
+        case SparseRows():
+            rows = SparseRows.joined(data)
+            fill_tensor(message.sparse.indptr, rows.indptr, INT32)
+            fill_tensor(message.sparse.indices, rows.indices, INT32)
+            fill_tensor(message.sparse.values, rows.values, FLOAT32)
+            fill_tensor(message.sparse.kept_mass, rows.kept_mass, FLOAT32)
+        case np.ndarray(dtype=np.uint8):
+            _fill(message.square_roots, data, UINT8)
+        case np.ndarray():
+            _fill(message.dense, data, FLOAT32)
+        case _:
+            _fill(message.statistics.received, [each.received for each in data], FLOAT32)
+    if results[0].unit_of_token is not None:
+        message.unit_of_token.extend(results[0].unit_of_token.tolist())
+    if results[0].special_mass is not None:
+        _fill(message.special_mass, [result.special_mass for result in results], FLOAT32)
+    return message
+
+
+def _fill(tensor: Tensor, arrays: list[Any], data_type: DataType.ValueType) -> None:
+    fill_tensor(tensor, np.stack(arrays), data_type)
+
+
+def read(reduction: Reduction, message: pb.AttentionResult) -> Attention:
+    reader = QueryReader(0, AttentionQuery(reduction=reduction), FLOAT32, Agreed())
+    return reader.read(0, TOKENS, message)
+
+
+def put(tensor: Tensor, place: int, value: float) -> None:
+    """Change one element."""
+    array = from_tensor(tensor).copy()
+    array.reshape(-1)[place] = value
+    tensor.CopyFrom(to_tensor(array, tensor.data_type))
+
+
+TOP, ROWS = Reduction(form=TopK(2)), Reduction(form=Threshold(0.1))
+DROP, LEVELS = Reduction(special_tokens="drop"), Reduction(form=SquareRoots())
+RECEIVED = Reduction(form=Statistics(received=True))
+GOOD = [
+    TOP,
+    ROWS,
+    DROP,
+    LEVELS,
+    RECEIVED,
+    Reduction(level="words"),
+    Reduction(rows=[1]),
+    Reduction(layers="mean"),
+]
+
+BAD: dict[str, tuple[Reduction, Change, str]] = {
+    "the full maps of an older server": (
+        TOP, lambda it: it.CopyFrom(reply(Reduction())), "is dense instead of top_k: a server of an older",
+    ),
+    "all layers by themselves": (
+        Reduction(layers="mean"), lambda it: it.CopyFrom(reply(Reduction())), "instead of",
+    ),
+    "all rows": (Reduction(rows=[1]), lambda it: it.CopyFrom(reply(Reduction())), "instead of"),
+    "tokens for words": (
+        Reduction(level="words"), lambda it: it.CopyFrom(reply(Reduction())), "units in .* not those",
+    ),
+    "units unasked": (TOP, lambda it: it.unit_of_token.extend(range(5)), "units in .* not those"),
+    "other units": (DROP, lambda it: it.unit_of_token.__setitem__(1, 1), "units in .* not those"),
+    "no special mass": (DROP, lambda it: it.ClearField("special_mass"), "kept or dropped"),
+    "special mass unasked": (TOP, lambda it: it.special_mass.shape.append(1), "kept or dropped"),
+    "special mass of other rows": (DROP, lambda it: it.special_mass.shape.append(1), "special mass in"),
+    "a mass that is no number": (DROP, lambda it: put(it.special_mass, 0, np.nan), "no finite number"),
+    "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "no finite number"),
+    "levels in fp32": (LEVELS, lambda it: setattr(it.square_roots, "data_type", 1), "of float32 do not fill"),
+    "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "names others"),
+    "a column below 0": (TOP, lambda it: put(it.top_k.indices, 0, -1), "names others"),
+    "a column twice": (
+        TOP, lambda it: put(it.top_k.indices, 0, from_tensor(it.top_k.indices)[0, 0, 0, 1]), "twice",
+    ),
+    "not in descending order": (TOP, lambda it: put(it.top_k.values, 1, 2), "not in descending order"),
+    "a rest of other rows": (TOP, lambda it: it.top_k.rest.shape.append(1), "rest in"),
+    "a rest that is no number": (TOP, lambda it: put(it.top_k.rest, 0, np.nan), "no finite number"),
+    "rows that do not start at 0": (ROWS, lambda it: put(it.sparse.indptr, 0, 1), "row starts in"),
+    "rows that go back": (ROWS, lambda it: put(it.sparse.indptr, 1, 99), "row starts in"),
+    "rows that end early": (ROWS, lambda it: put(it.sparse.indptr, -1, 3), "row starts in"),
+    "a row start too few": (ROWS, lambda it: it.sparse.indptr.shape.__setitem__(0, 20), "row starts in"),
+    "an entry of no column": (ROWS, lambda it: put(it.sparse.indices, 0, 5), "names others"),
+    "entries out of order": (
+        ROWS, lambda it: put(it.sparse.indices, 1, from_tensor(it.sparse.indices)[0]), "ascending order",
+    ),
+    "a value too few": (ROWS, lambda it: it.sparse.values.shape.__setitem__(0, 1), "values in"),
+    "an entry that is no number": (ROWS, lambda it: put(it.sparse.values, 0, np.inf), "no finite number"),
+    "kept mass of other rows": (ROWS, lambda it: it.sparse.kept_mass.shape.append(1), "kept mass in"),
+    "no statistics": (RECEIVED, lambda it: it.statistics.ClearField("received"), "other statistics"),
+    "statistics unasked": (RECEIVED, lambda it: it.statistics.entropy.SetInParent(), "other statistics"),
+    "statistics of other tokens": (RECEIVED, lambda it: it.statistics.received.shape.append(1), "received"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reduction", GOOD)
+def test_what_was_asked_for_is_read(reduction: Reduction) -> None:
+    attention = read(reduction, reply(reduction))
+    [first, *_] = reduce(LAYERS, reduction, UNITS, is_mean_of_heads=False)
+    if isinstance(first.data, np.ndarray):
+        np.testing.assert_array_equal(attention.weights[0], first.data)
+        assert attention.dense().shape == attention.weights.shape
+    else:
+        with pytest.raises(ValueError, match="not all weights are there, see"):
+            attention.dense()
+    for name in {"top_k", "sparse", "statistics"} - {attention.layout}:
+        with pytest.raises(ValueError, match=rf"the layout is {attention.layout}: ask for Reduction\(form="):
+            getattr(attention, name)
+
+
+@pytest.mark.parametrize(("reduction", "change", "message"), BAD.values(), ids=BAD)
+def test_a_reduction_is_not_believed(reduction: Reduction, change: Change, message: str) -> None:
+    changed = reply(reduction)
+    change(changed)
+    with pytest.raises(BadReplyError, match=message):
+        read(reduction, changed)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": "sentences"}, r"reduction.level is 'sentences': choose one of tokens, words"),
+        ({"rollout_residual": 0.5}, "reduction.rollout_residual is for a rollout"),
+        ({"form": TopK(0)}, "reduction.top_k.k is 0: it must be at least 1"),
+        ({"form": Threshold(float("nan"))}, "reduction.threshold.threshold is nan: it must be over 0"),
+        ({"rows": [0, 0]}, "reduction.rows has a number twice"),
+        ({"rows": [2**40]}, "reduction.rows has a number over 31 bits"),
+    ],
+)
+def test_a_query_that_can_not_be_is_not_sent(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AttentionQuery(reduction=Reduction(**options))
+
+
+def test_rows_are_whole_numbers_and_a_rollout_is_of_the_mean() -> None:
+    with pytest.raises(TypeError):
+        Reduction(rows=[0.5])  # type: ignore[list-item]
+    assert AttentionQuery(reduction=Reduction(layers="rollout")).view == "head_mean"
+    with pytest.raises(ValueError, match="leave the view out"):
+        AttentionQuery(view="dense", reduction=Reduction(layers="rollout"))

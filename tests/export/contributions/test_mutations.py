@@ -1,0 +1,230 @@
+"""Mistakes in the sweep that its gates must notice, and what it refuses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from attnlens_export.contributions import transposes
+from attnlens_export.contributions.flow import Flow, find_flows
+from attnlens_export.contributions.graph import contributions_graph
+from attnlens_export.contributions.measure import make_feed, measure_case
+from attnlens_export.contributions.result import Completeness, ContributionsResult
+from attnlens_export.contributions.state import SweepState
+from attnlens_export.contributions.sweep import sweep
+from attnlens_export.contributions.writer import GraphWriter
+from attnlens_export.errors import GraphError
+from attnlens_export.graph.trace import TracedGraph, embeddings_graph
+from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
+from attnlens_model import Encoder
+
+Run = Callable[[dict[str, Any]], dict[str, np.ndarray]]
+
+
+def opened(graph: TracedGraph) -> Run:
+    session = onnxruntime.InferenceSession(graph.proto_with_weights().SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(None, feed), strict=True))
+
+
+@pytest.fixture(scope="module")
+def biased(tiny_trace: TracedGraph) -> TracedGraph:
+    """The graph of embeddings with biases and norms that are not those of the start."""
+    generator = np.random.default_rng(5)
+    weights: dict[str, Any] = {
+        name: np.asarray(array + generator.standard_normal(array.shape), dtype=np.float32)
+        if name.endswith(("bias", "norm.weight"))
+        else array
+        for name, array in dict[str, Any](tiny_trace.weights).items()
+    }
+    return embeddings_graph(TracedGraph(tiny_trace.proto, weights, tiny_trace.shapes))
+
+
+def measured(
+    embeddings: TracedGraph, encoder: Encoder, change: Callable[[Run], Run] = lambda run: run
+) -> Completeness:
+    config = encoder.config
+    case = Case(5, 9, Padding.MIDDLE)
+    inputs = make_inputs(case, config)
+    hidden = opened(embeddings)(dict(inputs.feed()))["last_hidden_state"]
+    run = change(opened(contributions_graph(embeddings, config, ())))
+    return measure_case(run, case, inputs, config, hidden)
+
+
+def test_the_sweep_passes(biased: TracedGraph, tiny_encoder: Encoder) -> None:
+    assert measured(biased, tiny_encoder).failures() == []
+
+
+def _without_mean(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """(w g) / deviation, the mean left in."""
+    transposes.TRANSPOSES["true norm"](state, node, gradient)
+    quotient = state.writer.graph.node[-1]
+    (centred,) = [made for made in state.writer.graph.node if made.output[0] == quotient.input[0]]
+    assert (quotient.op_type, centred.op_type) == ("Div", "Sub")
+    quotient.input[0] = centred.input[0]
+
+
+def _not_transposed(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """A g in place of A' g."""
+    if state.flow(node.input[0]) is Flow.FROZEN:
+        value = node.input[1]
+        state.give(
+            value, state.writer.add("MatMul", node.input[0], gradient, shape=state.writer.shape(value))
+        )
+    else:
+        transposes.TRANSPOSES["true product"](state, node, gradient)
+
+
+def _shared(state: SweepState, node: onnx.NodeProto, gradient: str) -> None:
+    """Half of the gradient to each of two addends."""
+    transposes.TRANSPOSES["true sum"](
+        state,
+        node,
+        state.writer.add("Mul", gradient, state.writer.constant(0.5), shape=state.writer.shape(gradient)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "mistake"),
+    [("LayerNormalization", _without_mean), ("MatMul", _not_transposed), ("Add", _shared)],
+)
+def test_a_wrong_rule_fails_the_gate(
+    biased: TracedGraph,
+    tiny_encoder: Encoder,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    mistake: transposes.Transpose,
+) -> None:
+    monkeypatch.setitem(transposes.TRANSPOSES, "true norm", transposes.TRANSPOSES["LayerNormalization"])
+    monkeypatch.setitem(transposes.TRANSPOSES, "true product", transposes.TRANSPOSES["MatMul"])
+    monkeypatch.setitem(transposes.TRANSPOSES, "true sum", transposes.TRANSPOSES["Add"])
+    monkeypatch.setitem(transposes.TRANSPOSES, operator, mistake)
+    found = measured(biased, tiny_encoder)
+    assert found.incompleteness > 1e-3
+    assert "scores and baseline miss d . p by" in found.failures()[0]
+
+
+def test_a_bias_that_is_left_out_fails_the_gate(
+    biased: TracedGraph, tiny_encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = SweepState.settle
+
+    def forget(state: SweepState, node: onnx.NodeProto, value: str, gradient: str) -> None:
+        if value != "layers.1.feed_forward.up.bias":
+            settle(state, node, value, gradient)
+
+    monkeypatch.setattr(SweepState, "settle", forget)
+    assert measured(biased, tiny_encoder).incompleteness > 1e-3
+
+
+def test_other_mistakes_fail_their_gates(biased: TracedGraph, tiny_encoder: Encoder) -> None:
+    def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Completeness:
+        def wrap(run: Run) -> Run:
+            return lambda feed: {
+                key: change(array) if key == name else array for key, array in run(feed).items()
+            }
+
+        return measured(biased, tiny_encoder, wrap)
+
+    padded = changed("token_contributions", lambda scores: scores + np.float32(1e-9))
+    assert "a token of padding has the score 1.00e-09 instead of 0" in padded.failures()[0]
+    other = changed("embedding", lambda vectors: vectors + np.float32(0.01))
+    assert any("its embedding is" in line for line in other.failures())
+    crowded = changed(
+        "token_contributions", lambda scores: scores + np.float32(len(scores) - 5) * (scores != 0)
+    )
+    assert any("alone and in the batch differ by" in line for line in crowded.failures())
+    broken = changed("head_contributions", lambda heads: heads * np.float32(np.nan))
+    assert "an output has a NaN or an infinity" in broken.failures()[0]
+    result = ContributionsResult((padded, other))
+    assert not result.passed
+    assert len(result.failures()) == len(padded.failures()) + len(other.failures())
+    assert not ContributionsResult(()).passed
+
+
+def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
+    """A graph from embeddings (B, T, D) over a bias to `out`, and the name of a gradient."""
+    graph = onnx.GraphProto()
+    graph.node.extend(nodes)
+    rows = ("batch_size", "sequence_length", 4)
+    shapes = dict.fromkeys(("embedded", "inner", "out", "gradient"), rows)
+    return GraphWriter(graph, {"bias": np.ones(4, dtype=np.float32)}, shapes), "gradient"
+
+
+def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
+    unknown = small_graph(helper.make_node("Sin", ["embedded"], ["out"], name="sin_0"))
+    with pytest.raises(GraphError, match=r"no contributions: out is not linear in the embeddings of tokens"):
+        sweep(SweepState(unknown[0], ()), "out", unknown[1])
+    added = small_graph(
+        helper.make_node("Sin", ["embedded"], ["inner"], name="sin_0"),
+        helper.make_node("Add", ["embedded", "inner"], ["out"], name="add_0"),
+    )
+    with pytest.raises(GraphError, match=r"Add 'add_0' adds 'inner' to what is linear in the embeddings"):
+        sweep(SweepState(added[0], ()), "out", added[1])
+    shapeless = small_graph(helper.make_node("Add", ["embedded", "bias"], ["out"], name="add_0"))
+    del shapeless[0].shapes["gradient"]
+    with pytest.raises(GraphError, match=r"the trace does not tell the shape of 'gradient'"):
+        sweep(SweepState(shapeless[0], ()), "out", shapeless[1])
+
+
+def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, gradient = small_graph(helper.make_node("Relu", ["embedded"], ["out"], name="relu_0"))
+    monkeypatch.delitem(transposes.TRANSPOSES, "Relu")
+    with pytest.raises(GraphError, match="the operator Relu of 'relu_0' lies between the embeddings"):
+        sweep(SweepState(writer, ()), "out", gradient)
+
+
+def test_flows() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["embedded", "weight"], ["linear"]),
+        helper.make_node("MatMul", ["linear", "embedded"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"]),
+        helper.make_node("MatMul", ["weights", "linear"], ["context"]),
+        helper.make_node("ReduceSum", ["weights"], ["sums"]),
+        helper.make_node("Mul", ["sums", "weight"], ["weighed bias"]),
+        helper.make_node("Sigmoid", ["linear"], ["ratio"]),
+        helper.make_node("Mul", ["linear", "ratio"], ["activated"]),
+        helper.make_node("Mul", ["context", "activated"], ["gated"]),
+        helper.make_node("Mul", ["context", "linear"], ["square"]),
+        helper.make_node("Mul", ["embedded", "constant_0"], ["zeros"]),
+    ]
+    weights = {"weight": np.ones((4, 4), np.float32), "constant_0": np.zeros((), np.float32)}
+    flows = find_flows(onnx.GraphProto(node=nodes), weights, ())
+    assert [flows.get(node.output[0], Flow.CONSTANT) for node in nodes] == [
+        Flow.LINEAR,
+        Flow.FROZEN,
+        Flow.FROZEN,
+        Flow.LINEAR,
+        Flow.FROZEN,
+        Flow.OFFSET,
+        Flow.FROZEN,
+        Flow.ACTIVATED,
+        Flow.ACTIVATED,
+        Flow.FROZEN,
+        Flow.CONSTANT,
+    ]
+
+
+def test_a_gate_turns_a_head_off(tiny_encoder: Encoder, biased: TracedGraph) -> None:
+    """Its contribution is 0 then, and the embedding another."""
+    config = tiny_encoder.config
+    inputs: Inputs = make_inputs(Case(3, 9, Padding.RIGHT), config)
+    feed = make_feed(inputs, config, config.hidden_size)
+    run = opened(contributions_graph(biased, config, ()))
+    whole = run(feed)
+    gates = feed["head_gates"].copy()
+    gates[1, 0, 2] = 0
+    found = run(feed | {"head_gates": gates})
+    assert np.array_equal(found["embedding"][[0, 2]], whole["embedding"][[0, 2]])
+    assert np.abs(found["embedding"][1] - whole["embedding"][1]).max() > 1e-3
+    weights = dict(biased.weights)
+    width = config.hidden_size // 4
+    name = "layers.0.attention.output.weight.T"
+    weights[name] = weights[name].copy()
+    weights[name][2 * width : 3 * width] = 0
+    without = opened(contributions_graph(TracedGraph(biased.proto, weights, biased.shapes), config, ()))(feed)
+    assert np.allclose(found["embedding"][1], without["embedding"][1], atol=2e-6)

@@ -1,0 +1,78 @@
+"""A page of the viewer in a browser, with the questions that tests ask of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PIXELS = """(selector) => {
+  const canvas = document.querySelector(selector);
+  const { width, height } = canvas;
+  const copy = Object.assign(document.createElement("canvas"), { width, height });
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  const image = context.getImageData(0, 0, copy.width, copy.height);
+  return { width: image.width, height: image.height, bytes: [...image.data] };
+}"""
+
+
+class OpenedPage:
+    """A file in a tab of its own; `problems` are errors and warnings of its script."""
+
+    def __init__(self, browser: "Browser", path: Path, *, width: int = 1200, **settings: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        self.tab = self.context.new_page()
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", lambda message: self.problems.append(message.text))
+        self.tab.goto(path.as_uri())
+        self.wait("document.querySelector('.attnlens')?.dataset.ready === 'true'")
+
+    def close(self) -> None:
+        self.context.close()
+
+    def wait(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true.
+
+        Not by `wait_for_function`: it needs eval, which the page forbids.
+        """
+        self.tab.evaluate(
+            f"async () => {{ while (!({condition})) await new Promise((go) => requestAnimationFrame(go)); }}"
+        )
+
+    def pixels(self, selector: str) -> npt.NDArray[np.uint8]:
+        """The colours of a canvas: (rows, columns, 3)."""
+        image = self.tab.evaluate(PIXELS, selector)
+        pixels = np.array(image["bytes"], dtype=np.uint8)
+        return pixels.reshape(image["height"], image["width"], 4)[..., :3]
+
+    def text(self, selector: str) -> str:
+        """The text of an element, with single spaces."""
+        return " ".join(self.tab.locator(selector).first.inner_text().split())
+
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all elements that fit."""
+        return [" ".join(text.split()) for text in self.tab.locator(selector).all_inner_texts()]
+
+    def press(self, name: str) -> None:
+        """Click the button with this text."""
+        self.tab.get_by_role("button", name=name, exact=True).first.click()
+
+    def choose_head(self, layer: int, head: int) -> None:
+        """Click the small picture of a head and wait until its map is drawn."""
+        self.tab.locator(f'.head[aria-label^="Layer {layer}, head {head}"]').first.click()
+        self.wait(f"document.querySelector('.attnlens').dataset.drawn.endsWith(' {layer} {head}')")
+
+    def mark_ms(self) -> float:
+        """Milliseconds from the start of loading to the first picture."""
+        return float(self.tab.evaluate("performance.getEntriesByName('attnlens-first')[0].startTime"))
+
+
+Open: TypeAlias = Callable[..., OpenedPage]

@@ -1,0 +1,243 @@
+"""The order of a reduction's steps, what comes of them, and what they take."""
+
+import itertools
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reduction_reference as reference
+from attnlens.reductions import (
+    LayerChoice,
+    Level,
+    Reduced,
+    Reduction,
+    RowStatistics,
+    SparseRows,
+    SpecialTokens,
+    SquareRoots,
+    Statistics,
+    TextUnits,
+    Threshold,
+    TopK,
+    TopWeights,
+    reduce,
+    resolve_rows,
+    sizes,
+)
+
+TEXT = TextUnits.of(
+    [None, 0, 0, 1, None, 0, 1, 1, None],
+    [True, False, False, False, True, False, False, False, True],
+    [False] * 5 + [True] * 4,
+)
+TOKENS, HEADS = TEXT.num_tokens, 2
+LAYERS = [reference.random_maps(HEADS, TOKENS, seed) for seed in range(3)]
+FORMS = [None, TopK(2), Threshold(0.2), Statistics(received=True, entropy=True), SquareRoots()]
+LEVELS: tuple[Level, ...] = ("tokens", "words")
+SPECIAL: tuple[SpecialTokens, ...] = ("keep", "drop")
+CHOICES: tuple[LayerChoice, ...] = ("none", "mean", "rollout")
+REDUCTIONS = [
+    Reduction(level=level, special_tokens=special, layers=layers, mean_of_rows=is_mean, rows=rows, form=form)
+    for level, special, layers, is_mean, rows, form in itertools.product(
+        LEVELS,
+        SPECIAL,
+        CHOICES,
+        (False, True),
+        ((), (2, -1)),
+        FORMS,
+    )
+]
+ALLOWED = [reduction for reduction in REDUCTIONS if not list(reduction.problems())]
+
+
+def step_by_step(
+    reduction: Reduction, layers: list[Any], *, is_mean_of_heads: bool
+) -> tuple[list[Any], list[Any]]:
+    """The dense weights before any form is made of them, and the lost mass, in float64."""
+    words, special = TEXT.words.tolist(), TEXT.is_special.tolist()
+    maps, masses = [np.asarray(each, np.float64) for each in layers], []
+    if reduction.level == "words":
+        maps = [reference.word_level(each, words) for each in maps]
+        special = [special[words.index(word)] for word in range(max(words) + 1)]
+    if reduction.special_tokens == "drop":
+        both = [reference.without(each, special) for each in maps]
+        maps, masses = [left for left, _ in both], [lost for _, lost in both]
+    if is_mean_of_heads:
+        maps = [each.mean(axis=0, keepdims=True) for each in maps]
+        masses = [each.mean(axis=0, keepdims=True) for each in masses]
+    if reduction.layers == "mean":
+        maps = [np.mean(maps, axis=0)]
+    elif reduction.layers == "rollout":
+        maps = [reference.rollout(maps, 0.5)]
+    if reduction.joins_layers and masses:
+        masses = [np.mean(masses, axis=0)]
+    if reduction.mean_of_rows:
+        maps = [each.mean(axis=1, keepdims=True) for each in maps]
+        masses = [each.mean(axis=1, keepdims=True) for each in masses]
+    return maps, masses
+
+
+def test_most_combinations_are_defined() -> None:
+    assert (len(REDUCTIONS), len(ALLOWED)) == (240, 156)
+
+
+@pytest.mark.parametrize("is_mean_of_heads", [False, True], ids=["heads", "mean of heads"])
+@pytest.mark.parametrize("reduction", [each for each in ALLOWED if not isinstance(each.form, Statistics)])
+def test_the_steps_are_taken_in_the_order_that_is_documented(
+    reduction: Reduction, is_mean_of_heads: bool
+) -> None:
+    is_mean = is_mean_of_heads or reduction.layers == "rollout"
+    maps, masses = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
+    results = reduce(LAYERS, reduction, TEXT, is_mean_of_heads=is_mean_of_heads)
+    assert len(results) == len(maps)
+    for place, (result, expected) in enumerate(zip(results, maps, strict=True)):
+        rows = [2, expected.shape[1] - 1] if reduction.rows else list(range(expected.shape[1]))
+        expected = expected[:, rows]  # noqa: PLW2901 - step 5
+        _check_form(result, expected)
+        if reduction.special_tokens == "drop":
+            assert result.special_mass is not None
+            np.testing.assert_allclose(result.special_mass, masses[place][:, rows], atol=1e-6)
+        else:
+            assert result.special_mass is None
+
+
+def _check_form(result: Reduced, expected: Any) -> None:
+    match result.data:
+        case TopWeights() as top:
+            np.testing.assert_allclose(
+                top.values, -np.sort(-expected, axis=-1)[..., : top.values.shape[-1]], atol=1e-6
+            )
+            np.testing.assert_allclose(np.take_along_axis(expected, top.indices, -1), top.values, atol=1e-6)
+            np.testing.assert_allclose(top.values.sum(-1) + top.rest, 1, atol=1e-6)
+        case SparseRows() as sparse:
+            dense = np.zeros((expected.shape[0] * expected.shape[1], expected.shape[2]))
+            for row in range(len(dense)):
+                entries = slice(sparse.indptr[row], sparse.indptr[row + 1])
+                dense[row, sparse.indices[entries]] = sparse.values[entries]
+            kept = np.where(dense > 0, expected.reshape(dense.shape), 0)
+            np.testing.assert_allclose(dense, kept, atol=1e-6)
+            assert (expected.reshape(dense.shape)[dense == 0] < 0.2 + 1e-6).all()
+            np.testing.assert_allclose(sparse.kept_mass.reshape(-1), dense.sum(axis=-1), atol=1e-6)
+        case np.ndarray(dtype=np.uint8) as levels:
+            np.testing.assert_allclose(levels, 255 * np.sqrt(expected), atol=0.501)
+        case np.ndarray() as dense_maps:
+            np.testing.assert_allclose(dense_maps, expected, atol=1e-6)
+            np.testing.assert_allclose(dense_maps.sum(axis=-1), 1, atol=1e-6)
+        case _:
+            pytest.fail(f"{result.data} is no form of weights")
+
+
+@pytest.mark.parametrize("reduction", [each for each in ALLOWED if isinstance(each.form, Statistics)])
+def test_statistics_are_of_what_the_steps_before_have_left(reduction: Reduction) -> None:
+    is_mean = reduction.layers == "rollout"
+    maps, _ = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
+    special = [bool(each) for each in TEXT.is_special]
+    if reduction.level == "words":
+        special = [special[TEXT.words.tolist().index(word)] for word in range(maps[0].shape[-1])]
+    for result, expected in zip(reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False), maps, strict=True):
+        assert isinstance(result.data, RowStatistics)
+        assert result.data.received is not None
+        assert result.data.entropy is not None
+        none = [False] * expected.shape[-1]
+        is_special = none if reduction.special_tokens == "drop" else special
+        np.testing.assert_allclose(result.data.received, reference.received(expected, is_special), atol=1e-5)
+        np.testing.assert_allclose(result.data.entropy, reference.entropy(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "special", "units"),
+    [
+        ("tokens", "keep", None),
+        ("words", "keep", [0, 1, 1, 2, 3, 4, 5, 5, 6]),
+        ("tokens", "drop", [-1, 0, 1, 2, -1, 3, 4, 5, -1]),
+        ("words", "drop", [-1, 0, 0, 1, -1, 2, 3, 3, -1]),
+    ],
+)
+def test_each_token_has_a_unit_or_none(level: Any, special: Any, units: list[int] | None) -> None:
+    [result] = reduce(
+        LAYERS[:1], Reduction(level=level, special_tokens=special), TEXT, is_mean_of_heads=False
+    )
+    found = None if result.unit_of_token is None else result.unit_of_token.tolist()
+    assert found == units
+
+
+def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
+    text = TextUnits.of([None, None], [True, True], [False, False])
+    layers = [reference.random_maps(HEADS, 2)] * 2
+    for layers_choice, is_mean, form in itertools.product(CHOICES, (False, True), FORMS):
+        reduction = Reduction(
+            special_tokens="drop",
+            layers=layers_choice,
+            mean_of_rows=is_mean,
+            form=form,
+        )
+        if not list(reduction.problems()):
+            result = reduce(layers, reduction, text, is_mean_of_heads=False)[0]
+            assert result.special_mass is not None
+            assert result.special_mass.shape[1] == int(is_mean)
+
+
+def test_rows_are_counted_from_both_ends() -> None:
+    assert resolve_rows([0, -1, 2], 4) == (0, 3, 2)
+    assert resolve_rows([3, -1], 4) == (3, 3)
+    for rows, place in (([0, 4], 1), ([-5], 0)):
+        with pytest.raises(IndexError) as caught:
+            resolve_rows(rows, 4)
+        assert caught.value.args == (place,)
+
+
+def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
+    for reduction in (Reduction(level="words"), Reduction(form=Statistics(received=True))):
+        with pytest.raises(ValueError, match="are not known"):
+            reduce(LAYERS, reduction, None, is_mean_of_heads=False)
+    with pytest.raises(ValueError, match="do not fit 4"):
+        reduce([reference.random_maps(1, 4)], Reduction(level="words"), TEXT, is_mean_of_heads=False)
+
+
+@pytest.mark.parametrize("reduction", ALLOWED)
+def test_the_size_of_a_result_is_known_before(reduction: Reduction) -> None:
+    for result in reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False):
+        num_units = TOKENS
+        if result.unit_of_token is not None:
+            num_units = int(result.unit_of_token.max()) + 1
+        size = sizes.data_bytes(
+            reduction,
+            1 if reduction.layers == "rollout" else HEADS,
+            num_units,
+            value_bytes=4,
+            is_distribution=True,
+        )
+        assert result.size_bytes <= size + 4  # an indptr has one more than rows
+        if not isinstance(reduction.form, Threshold):
+            assert result.size_bytes == size
+
+
+LARGE = TextUnits.of(
+    [None, *(place // 2 for place in range(158)), None], [True, *[False] * 158, True], [False] * 160
+)
+
+
+class Copies(list[Any]):
+    """Layers that are new arrays each time, as those of a batch are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (each.copy() for each in super().__iter__())
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (each.copy() for each in super().__reversed__())
+
+
+@pytest.mark.parametrize("form", [*FORMS, Threshold(1e-6)], ids=str)
+def test_what_a_reduction_takes_is_known_before(form: Any) -> None:
+    layers = Copies([reference.random_maps(4, LARGE.num_tokens)] * 2)
+    for level, special, joined in itertools.product(LEVELS, SPECIAL, CHOICES):
+        reduction = Reduction(level=level, special_tokens=special, layers=joined, form=form)
+        tracemalloc.start()
+        results = reduce(layers, reduction, LARGE, is_mean_of_heads=False)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        beside = peak - sum(result.size_bytes for result in results)
+        assert beside <= sizes.working_bytes(reduction, 4, LARGE.num_tokens) + (1 << 16), reduction

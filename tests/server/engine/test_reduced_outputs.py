@@ -1,0 +1,99 @@
+"""What the engine makes of a batch's weights: put together, of one text of several, layers in order.
+
+Letters: B texts, T tokens of a text, T' tokens of a row of the batch, H heads.
+"""
+
+import numpy as np
+import pytest
+
+from attnlens.patterns import Band, BlockTable, Pattern
+from attnlens.reductions import Reduction, TextUnits, TopK, TopWeights, reduce
+from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
+from attnlens_server.engine.outputs import HostOutputs, reduced
+from attnlens_server.serving.checks import QueryPlan
+from attnlens_server.serving.jobs import AttentionView
+from attnlens_server.serving.sizes import working_bytes
+
+TOKENS, PADDED, HEADS = 9, 12, 3
+BAND = Band(window=2, num_global_tokens=1)
+TABLE = BlockTable(2, 3, np.random.default_rng(0).integers(0, 6, (HEADS, 6, 1)).astype(np.int32))
+UNITS = TextUnits.of([None, 0, 0, *range(1, 6), None], [True, *[False] * 7, True], [False] * TOKENS)
+
+
+def outputs_of(pattern: Pattern | None) -> tuple[list[Output], HostOutputs]:
+    """Two layers of a batch of two texts, of which the second has T tokens."""
+    layout = {Band: Layout.BAND, BlockTable: Layout.BLOCKS}.get(type(pattern), Layout.DENSE)
+    layers = [
+        Output(f"layer.{layer}", OutputRole.ATTENTION_WEIGHTS, layout, layer, HEADS, 0, RowSum.ONE, pattern)
+        for layer in range(2)
+    ]
+    width = pattern.width if pattern else PADDED
+    generator = np.random.default_rng(1)
+    arrays = {layer.name: generator.random((2, HEADS, PADDED, width), dtype=np.float32) for layer in layers}
+    return layers, HostOutputs(arrays)
+
+
+def dense(outputs: HostOutputs, layer: Output, heads: list[int]) -> np.ndarray:
+    rows = outputs.arrays[layer.name][1, heads, :TOKENS]
+    if isinstance(layer.pattern, Band):
+        return layer.pattern.dense(rows)
+    if isinstance(layer.pattern, BlockTable):
+        return layer.pattern.of_heads(heads).at(TOKENS).dense(rows)
+    return rows[..., :TOKENS]
+
+
+@pytest.mark.parametrize("pattern", [None, BAND, TABLE], ids=["dense", "band", "blocks"])
+@pytest.mark.parametrize("view", [AttentionView.FULL, AttentionView.HEAD_MEAN])
+@pytest.mark.parametrize(
+    "reduction",
+    [
+        Reduction(form=TopK(2)),
+        Reduction(level="words", layers="mean"),
+        Reduction(special_tokens="drop", layers="rollout"),
+        Reduction(level="words", special_tokens="drop"),
+    ],
+)
+def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
+    pattern: Pattern | None, view: AttentionView, reduction: Reduction
+) -> None:
+    layers, outputs = outputs_of(pattern)
+    backwards = (layers[1], layers[0])  # as a request may have them: a rollout is in the order of layers
+    plan = QueryPlan(0, OutputRole.ATTENTION_WEIGHTS, backwards, (2, 0), view, reduction)
+    assert plan.layout is Layout.DENSE
+    whole = [dense(outputs, layer, [2, 0]) for layer in layers]
+    is_mean = view is AttentionView.HEAD_MEAN
+    results = reduce(whole, reduction, UNITS, is_mean_of_heads=is_mean)
+    expected = results if reduction.joins_layers else results[::-1]
+    assert len(plan.parts) == len(expected)
+    for part, result in zip(plan.parts, expected, strict=True):
+        wanted = plan.wanted_reduction(part, UNITS)
+        assert wanted is not None
+        found = reduced(outputs, 1, TOKENS, wanted)
+        if isinstance(result.data, TopWeights):
+            assert isinstance(found.data, TopWeights)
+            np.testing.assert_array_equal(found.data.indices, result.data.indices)
+            np.testing.assert_array_equal(found.data.rest, result.data.rest)
+        else:
+            np.testing.assert_array_equal(found.data, result.data, strict=True)
+
+
+def test_putting_weights_together_counts() -> None:
+    plans = [
+        QueryPlan(
+            0,
+            OutputRole.ATTENTION_WEIGHTS,
+            tuple(outputs_of(pattern)[0]),
+            (0,),
+            AttentionView.FULL,
+            Reduction(),
+        )
+        for pattern in (None, BAND)
+    ]
+    plain, band = (working_bytes([plan], 1000) for plan in plans)
+    assert band - plain == 4 * 1000 * (BAND.width + 1000)
+    assert (
+        working_bytes(
+            [QueryPlan(0, OutputRole.ATTENTION_WEIGHTS, plans[0].outputs, (0,), AttentionView.FULL)], 9
+        )
+        == 0
+    )

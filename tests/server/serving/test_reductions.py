@@ -1,0 +1,298 @@
+"""Reductions over gRPC: bit for bit what numpy makes of the full maps that the same server returns.
+
+MiniLM; L layers, H heads, T tokens.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from attnlens.reductions import (
+    Reduction,
+    RowStatistics,
+    SparseRows,
+    SquareRoots,
+    Statistics,
+    TextUnits,
+    Threshold,
+    TopK,
+    TopWeights,
+    reduce,
+)
+from attnlens.tensors import from_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.error_pb2 import ErrorDetails
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_client import AttentionQuery, Client, EncodedText, Text
+from served import ServerProcess
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+TEXTS: list[Text] = [
+    SENTENCE,
+    "unbelievably antidisestablishmentarianism electroencephalography",
+    ("A man 😀 is playing a guitar.", "Someone plays an instrument, unbelievably 👩‍👩‍👧 loud."),
+    "Zoë's café in Đà Nẵng",
+    "a",
+    " ".join(["word"] * 40),
+]
+FORMS = [None, TopK(3), Threshold(0.05), Statistics(received=True, entropy=True), SquareRoots()]
+REDUCTIONS = [
+    Reduction(level=level, special_tokens=special, layers=layers, mean_of_rows=is_mean, form=form)  # type: ignore[arg-type]
+    for level, special, layers, is_mean, form in itertools.product(
+        ("tokens", "words"), ("keep", "drop"), ("none", "mean", "rollout"), (False, True), FORMS
+    )
+]
+ALLOWED = [each for each in REDUCTIONS if not list(each.problems())]
+ALLOWED += [Reduction(rows=[0, -1]), Reduction(level="words", rows=[-2, 1], form=TopK(1))]
+
+
+@pytest.fixture(scope="module")
+def client(minilm_server: ServerProcess) -> Iterator[Client]:
+    with Client(minilm_server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stub(minilm_server: ServerProcess) -> Iterator[EncoderServiceStub]:
+    with grpc.insecure_channel(minilm_server.address) as channel:
+        yield EncoderServiceStub(channel)
+
+
+def units_of(text: EncodedText) -> TextUnits:
+    return TextUnits.of(
+        [token.word_index for token in text.tokens],
+        [token.source == "special" for token in text.tokens],
+        [token.source == "second_text" for token in text.tokens],
+    )
+
+
+def expected(text: EncodedText, query: AttentionQuery) -> list[Any]:
+    """The arrays that a query shall bring, made of the full maps that the last query has brought."""
+    assert query.reduction is not None
+    full = list(text.attention[-1].weights)
+    results = reduce(full, query.reduction, units_of(text), is_mean_of_heads=query.view == "head_mean")
+    masses = [result.special_mass for result in results if result.special_mass is not None]
+    data = [result.data for result in results]
+    match data[0]:
+        case TopWeights():
+            tops = [each for each in data if isinstance(each, TopWeights)]
+            arrays: list[Any] = [[top.indices for top in tops], [top.values for top in tops]]
+            arrays.append([top.rest for top in tops])
+        case SparseRows():
+            rows = SparseRows.joined([each for each in data if isinstance(each, SparseRows)])
+            return [rows.indptr, rows.indices, rows.values, rows.kept_mass, *([masses] if masses else [])]
+        case RowStatistics():
+            both = [each for each in data if isinstance(each, RowStatistics)]
+            arrays = [[each.received for each in both], [each.entropy for each in both]]
+        case _:
+            arrays = [data]
+    return arrays + ([masses] if masses else [])
+
+
+def came(text: EncodedText, index: int) -> list[Any]:
+    """The arrays that a query has brought."""
+    attention = text.attention[index]
+    match attention.reduced:
+        case TopWeights(indices, values, rest):
+            arrays = [indices, values, rest]
+        case SparseRows(indptr, indices, values, kept_mass):
+            arrays = [indptr, indices, values, kept_mass]
+        case RowStatistics(received, entropy):
+            arrays = [received, entropy]  # type: ignore[list-item] # both were asked for
+        case None:
+            arrays = [attention.weights]
+    return arrays + ([attention.special_mass] if attention.special_mass is not None else [])
+
+
+@pytest.mark.parametrize("method", ["encode", "stream"])
+@pytest.mark.parametrize("view", ["full", "head_mean"])
+def test_a_reply_is_bit_for_bit_what_numpy_makes_of_the_full_maps(
+    client: Client, method: str, view: Any
+) -> None:
+    """All in requests of 15 reductions and the full maps, so that these come of the same runs."""
+    for start in range(0, len(ALLOWED), 15):
+        reductions = ALLOWED[start : start + 15]
+        queries = [AttentionQuery(view=view, reduction=reduction) for reduction in reductions]
+        for text in getattr(client, method)(TEXTS, attention=[*queries, AttentionQuery()]):
+            for index, query in enumerate(queries):
+                arrays, wanted = came(text, index), expected(text, query)
+                assert len(arrays) == len(wanted)
+                for array, want in zip(arrays, wanted, strict=True):
+                    np.testing.assert_array_equal(array, np.array(want), strict=True)
+                    assert not array.flags.writeable
+
+
+def test_chosen_layers_and_heads_are_reduced_alone(client: Client) -> None:
+    full, mean, rollout = client.encode(
+        [SENTENCE],
+        attention=[
+            AttentionQuery(layers=[4, 1], heads=[3, 7]),
+            AttentionQuery(layers=[4, 1], heads=[3, 7], view="head_mean", reduction=Reduction(layers="mean")),
+            AttentionQuery(layers=[4, 1], heads=[3, 7], reduction=Reduction(layers="rollout")),
+        ],
+    )[0].attention
+    assert (mean.layers, mean.heads, rollout.layers) == ((4, 1), (3, 7), (4, 1))
+    np.testing.assert_allclose(mean.weights[0, 0], full.weights.mean(axis=(0, 1)), atol=1e-6)
+    later, earlier = (0.5 * each.mean(axis=0) + 0.5 * np.eye(16) for each in full.weights)
+    np.testing.assert_allclose(rollout.weights[0, 0], later @ earlier, atol=1e-6)
+
+
+def test_joined_layers_are_one_part_of_a_stream(stub: EncoderServiceStub) -> None:
+    queries = [
+        pb.AttentionQuery(reduction=pb.AttentionReduction(layers=pb.LAYER_REDUCTION_MEAN)),
+        pb.AttentionQuery(layers=[0, 2]),
+        pb.AttentionQuery(reduction=pb.AttentionReduction(layers=pb.LAYER_REDUCTION_ROLLOUT)),
+        pb.AttentionQuery(reduction=pb.AttentionReduction(top_k=pb.TopK(k=2)), layers=[5, 4]),
+    ]
+    inputs = [pb.Input(text=SENTENCE)]
+    [whole] = stub.Encode(pb.EncodeRequest(inputs=inputs, attention=queries)).results
+    head, *parts = stub.EncodeStream(pb.EncodeStreamRequest(inputs=inputs, attention=queries))
+    assert head.num_attention_parts == len(parts) == 1 + 2 + 1 + 2
+    layers = [list(part.attention.layers) for part in parts]
+    assert layers == [[*range(6)], [0], [2], [*range(6)], [5], [4]]
+    assert [part.attention.query_index for part in parts] == [0, 1, 1, 2, 3, 3]
+    assert parts[0].attention == whole.attention[0]
+    assert parts[3].attention == whole.attention[2]
+    assert whole.attention[2].view == pb.ATTENTION_VIEW_HEAD_MEAN
+    assert list(whole.attention[2].dense.shape) == [1, 1, 16, 16]
+
+
+def test_published_figures_of_one_sentence(client: Client) -> None:
+    """Made by a PyTorch encoder in float64, beside this project."""
+    statistics = Statistics(received=True, all_rows=True)
+    rollout, entropy, received, dropped = client.encode(
+        [SENTENCE],
+        attention=[
+            AttentionQuery(reduction=Reduction(layers="rollout", mean_of_rows=True)),
+            AttentionQuery(layers=[3], heads=[1], reduction=Reduction(form=Statistics(entropy=True))),
+            AttentionQuery(layers=[-1], view="head_mean", reduction=Reduction(form=statistics)),
+            AttentionQuery(reduction=Reduction(special_tokens="drop")),
+        ],
+    )[0].attention
+    np.testing.assert_allclose(
+        rollout.weights[0, 0, 0],
+        [.60106, .02934, .02315, .02290, .01693, .01317, .01987, .02203, .02182, .02380, .01699, .01827,
+         .01516, .02435, .04231, .08886],
+        atol=1e-5,
+    )  # fmt: skip
+    assert entropy.statistics.entropy is not None
+    assert received.statistics.received is not None
+    np.testing.assert_allclose(entropy.statistics.entropy[0, 0, 10], 1.263785, atol=1e-5)
+    np.testing.assert_allclose(
+        received.statistics.received[0, 0, [0, 13, 2, 8]], [5.88997, 1.77558, 1.43840, 1.17325], atol=1e-5
+    )
+    assert dropped.special_mass is not None
+    by_layer = dropped.special_mass.mean(axis=(1, 2))
+    assert (by_layer > 0.2).all()
+    assert by_layer.max() > 0.5
+
+
+def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServiceStub) -> None:
+    reductions = [
+        pb.AttentionReduction(top_k=pb.TopK(k=4)),
+        pb.AttentionReduction(threshold=pb.Threshold(threshold=0.1)),
+        pb.AttentionReduction(square_roots=pb.SquareRoots()),
+        pb.AttentionReduction(special_tokens=pb.SPECIAL_TOKENS_DROP),
+    ]
+    request = pb.EncodeRequest(
+        inputs=[pb.Input(text=SENTENCE)],
+        attention=[pb.AttentionQuery(reduction=reduction) for reduction in reductions],
+        data_type=DataType.DATA_TYPE_FLOAT16,
+    )
+    top, rows, levels, dropped = stub.Encode(request).results[0].attention
+    tensors = (top.top_k.indices, top.top_k.values, top.top_k.rest)
+    assert [from_tensor(each).dtype.name for each in tensors] == ["int32", "float16", "float16"]
+    assert from_tensor(rows.sparse.indptr).dtype == np.int32
+    assert from_tensor(rows.sparse.values).dtype == np.float16
+    assert from_tensor(levels.square_roots).dtype == np.uint8
+    assert from_tensor(dropped.special_mass).dtype == np.float16
+
+
+DROP, WORDS = pb.SPECIAL_TOKENS_DROP, pb.ATTENTION_LEVEL_WORDS
+ROLLOUT = pb.LAYER_REDUCTION_ROLLOUT
+RECEIVED = pb.RowStatistics(received=True)
+TEXT, IDS = pb.Input(text=SENTENCE), pb.Input(token_ids=pb.TokenIds(ids=[101, 2009, 102]))
+PATH = "attention[1].reduction"
+REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
+    "a level of the future": ({"level": 9}, TEXT, "level", "is 9: use one of ATTENTION_LEVEL_TOKENS,"),
+    "layers of the future": ({"layers": 9}, TEXT, "layers", "is 9: use one of LAYER_REDUCTION_NONE,"),
+    "a residual without a rollout": (
+        {"rollout_residual": 0.5}, TEXT, "rollout_residual", "is for a rollout: leave it out, or ask for one",
+    ),
+    "a residual of 1": (
+        {"rollout_residual": 1, "layers": ROLLOUT}, TEXT, "rollout_residual", "is 1: it must be from 0 to",
+    ),
+    "a residual that is no number": (
+        {"rollout_residual": float("nan"), "layers": ROLLOUT}, TEXT, "rollout_residual", "is nan: it must be",
+    ),
+    "no largest": ({"top_k": pb.TopK()}, TEXT, "top_k.k", "is 0: it must be at least 1"),
+    "no threshold": ({"threshold": pb.Threshold()}, TEXT, "threshold.threshold", "is 0: it must be over 0"),
+    "no statistics": ({"statistics": pb.RowStatistics()}, TEXT, "statistics", "is empty: set received or"),
+    "all rows of nothing": (
+        {"statistics": pb.RowStatistics(entropy=True, all_rows=True)}, TEXT, "statistics.all_rows", "is for",
+    ),
+    "rows that give": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "leave out rows or received"),
+    "rows of a mean": ({"mean_of_rows": True, "rows": [1]}, TEXT, "rows", "leave out one of the two"),
+    "statistics of a mean": (
+        {"mean_of_rows": True, "statistics": RECEIVED}, TEXT, "mean_of_rows", "leave out one of the two",
+    ),
+    "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "has a number twice"),
+    "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers: no text has more than 512 tokens"),
+    "very many rows": ({"rows": range(20000)}, TEXT, "rows", "has more than 16384 numbers: leave it out"),
+    "a row beyond": (
+        {"rows": [3, 16]}, TEXT, "inputs[0]", f"has 16 rows, and {PATH}.rows[1] is 16: use 0 to 15, or",
+    ),
+    "a word beyond": (
+        {"rows": [-15], "level": WORDS, "special_tokens": DROP}, TEXT, "inputs[0]", "has 14 rows, and",
+    ),
+    "words of ids": (
+        {"level": WORDS}, IDS, "inputs[0].token_ids", f"has words that are not known, and {PATH}.level needs",
+    ),
+    "special tokens of ids": (
+        {"special_tokens": DROP}, IDS, "inputs[0].token_ids", f"{PATH}.special_tokens needs them: send",
+    ),
+    "content rows of ids": (
+        {"statistics": RECEIVED}, IDS, "inputs[0].token_ids", "needs them: send text, or set all_rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "given", "field", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_be_is_refused_with_the_field_and_a_remedy(
+    stub: EncoderServiceStub, fields: dict[str, Any], given: pb.Input, field: str, text: str
+) -> None:
+    query = pb.AttentionQuery(reduction=pb.AttentionReduction(**fields))
+    request = {"inputs": [given], "attention": [pb.AttentionQuery(), query]}
+    for call in (
+        lambda: stub.Encode(pb.EncodeRequest(**request)),  # type: ignore[arg-type]
+        lambda: list(stub.EncodeStream(pb.EncodeStreamRequest(**request))),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        trailers: dict[str, Any] = dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
+        found = ErrorDetails.FromString(trailers["attnlens-error-bin"]).violations
+        described = {violation.field.removeprefix(f"{PATH}."): violation.description for violation in found}
+        assert text in described[field]
+
+
+def test_a_rollout_of_each_head_is_refused(stub: EncoderServiceStub) -> None:
+    reduction = pb.AttentionReduction(layers=ROLLOUT)
+    for view in (pb.ATTENTION_VIEW_FULL, pb.ATTENTION_VIEW_DENSE):
+        query = pb.AttentionQuery(reduction=reduction, view=view)
+        with pytest.raises(grpc.RpcError, match="a rollout is of the mean over heads, leave the view out"):
+            stub.Encode(pb.EncodeRequest(inputs=[TEXT], attention=[query]))
+
+
+def test_ids_are_reduced_where_neither_words_nor_special_tokens_matter(stub: EncoderServiceStub) -> None:
+    statistics = pb.RowStatistics(received=True, all_rows=True)
+    queries = [pb.AttentionQuery(reduction=pb.AttentionReduction(statistics=statistics)), pb.AttentionQuery()]
+    reduced, full = stub.Encode(pb.EncodeRequest(inputs=[IDS], attention=queries)).results[0].attention
+    np.testing.assert_allclose(
+        from_tensor(reduced.statistics.received), from_tensor(full.dense).sum(axis=-2), atol=1e-6
+    )

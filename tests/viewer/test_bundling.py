@@ -1,0 +1,39 @@
+"""The script and the style that are kept are those that the sources make."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+VIEWER = Path(__file__).parents[2] / "viewer"
+ASSETS = VIEWER / "attnlens_viewer" / "assets"
+MAX_LINES = 400
+
+
+@pytest.fixture(scope="module")
+def node_modules() -> Path:
+    modules = VIEWER / "node_modules"
+    if not modules.exists():
+        pytest.fail("esbuild and TypeScript are not installed: run npm ci in viewer/, or make test")
+    return modules
+
+
+def test_rebuilding_gives_the_same_bytes(node_modules: Path, tmp_path: Path) -> None:
+    assert node_modules.exists()
+    subprocess.run(["node", VIEWER / "build.mjs", tmp_path], check=True)
+    built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert built == {path.name: path.read_bytes() for path in ASSETS.iterdir()}, "run `make viewer`"
+
+
+def test_the_sources_have_the_types_that_they_say(node_modules: Path) -> None:
+    checked = subprocess.run(
+        [node_modules / ".bin" / "tsc", "--noEmit"], cwd=VIEWER, check=False, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_no_source_is_too_long() -> None:
+    sources = [path for path in (VIEWER / "src").rglob("*") if path.is_file()]
+    long = [path.name for path in sources if len(path.read_text("utf-8").splitlines()) > MAX_LINES]
+    assert sources
+    assert not long

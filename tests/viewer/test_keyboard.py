@@ -1,0 +1,132 @@
+"""Everything can be reached and said without a pointer and without colours."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlens_viewer import Page
+from opened_page import Open, OpenedPage
+from viewer_pages import HEADS, LAYERS, TOKENS, full_page, plain_page, text_of
+
+NODE_MODULES = Path(__file__).parents[2] / "viewer" / "node_modules"
+
+
+def focused(page: OpenedPage, attribute: str) -> Any:
+    return page.tab.evaluate(f"document.activeElement.getAttribute('{attribute}')")
+
+
+def press(page: OpenedPage, *keys: str) -> None:
+    for key in keys:
+        page.tab.keyboard.press(key)
+
+
+def test_arrows_walk_through_the_text(open_page: Open) -> None:
+    page = open_page(plain_page())
+    page.press("Tokens")
+    page.tab.locator(".text .chip").first.click()
+    press(page, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
+    assert focused(page, "data-place") == "2"
+    assert page.text(".read-out caption") == "believ (##believ) attends to"
+    press(page, "End")
+    assert focused(page, "data-place") == str(len(TOKENS) - 1)
+    press(page, "PageUp", "Home", "ArrowLeft")
+    assert focused(page, "data-place") == "0"
+    assert page.tab.locator('.text .chip[tabindex="0"]').count() == 1
+    assert page.tab.locator('.text .chip[aria-selected="true"]').count() == 1
+
+
+def test_arrows_walk_through_the_matrix_and_page_keys_through_the_heads(open_page: Open) -> None:
+    page = open_page(plain_page())
+    page.press("Tokens")
+    page.choose_head(0, 0)
+    page.tab.locator(".text .chip").first.click()
+    page.tab.locator(".map .cell-map").focus()
+    press(page, "ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp")
+    assert page.text(".read-out caption").startswith("un ")
+    press(page, *["PageDown"] * (HEADS + 1))
+    page.wait("document.querySelector('.attnlens').dataset.drawn === '0 1 1'")
+    press(page, *["PageUp"] * (HEADS + 2))
+    page.wait(f"document.querySelector('.attnlens').dataset.drawn === '0 {LAYERS - 1} {HEADS - 1}'")
+
+
+def test_arrows_walk_through_the_heads(open_page: Open) -> None:
+    page = open_page(plain_page())
+    page.choose_head(0, 1)
+    press(page, "ArrowDown", "ArrowRight")
+    assert focused(page, "aria-label") == "Layer 1, head 2"
+    assert focused(page, "aria-pressed") == "true"
+    press(page, "End", "ArrowRight")
+    assert focused(page, "aria-label") == f"Layer {LAYERS - 1}, head {HEADS - 1}"
+    press(page, "Home")
+    assert focused(page, "aria-label") == "Layer 0, head 0"
+    assert page.tab.locator('.head[tabindex="0"]').count() == 1
+
+
+def test_the_tab_key_reaches_every_part_once(open_page: Open) -> None:
+    page = open_page(full_page())
+    parts: list[str] = []
+    page.tab.keyboard.press("Tab")
+    while (part := part_of(page)) is not None:
+        parts.append(part)
+        page.tab.keyboard.press("Tab")
+    assert list(dict.fromkeys(parts)) == ["top", "text", "pair", "attention", "overview", "contrast"]
+    assert len(parts) < 45  # not each token and each head
+
+
+def part_of(page: OpenedPage) -> str | None:
+    found = page.tab.evaluate("document.activeElement.closest('section, header')?.className ?? null")
+    return None if found is None else found.split()[-1]
+
+
+def test_what_was_chosen_is_said(open_page: Open) -> None:
+    page = open_page(plain_page())
+    page.press("Tokens")
+    page.choose_head(1, 2)
+    page.tab.locator(".text .chip").nth(5).click()
+    page.wait("document.querySelector('[role=status]').textContent.includes('animal attends to')")
+    assert (page.tab.locator("[role=status]").text_content() or "").startswith("Layer 1, head 2. animal ")
+
+
+def test_a_number_stands_for_every_colour(open_page: Open) -> None:
+    page = open_page(full_page())
+    titles = page.tab.locator(".chip").evaluate_all("chips => chips.map((chip) => chip.title)")
+    assert all(any(letter.isdigit() for letter in title) for title in titles)
+    assert page.texts(".map .ticks span") == ["0", "0.01", "0.05", "0.2", "0.5", "1"]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
+def test_axe_finds_no_violation(open_page: Open, scheme: str, width: int) -> None:
+    assert violations(open_page(full_page(), color_scheme=scheme, width=width)) == []
+
+
+def test_axe_finds_no_violation_in_a_page_without_scores(open_page: Open) -> None:
+    assert violations(open_page(plain_page())) == []
+
+
+def violations(page: OpenedPage) -> list[str]:
+    axe = NODE_MODULES / "axe-core" / "axe.min.js"
+    if not axe.exists():
+        pytest.fail("axe-core is not installed: run npm ci in viewer/, or make test")
+    page.tab.evaluate(axe.read_text(encoding="utf-8"))
+    found = page.tab.evaluate("() => axe.run(document)")
+    return [
+        f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ]
+
+
+def test_without_motion_nothing_moves(open_page: Open) -> None:
+    page = open_page(plain_page(), reduced_motion="reduce")
+    durations = page.tab.locator(".chip").evaluate_all(
+        "chips => chips.map((chip) => getComputedStyle(chip).transitionProperty)"
+    )
+    assert set(durations) == {"none"}
+
+
+def test_a_page_of_one_token_opens(open_page: Open) -> None:
+    page = open_page(Page(title="One", model="small", texts=[text_of(("[CLS]",))]))
+    page.press("Special tokens")
+    assert page.texts(".text .chip") == ["[CLS]"]
+    assert page.texts(".read-out .number") == ["1.0"]

@@ -1,0 +1,137 @@
+"""Scores are shown with their baseline and their sum; words add up their tokens."""
+
+import dataclasses
+
+import numpy as np
+
+from attnlens_viewer import Page
+from opened_page import Open
+from viewer_pages import TOKENS, full_page, plain_page, scores_of, text_of
+
+MINUS = "\N{MINUS SIGN}"
+VALUES = np.linspace(-0.1, 0.3, len(TOKENS), dtype=np.float32)
+
+
+def scored_page() -> Page:
+    return dataclasses.replace(plain_page(), texts=[text_of(scored=True)])
+
+
+def test_the_sum_is_that_of_values_and_baseline(open_page: Open) -> None:
+    page = open_page(scored_page())
+    total = VALUES.sum()
+    assert page.text(".text .sum") == (
+        f"{total:.3f} words +0.050 baseline = {total + 0.05:.3f} the cosine with itself"
+    )
+    page.press("Special tokens")
+    specials = VALUES[0] + VALUES[-1]
+    assert page.text(".text .sum").startswith(f"{total - specials:.3f} words +{specials:.3f} special tokens ")
+
+
+def test_a_word_has_the_sum_of_its_tokens(open_page: Open) -> None:
+    page = open_page(scored_page())
+    titles = page.tab.locator(".text .chip").evaluate_all("chips => chips.map((chip) => chip.title)")
+    assert titles[1] == f"un ##believ ##ably: {VALUES[1:4].sum():+.3f}".replace("-", MINUS)
+    page.press("Tokens")
+    titles = page.tab.locator(".text .chip").evaluate_all("chips => chips.map((chip) => chip.title)")
+    assert [title.split(": ")[1].replace(MINUS, "-") for title in titles] == [f"{v:+.3f}" for v in VALUES]
+
+
+def test_blue_is_positive_and_vermilion_negative(open_page: Open) -> None:
+    page = open_page(scored_page())
+    colours = page.tab.locator(".text .chip").evaluate_all(
+        "chips => chips.map((chip) => chip.style.backgroundColor)"
+    )
+    assert colours[0].startswith("rgba(213, 94, 0, ")
+    assert colours[-1].startswith("rgba(0, 114, 178, 0.58")
+
+
+def test_a_sum_that_misses_what_was_expected_is_said(open_page: Open) -> None:
+    wrong = dataclasses.replace(scores_of(VALUES, 0.05), expected=2.0)
+    text = dataclasses.replace(text_of(), scores=[wrong])
+    page = open_page(dataclasses.replace(plain_page(), texts=[text]))
+    assert f"The sum misses 2.000 by {MINUS}0.850." in page.text(".text .about")
+
+
+def test_faithfulness_is_said_whether_measured_or_not(open_page: Open) -> None:
+    page = open_page(scored_page())
+    assert "Spearman 0.84" in page.text(".text .about")
+    assert "rank correlation of 0.84" in page.text(".notes")
+    unmeasured = dataclasses.replace(scores_of(VALUES, 0.05), rho=None)
+    text = dataclasses.replace(text_of(), scores=[unmeasured])
+    page = open_page(dataclasses.replace(plain_page(), texts=[text]))
+    assert "was not measured here" in page.text(".text .about")
+    assert "rank correlation" not in page.text(".notes")
+
+
+def test_a_page_without_scores_shows_the_attention_of_a_token(open_page: Open) -> None:
+    page = open_page(plain_page())
+    assert page.tab.get_by_role("group", name="Colour by").count() == 0
+    page.tab.locator(".text .chip").nth(3).click()
+    assert page.text(".text .sum").startswith("animal attends to the shaded words")
+
+
+def test_a_word_of_one_text_shows_its_partners_in_the_other(open_page: Open) -> None:
+    page = open_page(full_page())
+    matrix = np.arange(len(TOKENS) * 4, dtype=np.float32).reshape(-1, 4) / 1000
+    page.press("Tokens")
+    page.tab.locator(".pair .side").nth(0).locator(".chip").nth(5).click()
+    assert page.text(".pair-map .sum") == "animal meets [SEP] +0.023, slept +0.022, it +0.021."
+    titles = (
+        page.tab.locator(".pair .side")
+        .nth(1)
+        .locator(".chip")
+        .evaluate_all("chips => chips.map((chip) => chip.title.split(': ')[1])")
+    )
+    assert titles == [f"+{value:.3f}" for value in matrix[5]]
+    page.tab.locator(".pair .side").nth(1).locator(".chip").nth(2).click()
+    assert page.text(".pair-map .sum").startswith("slept meets [SEP] +0.042, . +0.038")
+
+
+def test_the_pair_matrix_has_its_baselines_and_adds_up(open_page: Open) -> None:
+    page = open_page(full_page())
+    page.press("Tokens")
+    assert page.pixels(".pair-map .cells").shape == (len(TOKENS) + 2, 4 + 2, 3)
+    matrix = np.arange(len(TOKENS) * 4, dtype=np.float32) / 1000
+    wanted = (
+        f"All tokens {matrix.sum():.3f}, baseline row and column {MINUS}0.310 = {matrix.sum() - 0.31:.3f}."
+    )
+    assert wanted in page.text(".pair-map figcaption")
+
+
+def test_bars_show_the_largest_the_others_the_baseline_and_the_sum(open_page: Open) -> None:
+    page = open_page(full_page())
+    names = page.texts(".pair .side:first-child .bars th")
+    assert names[-3:] == ["1 other", "baseline", "sum"]
+    numbers = [
+        float(text.replace(MINUS, "-")) for text in page.texts(".pair .side:first-child .bars .number")
+    ]
+    assert abs(sum(numbers[:-1]) - numbers[-1]) < 0.006
+
+
+def test_the_contrast_names_both_texts(open_page: Open) -> None:
+    page = open_page(full_page())
+    assert page.text(".contrast .lead") == "Nearer to It slept., rather than to It ran.."
+    assert page.tab.locator(".contrast .bars i.minus").count() > 0
+
+
+def test_the_attention_of_either_text_can_be_looked_at(open_page: Open) -> None:
+    page = open_page(full_page())
+    page.press("Second text")
+    page.wait("document.querySelector('.attnlens').dataset.drawn.startsWith('1 ')")
+    assert page.texts(".text .chip") == ["[CLS]", "it", "slept", "[SEP]"]
+
+
+def test_heads_are_filtered_by_label_and_sorted(open_page: Open) -> None:
+    page = open_page(full_page())
+    page.wait("document.querySelector('.heads').dataset.painted === '3'")
+    page.press("broad")
+    shown = page.tab.locator(".head:not(.faded)").evaluate_all("heads => heads.map((head) => head.title)")
+    assert [title.split(":")[0] for title in shown] == ["Layer 1, head 3"]
+    page.press("broad")
+    page.press("contribution")
+    first = page.tab.locator(".head").first
+    assert (first.get_attribute("aria-label") or "").startswith("Layer 2, head 3: contributes +0.400")
+    page.press("label")
+    assert (page.tab.locator(".head").first.get_attribute("title") or "").endswith("broad, next token")
+    page.press("sharpest")
+    assert page.tab.locator(".head").count() == 12

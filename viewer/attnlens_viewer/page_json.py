@@ -1,0 +1,104 @@
+"""What the script reads: everything of a page but the maps. `viewer/src/data.ts` has the same as types."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens_viewer.page import Contrast, Page, PairMatrix, Scores, ViewedText, ViewedToken
+from attnlens_viewer.telling_place import telling_place
+
+VERSION = 1
+_DIGITS = 6  # significant ones, of numbers that are shown with at most four
+
+
+def page_json(page: Page, *, kept: int | None, reason: str) -> dict[str, object]:
+    """Return the page as JSON's types.
+
+    Args:
+        page: what is shown.
+        kept: how many weights of each row the maps hold. None: all.
+        reason: why they don't hold all: "asked" or "size".
+    """
+    return {
+        "version": VERSION,
+        "title": page.title,
+        "model": page.model,
+        "kept": kept,
+        "reason": reason,
+        "texts": [_text(text) for text in page.texts],
+        "pair": None if page.pair is None else _pair(page.pair),
+        "contrast": None if page.contrast is None else _contrast(page.contrast),
+        "labels": [
+            {"layer": labels.layer, "head": labels.head, "labels": list(labels.labels)}
+            for labels in page.labels
+        ],
+        "notes": list(page.notes),
+    }
+
+
+def _text(text: ViewedText) -> dict[str, object]:
+    heads = text.head_contributions
+    return {
+        "label": text.label,
+        "tokens": [_token(token) for token in text.tokens],
+        "layers": text.num_layers,
+        "heads": text.num_heads,
+        "scores": [_scores(scores) for scores in text.scores],
+        "headContributions": None if heads is None else _rounded(heads),
+        "tokensTotal": text.tokens_total,
+        "start": dataclasses.asdict(telling_place(text)),
+    }
+
+
+def _token(token: ViewedToken) -> dict[str, object]:
+    """Return the fields that are not as usual."""
+    fields: dict[str, object] = {"text": token.text, "word": token.word}
+    if token.shown != token.text:
+        fields["shown"] = token.shown
+    if token.is_special:
+        fields["special"] = True
+    if token.is_joined:
+        fields["joined"] = True
+    return fields
+
+
+def _scores(scores: Scores) -> dict[str, object]:
+    return {
+        "method": scores.method,
+        "target": scores.target,
+        "values": _rounded(scores.values),
+        "baseline": scores.baseline,
+        "sum": scores.sum,
+        "expected": scores.expected,
+        "rho": scores.rho,
+        "description": scores.description,
+    }
+
+
+def _pair(pair: PairMatrix) -> dict[str, object]:
+    return {
+        "name": pair.name,
+        "values": _rounded(pair.values),
+        "baselineRow": None if pair.baseline_row is None else _rounded(pair.baseline_row),
+        "baselineColumn": None if pair.baseline_column is None else _rounded(pair.baseline_column),
+        "baseline": pair.baseline,
+        "similarity": pair.similarity,
+        "description": pair.description,
+    }
+
+
+def _contrast(contrast: Contrast) -> dict[str, object]:
+    return {
+        "nearer": contrast.nearer,
+        "farther": contrast.farther,
+        "scores": _scores(contrast.scores),
+    }
+
+
+def _rounded(values: npt.NDArray[Any]) -> object:
+    """Return nested lists of numbers with few digits."""
+    if values.ndim > 1:
+        return [_rounded(row) for row in values]
+    return [float(f"{value:.{_DIGITS}g}") for value in values.astype(np.float64).tolist()]

@@ -1,0 +1,21 @@
+// Bundle src/ into attnlens_viewer/assets, or into the directory that is given: node build.mjs [DIR]
+import { build } from "esbuild";
+import { fileURLToPath } from "node:url";
+
+const here = fileURLToPath(new URL(".", import.meta.url));
+const outdir = process.argv[2] ?? `${here}attnlens_viewer/assets`;
+const options = {
+  absWorkingDir: here,
+  bundle: true,
+  charset: "utf8",
+  legalComments: "none",
+  logLevel: "warning",
+  minify: true,
+  target: ["es2022"],
+  outdir,
+};
+
+// The page runs it as it is loaded; a notebook imports the same as a module.
+await build({ ...options, entryPoints: { page: "src/page.ts" }, format: "iife" });
+await build({ ...options, entryPoints: { widget: "src/widget.ts" }, format: "esm" });
+await build({ ...options, entryPoints: { page: "src/style/page.css" } });

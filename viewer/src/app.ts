@@ -1,0 +1,147 @@
+// Puts the page together: holds what is chosen, gets the map that this needs, and lets each view draw it.
+import { tableOf } from "./colour";
+import { HeadControls, UnitControls } from "./controls";
+import type { PageData } from "./data";
+import { element } from "./dom";
+import { Maps, type MapSource } from "./maps";
+import { counted } from "./numbers";
+import { paletteOf, type Palette } from "./palette";
+import type { Actions, Frame, State, View } from "./state";
+import { matrixOf, unitAt, visibleUnits, type Matrix } from "./units";
+import { ContrastView } from "./views/contrast_view";
+import { MatrixView } from "./views/matrix_view";
+import { notes } from "./views/notes";
+import { Overview } from "./views/overview";
+import { PairView } from "./views/pair_view";
+import { rowSentence } from "./views/row_view";
+import { TextView } from "./views/text_view";
+
+const ANNOUNCE_AFTER_MS = 250;
+
+export class App implements Actions {
+  private readonly maps: Maps;
+  private readonly views: { draw(frame: Frame): void }[];
+  private readonly status = element("p", { class: "unseen", role: "status" });
+  private readonly night = window.matchMedia("(prefers-color-scheme: dark)");
+  private current: State;
+  private matrix: Matrix | null = null;
+  private matrixKey = "";
+  private table = tableOf("viridis", false);
+  private tableKey = "";
+  private palette: Palette | null = null;
+  private timer = 0;
+  private turn = 0;
+
+  constructor(
+    private readonly root: HTMLElement,
+    readonly page: PageData,
+    source: MapSource,
+  ) {
+    this.maps = new Maps(page, source);
+    const { start } = page.texts[0];
+    this.current = {
+      text: 0,
+      layer: start.layer,
+      head: start.head,
+      level: "words",
+      specials: true,
+      scale: "viridis",
+      row: start.row,
+      hover: null,
+      column: null,
+    };
+    const units = new UnitControls(this);
+    const heads = new HeadControls(this);
+    const views: View[] = [new TextView(this)];
+    if (page.pair) views.push(new PairView(this, page.pair));
+    views.push(new MatrixView(this, heads.element), new Overview(this, this.maps));
+    if (page.contrast) views.push(new ContrastView(this, page.contrast));
+    this.views = [units, heads, ...views];
+    root.classList.add("attnlens");
+    root.replaceChildren(this.header(units.element), ...views.map((view) => view.element), notes(page), this.status);
+    this.night.addEventListener("change", () => void this.refresh());
+  }
+
+  state(): State {
+    return this.current;
+  }
+
+  change(part: Partial<State>): void {
+    const before = this.current;
+    const changed = Object.entries(part).some(([name, value]) => before[name as keyof State] !== value);
+    if (!changed) return;
+    this.current = { ...before, ...part };
+    void this.refresh();
+    if (["row", "layer", "head", "level", "specials"].some((name) => name in part)) this.announceSoon();
+  }
+
+  /** Draw at once where the layer is at hand, else when it is. */
+  async refresh(): Promise<void> {
+    const turn = ++this.turn;
+    const { text, layer } = this.current;
+    const bytes = this.maps.cached(text, layer) ?? (await this.maps.layer(text, layer));
+    if (turn !== this.turn) return;
+    const frame = this.frame(bytes);
+    for (const view of this.views) view.draw(frame);
+    if (!this.root.dataset.ready) {
+      this.root.dataset.ready = "true";
+      performance.mark("attnlens-first");
+    }
+    this.root.dataset.drawn = `${text} ${layer} ${this.current.head ?? "mean"}`;
+  }
+
+  private frame(bytes: Uint8Array): Frame {
+    const { text, layer, head, level, specials, scale, row, hover, column } = this.current;
+    const data = this.page.texts[text];
+    const units = visibleUnits(data.tokens, level, specials);
+    const key = [text, layer, head, level, specials].join(" ");
+    if (key !== this.matrixKey || !this.matrix) {
+      this.matrix = matrixOf(bytes, data.tokens, { head, level, specials });
+      this.matrixKey = key;
+    }
+    const dark = this.isDark();
+    if (`${scale} ${dark}` !== this.tableKey || !this.palette) {
+      this.palette = paletteOf(this.root);
+      this.table = tableOf(scale, dark);
+      this.tableKey = `${scale} ${dark}`;
+    }
+    return {
+      state: this.current,
+      text: data,
+      units,
+      matrix: this.matrix,
+      row: unitAt(units, hover ?? row),
+      chosen: unitAt(units, row),
+      column: column === null ? null : unitAt(units, column),
+      table: this.table,
+      palette: this.palette,
+      dark,
+    };
+  }
+
+  private isDark(): boolean {
+    return this.night.matches;
+  }
+
+  private header(units: HTMLElement): HTMLElement {
+    const [{ layers, heads }] = this.page.texts;
+    const sizes = this.page.texts.map((text) => counted(text.tokens.length, "token")).join(" and ");
+    const facts = [this.page.model, sizes, `${counted(layers, "layer")} of ${counted(heads, "head")}`];
+    if (this.page.kept !== null) facts.push(`the ${this.page.kept} largest weights of each row`);
+    return element(
+      "header",
+      { class: "top" },
+      element("div", {}, element("h1", { dir: "auto" }, this.page.title), element("p", { class: "facts" }, facts.join(" · "))),
+      units,
+    );
+  }
+
+  private announceSoon(): void {
+    window.clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => {
+      const { text, layer } = this.current;
+      const bytes = this.maps.cached(text, layer);
+      if (bytes) this.status.textContent = rowSentence(this.frame(bytes));
+    }, ANNOUNCE_AFTER_MS);
+  }
+}

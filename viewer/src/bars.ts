@@ -1,0 +1,48 @@
+// Scores as a table with bars: the largest ones, the rest, the baseline, the sum.
+import type { ScoresData } from "./data";
+import { element, newId, short } from "./dom";
+import { counted, plainText, signedText } from "./numbers";
+import { summed, type Unit } from "./units";
+
+const SHOWN = 8;
+
+export class Bars {
+  readonly element: HTMLElement;
+  private readonly body = element("tbody");
+  private readonly caption: HTMLElement;
+
+  constructor(title: string) {
+    this.caption = element("caption", { id: newId("bars") }, title);
+    this.element = element("table", { class: "bars" }, this.caption, this.body);
+  }
+
+  draw(scores: ScoresData, units: Unit[], lit: number | null): void {
+    const values = summed(scores.values, units);
+    const order = values.map((_, place) => place).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]) || a - b);
+    const top = order.slice(0, SHOWN).sort((a, b) => a - b);
+    const extent = Math.max(...values.map(Math.abs), Math.abs(scores.baseline ?? 0)) || 1;
+    const rows = top.map((place) => row(short(units[place].shown), values[place], extent, place === lit));
+    const rest = scores.values.reduce((sum, value) => sum + value, 0) - top.reduce((sum, place) => sum + values[place], 0);
+    const others = order.length - top.length;
+    if (others || Math.abs(rest) > 5e-4) rows.push(row(others ? counted(others, "other") : "special tokens", rest, extent, false, "muted"));
+    if (scores.baseline !== null) rows.push(row("baseline", scores.baseline, extent, false, "muted"));
+    if (scores.sum !== null) {
+      rows.push(
+        element("tr", { class: "total" }, element("th", { scope: "row" }, "sum"), element("td", { class: "number" }, plainText(scores.sum)), element("td", {}, scores.target)),
+      );
+    }
+    this.body.replaceChildren(...rows);
+  }
+}
+
+function row(name: string, value: number, extent: number, lit: boolean, kind = ""): HTMLElement {
+  const bar = element("i", { class: value < 0 ? "minus" : "plus" });
+  bar.style.width = `${(100 * Math.abs(value)) / extent}%`;
+  return element(
+    "tr",
+    { class: `${kind}${lit ? " lit" : ""}` },
+    element("th", { scope: "row", dir: "auto" }, name),
+    element("td", { class: "number" }, signedText(value)),
+    element("td", { class: "gauge" }, bar),
+  );
+}

@@ -1,0 +1,70 @@
+// Colours of weights (one hue or a perceptual scale) and of signed scores (blue and vermilion of Okabe and Ito).
+import { CIVIDIS, VIRIDIS } from "./colour_tables";
+
+export type Scale = "viridis" | "cividis" | "ink";
+
+/** 256 colours as the pixels of a canvas, little-endian: 0xAABBGGRR. */
+export type Table = Uint32Array;
+
+const PLUS = [0, 114, 178]; // #0072B2
+const MINUS = [213, 94, 0]; // #D55E00
+const INK = {
+  light: [[250, 249, 246], [143, 190, 218], [0, 114, 178], [8, 40, 80]],
+  dark: [[24, 26, 30], [16, 70, 110], [40, 140, 205], [214, 238, 252]],
+};
+
+export function tableOf(scale: Scale, dark: boolean): Table {
+  if (scale === "ink") return blended(INK[dark ? "dark" : "light"]);
+  const digits = scale === "viridis" ? VIRIDIS : CIVIDIS;
+  return Uint32Array.from({ length: 256 }, (_, place) => {
+    const colour = parseInt(digits.slice(6 * place, 6 * place + 6), 16);
+    return pixel(colour >> 16, (colour >> 8) & 255, colour & 255);
+  });
+}
+
+/** Signed scores: byte 0 is the most negative, 128 is zero, 255 the most positive. */
+export function signedTable(dark: boolean): Table {
+  const middle = dark ? [30, 31, 35] : [248, 247, 244];
+  return Uint32Array.from({ length: 256 }, (_, place) => {
+    const share = Math.max(-1, (place - 128) / 127);
+    const end = share < 0 ? MINUS : PLUS;
+    const [red, green, blue] = middle.map((from, i) => Math.round(from + (end[i] - from) * Math.abs(share)));
+    return pixel(red, green, blue);
+  });
+}
+
+export function signedByte(value: number, extent: number): number {
+  return 128 + Math.round(127 * Math.max(-1, Math.min(1, value / (extent || 1))));
+}
+
+/** The colour of a byte as CSS. */
+export function css(table: Table, byte: number): string {
+  const colour = table[byte];
+  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+}
+
+const STRONGEST = 0.58; // text on it keeps a contrast of 4.5
+
+/** What stands behind a token with a signed score, -1 to 1. */
+export function signedBackground(share: number): string {
+  const strength = Math.min(1, Math.abs(share));
+  return strength < 0.01 ? "transparent" : `rgb(${(share < 0 ? MINUS : PLUS).join(" ")} / ${(STRONGEST * strength).toFixed(3)})`;
+}
+
+/** What stands behind a token with an attention weight. */
+export function weightBackground(weight: number): string {
+  return signedBackground(Math.sqrt(Math.max(0, weight)));
+}
+
+function blended(stops: number[][]): Table {
+  return Uint32Array.from({ length: 256 }, (_, place) => {
+    const position = (place / 255) * (stops.length - 1);
+    const stop = Math.min(stops.length - 2, Math.floor(position));
+    const mix = stops[stop].map((from, i) => Math.round(from + (stops[stop + 1][i] - from) * (position - stop)));
+    return pixel(mix[0], mix[1], mix[2]);
+  });
+}
+
+function pixel(red: number, green: number, blue: number): number {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+}

@@ -1,0 +1,87 @@
+// The choices that all views share: layer, head, words or tokens, special tokens, colours.
+import type { Scale } from "./colour";
+import { Choices, element, press, toggle } from "./dom";
+import type { Actions, Frame } from "./state";
+import type { Level } from "./units";
+
+/** A number with buttons for the one before and the one after. */
+class Stepper {
+  readonly element: HTMLElement;
+  private readonly select = element("select");
+
+  constructor(label: string, options: [number, string][], onChoose: (value: number) => void) {
+    for (const [value, text] of options) this.select.append(element("option", { value }, text));
+    this.select.setAttribute("aria-label", label);
+    this.select.addEventListener("change", () => onChoose(Number(this.select.value)));
+    const step = (by: number): void => {
+      const place = (this.select.selectedIndex + by + options.length) % options.length;
+      onChoose(options[place][0]);
+    };
+    const button = (text: string, name: string, by: number): HTMLButtonElement => {
+      const made = element("button", { type: "button", class: "step", "aria-label": name }, text);
+      made.addEventListener("click", () => step(by));
+      return made;
+    };
+    this.element = element(
+      "div",
+      { class: "stepper" },
+      element("span", { class: "label" }, label),
+      button("‹", `${label} before`, -1),
+      this.select,
+      button("›", `${label} after`, 1),
+    );
+  }
+
+  show(value: number): void {
+    this.select.value = String(value);
+  }
+}
+
+const MEAN = -1;
+
+/** Words or tokens, special tokens: above everything, since they change every view. */
+export class UnitControls {
+  readonly element: HTMLElement;
+  private readonly levels: Choices<Level>;
+  private readonly specials: HTMLButtonElement;
+
+  constructor(actions: Actions) {
+    const levels: [Level, string][] = [["words", "Words"], ["tokens", "Tokens"]];
+    this.levels = new Choices("Words or tokens", levels, (level) => actions.change({ level, column: null, hover: null }));
+    this.specials = toggle("Special tokens", true, () =>
+      actions.change({ specials: !actions.state().specials, column: null, hover: null }),
+    );
+    this.element = element("div", { class: "bar" }, this.levels.element, this.specials);
+  }
+
+  draw(frame: Frame): void {
+    this.levels.show(frame.state.level);
+    press(this.specials, frame.state.specials);
+  }
+}
+
+/** Which head, in which colours. */
+export class HeadControls {
+  readonly element: HTMLElement;
+  private readonly layer: Stepper;
+  private readonly head: Stepper;
+  private readonly scales: Choices<Scale>;
+
+  constructor(actions: Actions) {
+    const [{ layers, heads }] = actions.page.texts;
+    const numbers = (count: number): [number, string][] => Array.from({ length: count }, (_, place) => [place, String(place)]);
+    this.layer = new Stepper("Layer", numbers(layers), (layer) => actions.change({ layer }));
+    this.head = new Stepper("Head", [[MEAN, "mean"], ...numbers(heads)], (head) =>
+      actions.change({ head: head === MEAN ? null : head }),
+    );
+    const scales: [Scale, string][] = [["viridis", "viridis"], ["cividis", "cividis"], ["ink", "blue"]];
+    this.scales = new Choices("Colours of weights", scales, (scale) => actions.change({ scale }));
+    this.element = element("div", { class: "bar" }, this.layer.element, this.head.element, this.scales.element);
+  }
+
+  draw(frame: Frame): void {
+    this.layer.show(frame.state.layer);
+    this.head.show(frame.state.head ?? MEAN);
+    this.scales.show(frame.state.scale);
+  }
+}

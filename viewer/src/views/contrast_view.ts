@@ -1,0 +1,54 @@
+// Why the first text is nearer to one text than to another.
+import { Bars } from "../bars";
+import { Chips } from "../chips";
+import { signedBackground } from "../colour";
+import type { ContrastData } from "../data";
+import { element, section, short } from "../dom";
+import { signedText } from "../numbers";
+import type { Actions, Frame, View } from "../state";
+import { summed, visibleUnits, type Unit } from "../units";
+import { aboutScores } from "./text_view";
+
+export class ContrastView implements View {
+  readonly element: HTMLElement;
+  private readonly chips: Chips;
+  private readonly bars = new Bars("What speaks for the nearer text (+) and for the farther one (−)");
+  private units: Unit[] = [];
+  private hover: number | null = null;
+
+  constructor(
+    private readonly actions: Actions,
+    private readonly contrast: ContrastData,
+  ) {
+    const point = (place: number | null): void => {
+      this.hover = place;
+      this.bars.draw(contrast.scores, this.units, place);
+    };
+    this.chips = new Chips("Tokens of the text, nearer or farther", { hover: point, choose: point });
+    const lead = element("span", {}, "Nearer to ", quoted(contrast.nearer), ", rather than to ", quoted(contrast.farther), ".");
+    this.element = section(
+      "contrast",
+      "Rather than",
+      lead,
+      this.chips.element,
+      this.bars.element,
+      element("p", { class: "about" }, aboutScores(contrast.scores)),
+    );
+  }
+
+  draw(frame: Frame): void {
+    const { level, specials } = frame.state;
+    const units = visibleUnits(this.actions.page.texts[0].tokens, level, specials);
+    if (units === this.units) return;
+    this.units = units;
+    const values = summed(this.contrast.scores.values, this.units);
+    const extent = Math.max(...values.map(Math.abs)) || 1;
+    this.chips.show(this.units);
+    this.chips.paint(values.map((value) => signedBackground(value / extent)), values.map((value) => signedText(value)));
+    this.bars.draw(this.contrast.scores, this.units, this.hover);
+  }
+}
+
+function quoted(text: string): HTMLElement {
+  return element("q", { dir: "auto" }, short(text, 120));
+}
