@@ -59,7 +59,10 @@ def view_page(
         other: a text to compare it with.
         rather_than: a third text: why is `text` nearer to `other` than to it?
         matrix: what to say of pairs of tokens of two texts.
-        prompt_name, prompt, truncate, model: as in `Client.embed`, for all texts.
+        prompt_name: as in `Client.embed`, for all texts; so are the others.
+        prompt: the prompt itself.
+        truncate: cut a text that is too long.
+        model: its name.
 
     Raises:
         ValueError: `rather_than` without `other`; a text has too many tokens for a page.
@@ -217,15 +220,10 @@ def _why_unexplained(model: ModelInfo) -> tuple[str, ...]:
     """Say why there are no contributions; nothing where there are."""
     if CONTRIBUTIONS in model.explain_methods:
         return ()
+    why = "the bundle has no graph of contributions. Export the model again to have scores here."
     if not model.explain_methods:
-        return (
-            "This page shows attention alone: the server does not explain. It is an older one, or was started "
-            "with --no-explain.",
-        )
-    return (
-        "This page shows attention alone: the bundle has no graph of contributions. Export the model again to "
-        "have scores here.",
-    )
+        why = "the server does not explain. It is an older one, or was started with --no-explain."
+    return (f"This page shows attention alone: {why}",)
 
 
 def _listed(names: Sequence[str]) -> str:

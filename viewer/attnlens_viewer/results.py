@@ -76,7 +76,7 @@ class ReadText:
         text: as it was given.
         prompt: what was put before it.
         tokens: T of them.
-        maps: (L, H, T, T), or one (H, T, T) for each layer; weights, or bytes as `square_root_bytes` makes them.
+        maps: (L, H, T, T), or one (H, T, T) for each layer; weights, or bytes as `square_root_bytes` makes.
         tokens_total: the tokens before truncation. None: it was not cut.
         scores: of its tokens; empty: none were asked for.
         target: what they are about: OWN_VECTOR, OTHER_TEXT or words of your own.
@@ -153,11 +153,12 @@ def target_of(other: str | None, farther: str | None = None) -> str:
     if other is None:
         return OWN_VECTOR
     if farther is None:
-        return f"the cosine with \N{LEFT DOUBLE QUOTATION MARK}{other}\N{RIGHT DOUBLE QUOTATION MARK}"
-    return (
-        f"the cosine with \N{LEFT DOUBLE QUOTATION MARK}{other}\N{RIGHT DOUBLE QUOTATION MARK} less that with "
-        f"\N{LEFT DOUBLE QUOTATION MARK}{farther}\N{RIGHT DOUBLE QUOTATION MARK}"
-    )
+        return f"the cosine with {_quoted(other)}"
+    return f"the cosine with {_quoted(other)} less that with {_quoted(farther)}"
+
+
+def _quoted(text: str) -> str:
+    return f"\N{LEFT DOUBLE QUOTATION MARK}{text}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
 def title_of(texts: Sequence[str]) -> str:
