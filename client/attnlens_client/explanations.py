@@ -171,7 +171,7 @@ class Comparison:
             self.b._repr_html_(),
         ]
         if self.matrix is not None:
-            pairs = [f"{first} – {second} {value:+.4f}" for first, second, value in self.top_pairs()]
+            pairs = [f"{first} - {second} {value:+.4f}" for first, second, value in self.top_pairs()]
             rows.append(coloured_text.line(f"largest pairs: {', '.join(pairs)}"))
         return coloured_text.part(*rows)
 

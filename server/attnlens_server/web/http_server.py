@@ -197,6 +197,8 @@ class HttpServer:
 
     def _checked_headers(self, request: h11.Request) -> dict[str, str]:
         """Return the headers of a request whose body may come."""
+        if request.http_version not in (b"1.0", b"1.1"):
+            raise HttpError(505, "WRONG_HTTP_VERSION", "use HTTP/1.1")
         if len(request.headers) > MAX_HEADERS:
             raise HttpError(431, "TOO_MANY_HEADERS", f"a request may have {MAX_HEADERS} headers")
         headers: dict[str, str] = {}
