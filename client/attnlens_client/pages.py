@@ -5,6 +5,7 @@ Letters: L layers, H heads, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attnlens_client.arguments import AttentionQuery, ExplainMethodName, PairMatrixName
 from attnlens_client.client import Client
@@ -73,49 +74,22 @@ def view_page(
     told = client.get_model(model)
     reading = Reading(prompt_names=(prompt_name, prompt_name), prompts=(prompt, prompt), truncate=truncate)
     texts = [text] if other is None else [text, other]
-    notes = [*_why_unexplained(told)]
-    if notes:
-        return result_page(client, told, texts, reading, notes=notes)
+    if why := _why_unexplained(told):
+        return result_page(client, told, texts, reading, notes=[why])
     if other is None:
-        [own] = client.explain(
-            texts,
-            head_contributions=True,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            truncate=truncate,
-            model=told.name,
-        )
+        [own] = client.explain(texts, head_contributions=True, **_of_explain(reading, told))
         return result_page(client, told, texts, reading, explanations=[own])
-    has_matrix = matrix in told.pair_matrices
-    if not has_matrix:
-        notes.append(
-            f"This model has no matrix {matrix} between two texts; it has {_listed(told.pair_matrices)}."
-        )
-    compared = client.compare(
-        text,
-        other,
-        matrix=matrix if has_matrix else None,
-        head_contributions=True,
-        prompt_name_a=prompt_name,
-        prompt_a=prompt,
-        prompt_name_b=prompt_name,
-        prompt_b=prompt,
-        truncate=truncate,
-        model=told.name,
-    )
+    notes = []
+    if matrix not in told.pair_matrices:
+        has = ", ".join(told.pair_matrices) or "none"
+        notes.append(f"This model has no matrix {matrix} between two texts; of such matrices it has: {has}.")
+    compared = _compared(client, told, text, other, reading, None if notes else matrix)
     contrast = None
     if rather_than is not None:
-        [contrast] = client.explain(
-            [text],
-            to=other,
-            rather_than=rather_than,
-            prompt_name=prompt_name,
-            prompt=prompt,
-            target_prompt_name=prompt_name,
-            target_prompt=prompt,
-            truncate=truncate,
-            model=told.name,
-        )
+        towards = {"target_prompt_name": prompt_name, "target_prompt": prompt}
+        options = _of_explain(reading, told) | towards
+        [found] = client.explain([text], to=other, rather_than=rather_than, **options)
+        contrast = (other, rather_than, found)
     return result_page(
         client,
         told,
@@ -123,8 +97,40 @@ def view_page(
         reading,
         comparison=compared,
         matrix=matrix,
-        contrast=None if contrast is None or rather_than is None else (other, rather_than, contrast),
+        contrast=contrast,
         notes=notes,
+    )
+
+
+def _of_explain(reading: Reading, model: ModelInfo) -> dict[str, Any]:
+    """Return the options of `Client.explain` for the first text."""
+    return {
+        "prompt_name": reading.prompt_names[0],
+        "prompt": reading.prompts[0],
+        "truncate": reading.truncate,
+        "model": model.name,
+    }
+
+
+def _compared(
+    client: Client,
+    model: ModelInfo,
+    text: str,
+    other: str,
+    reading: Reading,
+    matrix: PairMatrixName | None,
+) -> Comparison:
+    return client.compare(
+        text,
+        other,
+        matrix=matrix,
+        head_contributions=True,
+        prompt_name_a=reading.prompt_names[0],
+        prompt_a=reading.prompts[0],
+        prompt_name_b=reading.prompt_names[1],
+        prompt_b=reading.prompts[1],
+        truncate=reading.truncate,
+        model=model.name,
     )
 
 
@@ -216,15 +222,11 @@ def _prompt(model: ModelInfo, reading: Reading, place: int) -> str:
     return model.prompts.get(reading.prompt_names[place] or model.default_prompt_name, "")
 
 
-def _why_unexplained(model: ModelInfo) -> tuple[str, ...]:
+def _why_unexplained(model: ModelInfo) -> str:
     """Say why there are no contributions; nothing where there are."""
     if CONTRIBUTIONS in model.explain_methods:
-        return ()
+        return ""
     why = "the bundle has no graph of contributions. Export the model again to have scores here."
     if not model.explain_methods:
         why = "the server does not explain. It is an older one, or was started with --no-explain."
-    return (f"This page shows attention alone: {why}",)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
+    return f"This page shows attention alone: {why}"
