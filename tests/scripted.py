@@ -14,6 +14,7 @@ from attnlens.tensors import from_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceServicer, add_EncoderServiceServicer_to_server
 from attnlens.v1.error_pb2 import ErrorDetails, ErrorReason, FieldViolation
+from attnlens.v1.explanation_pb2 import ExplainMethod
 from attnlens.v1.manifest_pb2 import Architecture, LayerInfo, OutputLayout, OutputRole, RowSum
 from attnlens.v1.model_pb2 import Limits, Model
 from attnlens.v1.tensor_pb2 import DataType, Tensor
@@ -116,6 +117,20 @@ def _attention(
     else:
         result.per_token.CopyFrom(_tensor(np.ones((len(layers), count, num_maps)), data_type))
     return result
+
+
+def explained(request: pb.ExplainRequest) -> pb.ExplainResponse:
+    """The answer to a request for contributions: those of all characters are alike, half is the baseline."""
+    response = pb.ExplainResponse(model=NAME, model_version=VERSION)
+    for text in request.inputs:
+        described = tokens(text)
+        count = len(described)
+        result = response.results.add(tokens=described, usage=_usage(count), target_value=1)
+        scores = result.scores.add(
+            method=ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS, baseline=0.5, sum=1, expected=1
+        )
+        scores.values.CopyFrom(_tensor([0.5 / count] * count, DataType.DATA_TYPE_FLOAT32))
+    return response
 
 
 def streamed(request: pb.EncodeStreamRequest) -> list[pb.EncodeStreamResponse]:
@@ -252,6 +267,15 @@ class ScriptedServer(EncoderServiceServicer):
         self._note(request, context)
         results = [pb.TokenizedText(tokens=tokens(text)) for text in request.inputs]
         return self._changed(pb.TokenizeResponse(model=NAME, model_version=VERSION, results=results))
+
+    def Explain(self, request: pb.ExplainRequest, context: grpc.ServicerContext) -> pb.ExplainResponse:  # noqa: N802
+        self._note(request, context)
+        return self._changed(explained(request))
+
+    def Compare(self, request: pb.CompareRequest, context: grpc.ServicerContext) -> pb.CompareResponse:  # noqa: N802
+        self._note(request, context)
+        refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "NOT_SUPPORTED", "nothing is compared here")
+        return pb.CompareResponse()
 
     def _changed(self, reply: _Reply) -> _Reply:
         self.change(reply)

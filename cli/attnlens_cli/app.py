@@ -1,8 +1,8 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
-A subcommand NAME is the attribute NAME of the module `attnlens_cli.commands.NAME`. Its value for an option
-comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
-`--config-file`, else the default.
+A subcommand NAME is the attribute NAME of the module `attnlens_cli.commands.NAME`, or of one in a folder
+there. Its value for an option comes from the command line, else the environment
+(`ATTNLENS_NAME_OPTION`), else the file given by `--config-file`, else the default.
 """
 
 import sys
@@ -32,6 +32,8 @@ COMMANDS = {
     "explain": "Show which words made a vector, or a similarity.",
     "compare": "Show why two texts are similar.",
 }
+# Those whose modules are in a folder of their own.
+STUDIES = frozenset({"heads", "teach", "profile"})
 
 
 @dataclass
@@ -51,11 +53,12 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import `attnlens_cli.commands.CMD_NAME` and return its command."""
+        """Import the module of a subcommand and return its command."""
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", getattr(import_module(f"attnlens_cli.commands.{cmd_name}"), cmd_name))
+        module = f"studies.{cmd_name}" if cmd_name in STUDIES else cmd_name
+        return cast("click.Command", getattr(import_module(f"attnlens_cli.commands.{module}"), cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -25,8 +25,8 @@ class Scores:
             anything.
         sum: of the scores that are numbers, and of the baseline.
         expected: what `sum` must be but for rounding. None: nothing is promised.
-        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as measured when the
-            model was exported. None: it was not.
+        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as
+            `attnlens check --faithfulness` measured it. None: it was not measured.
     """
 
     method: str

@@ -12,3 +12,7 @@ StageProgress = Callable[[str, int, int], None]
 
 def no_progress(_stage: str, _detail: str, _done: int, _total: int) -> None:
     """Report nothing."""
+
+
+def no_stage_progress(_detail: str, _done: int, _total: int) -> None:
+    """Report nothing."""

@@ -148,9 +148,9 @@ def rollout(
         weights: (T,), scaled to sum to 1 here.
         residual: r.
     """
-    row = weights.astype(np.float64) / weights.sum(dtype=np.float64)
+    row: Float64Array = weights.astype(np.float64) / weights.sum(dtype=np.float64)
     for layer in reversed(attention):
-        row = np.asarray(residual * row + (1 - residual) * (row @ layer.astype(np.float64)))
+        row = residual * row + (1 - residual) * (row @ layer.astype(np.float64))
     return row
 
 

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens_client import AsyncClient, AttentionQuery, Client, Text, TokenIds
-from attnlens_client.arguments import PoolingName, RoleName, ViewName
+from attnlens_client.arguments import (
+    ExplainLevelName,
+    ExplainMethodName,
+    PairMatrixName,
+    PoolingName,
+    RoleName,
+    ViewName,
+)
 from attnlens_client.core import enums, requests
 
 Call = Callable[..., Any]
@@ -170,12 +178,19 @@ def test_a_query_has_known_names(name: str, value: Any) -> None:
 def test_the_names_are_those_of_the_protocol() -> None:
     assert set(get_args(ViewName)) == set(enums.values(pb.AttentionView.DESCRIPTOR))
     assert set(get_args(PoolingName)) == set(enums.values(Pooling.DESCRIPTOR))
-    not_of_layers = {"last_hidden_state", "embedding"}
+    of_contributions = {"embedding", "token_contributions", "baseline", "head_contributions"}
+    not_of_layers = {"last_hidden_state"} | of_contributions
     assert set(get_args(RoleName)) == set(enums.values(OutputRole.DESCRIPTOR)) - not_of_layers
+    for names, enum in (
+        (ExplainMethodName, explanation_pb2.ExplainMethod),
+        (ExplainLevelName, explanation_pb2.ExplainLevel),
+        (PairMatrixName, explanation_pb2.PairMatrix),
+    ):
+        assert set(get_args(names)) == set(enums.values(enum.DESCRIPTOR))
 
 
 @pytest.mark.parametrize(
-    "method", ["embed", "embed_with_usage", "encode", "stream", "stream_parts", "tokenize"]
+    "method", ["embed", "embed_with_usage", "encode", "stream", "stream_parts", "tokenize", "explain"]
 )
 def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
     of_sync, of_async = (

@@ -68,7 +68,7 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
     assert (sizes.num_layers, sizes.num_heads, sizes.hidden_size, sizes.vocab_size) == (6, 12, 384, 30522)
     assert sizes.max_position_embeddings == 512
     assert set(manifest.tool_versions) == {"attnlens", "numpy", "onnx", "onnxruntime", "onnxscript", "torch"}
-    embeddings, attentions, contributions = manifest.graphs
+    embeddings, attentions, _ = manifest.graphs
     assert {(each.opset, each.ir_version) for each in manifest.graphs} == {(17, 8)}
     assert [value.name for value in embeddings.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert {tuple(value.axes) for value in embeddings.inputs} == {("batch_size", "sequence_length")}
@@ -107,6 +107,9 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
         "sequence_length",
     ]
 
+
+def test_the_minilm_manifest_says_what_a_graph_of_contributions_takes(minilm_bundle: Path) -> None:
+    contributions = read_manifest(minilm_bundle).graphs[2]
     assert {value.name: list(value.axes)[1:] for value in contributions.inputs[3:]} == {
         "pooling_weights": ["sequence_length"],
         "takes_maximum": [],

@@ -180,11 +180,7 @@ def ask(
     hidden = bundle.model.outputs.hidden_state("attention").name
     graph, names = bundle.graph_path("attention"), _names(bundle, wanted)
     layers, final = compute(graph, names, hidden, sentence.input_ids)
-    others = ~sentence.is_special & (np.arange(len(sentence)) != row)
-    if not others.any():
-        raise UnknownTokenError("TEXT has no token beside that one: give a longer text")
-    far = others & (np.abs(np.arange(len(sentence)) - row) > 1)
-    places = largest(np.zeros(len(sentence)), far if far.any() else others)
+    others, places = _other_tokens(sentence, row)
     asked = None if target is None else sentence.find(target)
     wanted, chosen = _choose(layers, wanted, head, row, places if asked is None else [asked])
     weights = layers[wanted].weights[chosen, row]
@@ -206,6 +202,16 @@ def ask(
         costs=measure_cost(bundle, usable) if usable else (),
         max_positions=bundle.model.max_positions,
     )
+
+
+def _other_tokens(sentence: Sentence, row: int) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:
+    """Return which tokens are neither special nor `row`, and the places of those not next to it, if any."""
+    distances = np.abs(np.arange(len(sentence)) - row)
+    others = ~sentence.is_special & (distances > 0)
+    if not others.any():
+        raise UnknownTokenError("TEXT has no token beside that one: give a longer text")
+    far = others & (distances > 1)
+    return others, largest(np.zeros(len(sentence)), far if far.any() else others)
 
 
 def compute(

@@ -1,6 +1,7 @@
 """`attnlens check DIR`."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,19 +9,23 @@ import click
 
 from attnlens_cli.commands.options import parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
-from attnlens_cli.show.parity_table import parity_table, raise_failures
-from attnlens_cli.show.precision_tables import show_further
+from attnlens_cli.show.checks.faithfulness import show_faithfulness
+from attnlens_cli.show.checks.further import show_further
+from attnlens_cli.show.checks.parity import parity_table, raise_failures
+from attnlens_cli.show.checks.runtimes import raise_runtime_failures, runtimes_as_json, show_runtimes
 from attnlens_cli.show.progress import shown_stages
-from attnlens_cli.show.runtime_table import raise_runtime_failures, runtimes_as_json, show_runtimes
 
 if TYPE_CHECKING:
     from attnlens_export.check import CheckSummary
+    from attnlens_export.faithfulness.result import FaithfulnessResult
+    from attnlens_export.progress import Progress
 
 EPILOG = """\b
 Example:
   attnlens check bundles/minilm
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
   attnlens check bundles/minilm --runtime all
+  attnlens check bundles/minilm --faithfulness
   attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
 
 
@@ -52,6 +57,16 @@ Example:
     help="How long a runtime may take to open a graph, and to run it once.",
 )
 @parity_tokens_option
+@click.option(
+    "--faithfulness",
+    is_flag=True,
+    help="Measure how well each method of explaining ranks tokens, and write that into the bundle.",
+)
+@click.option(
+    "--texts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="For --faithfulness: one text per line.  [default: 30 English sentences]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
 def check(
     directory: Path,
@@ -61,6 +76,8 @@ def check(
     node_modules: Path | None,
     answer_timeout: float,
     parity_tokens: int | None,
+    faithfulness: bool,
+    texts: Path | None,
     as_json: bool,
 ) -> None:
     """Check a bundle: the hash of every file, the graphs, then parity with PyTorch.
@@ -70,6 +87,10 @@ def check(
 
     With --runtime the graphs must pass in other runtimes too, each in a process of its own. A runtime that is
     not installed is an error if it was named; with `all` it is only reported.
+
+    With --faithfulness the ranking of tokens by each method of `attnlens explain` is compared with what
+    leaving out each token changes. The figures go into the report and the manifest of the bundle, and every
+    explanation repeats them.
     """
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
@@ -80,6 +101,8 @@ def check(
 
     if revision is not None and source is None:
         raise click.UsageError("--revision needs --source")
+    if texts is not None and not faithfulness:
+        raise click.UsageError("--texts needs --faithfulness")
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
     try:
         with stopped_by_signals(), shown_stages(in_lines=True) as progress:
@@ -91,14 +114,14 @@ def check(
                 runtimes=options,
                 progress=progress,
             )
+            measured = None
+            if faithfulness and summary.verdict.passed:
+                measured = _measure_faithfulness(directory, texts, progress)
     except UnknownRuntimeError as error:
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError, ModelError, NotInstalledError) as error:
         raise click.ClickException(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(_as_json(summary), indent=2))
-    else:
-        _show(summary)
+    _show(summary, measured, as_json=as_json)
     raise_failures(summary.verdict)
     raise_runtime_failures(summary)
     if not summary.manifest.parity.passed:
@@ -115,7 +138,26 @@ def _as_json(summary: "CheckSummary") -> dict[str, Any]:
     return content | report_content(summary.verdict) | runtimes_as_json(summary)
 
 
-def _show(summary: "CheckSummary") -> None:
+def _measure_faithfulness(directory: Path, texts: Path | None, progress: "Progress") -> "FaithfulnessResult":
+    from attnlens_export.faithfulness.measure import measure_faithfulness  # noqa: PLC0415 - heavy
+    from attnlens_export.faithfulness.result import record  # noqa: PLC0415 - heavy
+
+    measured = measure_faithfulness(directory, texts, partial(progress, "Faithfulness"))
+    record(directory, measured)
+    return measured
+
+
+def _show(summary: "CheckSummary", measured: "FaithfulnessResult | None", *, as_json: bool) -> None:
+    if as_json:
+        figures = {"faithfulness": measured.as_json()} if measured else {}
+        click.echo(json.dumps(_as_json(summary) | figures, indent=2))
+        return
+    _show_tables(summary)
+    if measured:
+        show_faithfulness(measured)
+
+
+def _show_tables(summary: "CheckSummary") -> None:
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     manifest, verdict = summary.manifest, summary.verdict

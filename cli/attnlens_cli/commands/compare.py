@@ -71,14 +71,14 @@ def compare(
     path = None if html is None else checked_page_path(html, "--html")
     from attnlens_client import Client
 
-    options |= {"methods": method, "model": server.model}
     level = "words" if words else "tokens"
+    options |= {"methods": method, "level": level, "model": server.model}
     with (
         Client(server.address, **server.client_settings()) as client,
         too_long_explained("pairs[0].a", "the first TEXT"),
         too_long_explained("pairs[0].b", "the second TEXT"),
     ):
-        found = client.compare(first, second, level=level, **options)
+        found = client.compare(first, second, **options)
         if path is not None:
             write_page(path, _page(client, first, second, options))
     if as_json:
@@ -111,7 +111,7 @@ def _page(client: "Client", first: str, second: str, options: dict[str, Any]) ->
     model = client.get_model(options["model"])
     if matrix not in model.pair_matrices:
         matrix = None
-    asked = options | {"head_contributions": has_heads, "matrix": matrix}
+    asked = options | {"level": "tokens", "head_contributions": has_heads, "matrix": matrix}
     found: Comparison = client.compare(first, second, **asked)
     reading = Reading(
         prompt_names=(options["prompt_name_a"], options["prompt_name_b"]), truncate=options["truncate"]

@@ -85,16 +85,9 @@ def explain(
         raise click.UsageError("--to-prompt-name needs --to")
     if options["prompt_name"] is not None and options["prompt"] is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
-    if heads and not as_json:
-        raise click.UsageError("--heads needs --json")
-    if as_json and top is not None:
-        raise click.UsageError("--json prints all scores: leave out --top")
+    _check_shape(as_json=as_json, heads=heads, top=top)
     path = None if html is None else checked_page_path(html, "--html")
-    asked = list(dict.fromkeys(methods)) or ["contributions"]
-    if verify:
-        asked = [*(method for method in asked if method != VERIFIER), VERIFIER]
-        if len(asked) == 1:
-            raise click.UsageError("--verify compares with leave_one_out: give another --method")
+    asked = _methods(methods, verify=verify)
     options |= {"methods": asked, "level": "words" if words else "tokens", "head_contributions": heads}
     options |= {"to": to, "rather_than": rather_than, "target_prompt_name": to_prompt_name}
     explanation, page = _fetch(text, server, options, with_page=path is not None)
@@ -115,6 +108,25 @@ def explain(
     console.print(_caption(explanation, to, rather_than), soft_wrap=True)
     print_scores(console, explanation, top=top, verify=verify)
     print_caveat(console, asked[0])
+
+
+def _check_shape(*, as_json: bool, heads: bool, top: int | None) -> None:
+    """Refuse options that do not go together."""
+    if heads and not as_json:
+        raise click.UsageError("--heads needs --json")
+    if as_json and top is not None:
+        raise click.UsageError("--json prints all scores: leave out --top")
+
+
+def _methods(methods: tuple[str, ...], *, verify: bool) -> list[str]:
+    """Return what to ask for: with `verify`, leave-one-out comes last."""
+    asked = list(dict.fromkeys(methods)) or ["contributions"]
+    if not verify:
+        return asked
+    others = [method for method in asked if method != VERIFIER]
+    if not others:
+        raise click.UsageError("--verify compares with leave_one_out: give another --method")
+    return [*others, VERIFIER]
 
 
 def _fetch(

@@ -8,10 +8,10 @@ import click
 
 from attnlens_cli.commands.options import LAYOUT_NAMES, POOLINGS, link_option, parity_tokens_option
 from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.checks.further import show_further
+from attnlens_cli.show.checks.parity import parity_table, raise_failures
 from attnlens_cli.show.layout_summary import describe_layout
 from attnlens_cli.show.left_out import describe_left_out
-from attnlens_cli.show.parity_table import parity_table, raise_failures
-from attnlens_cli.show.precision_tables import show_further
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:

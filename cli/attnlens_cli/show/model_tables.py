@@ -31,6 +31,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "embeddings": _embedding_line(model),
         "prompts": _prompts_line(model),
         "pairs of texts": "yes" if model.text_pairs else "no",
+        "explanations": ", ".join(model.explain_methods) or "none",
         "execution providers": ", ".join(model.execution_providers),
         "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
         "texts in a request": f"{limits.max_inputs_per_request:,}",

@@ -135,8 +135,8 @@ Global___PairMatrix: _TypeAlias = PairMatrix  # noqa: Y015
 
 @_typing.final
 class Faithfulness(_message.Message):
-    """How well the scores of a method rank the tokens of a text, as measured when the bundle was made: the mean over texts of
-    Spearman's rank correlation with what leaving out each token changes.
+    """How well the scores of a method rank the tokens of a text, as `attnlens check --faithfulness` measured it: the mean over
+    texts of Spearman's rank correlation with what leaving out each token changes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -144,22 +144,32 @@ class Faithfulness(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     RANK_CORRELATION_FIELD_NUMBER: _builtins.int
     NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    DELETION_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    CONTROL_FIELD_NUMBER: _builtins.int
     method: Global___ExplainMethod.ValueType
-    """The method."""
+    """The method. Unspecified: `control` was ranked."""
     rank_correlation: _builtins.float
     """From -1 to 1."""
     num_texts: _builtins.int
     """How many texts were measured."""
+    deletion_difference: _builtins.float
+    """How much more the embedding moves, as 1 - cosine, when the best 10 to 50 % of tokens are left out than when the worst
+    are.
+    """
+    control: _builtins.str
+    """What was ranked beside the methods and explains nothing: `random numbers`, `length of the token`. Empty: a method was."""
     def __init__(
         self,
         *,
         method: Global___ExplainMethod.ValueType = ...,
         rank_correlation: _builtins.float = ...,
         num_texts: _builtins.int = ...,
+        deletion_difference: _builtins.float = ...,
+        control: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "num_texts", b"num_texts", "rank_correlation", b"rank_correlation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "deletion_difference", b"deletion_difference", "method", b"method", "num_texts", b"num_texts", "rank_correlation", b"rank_correlation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

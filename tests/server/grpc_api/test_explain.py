@@ -23,6 +23,7 @@ from attnlens.v1.explanation_pb2 import (
     EXPLAIN_METHOD_ROLLOUT,
     PAIR_MATRIX_INTERACTION,
     PAIR_MATRIX_OUTPUT,
+    PairMatrix,
 )
 from attnlens.v1.manifest_pb2 import POOLING_MAX, POOLING_MEAN, Pooling
 from attnlens.v1.tensor_pb2 import DataType, Tensor
@@ -80,7 +81,7 @@ def refusal(stub: EncoderServiceStub, **fields: Any) -> Failure:
 
 def vector(stub: EncoderServiceStub, text: str, **fields: Any) -> np.ndarray:
     reply = stub.Embed(pb.EmbedRequest(inputs=[given(text)], normalize=True, **fields))
-    return from_tensor(reply.embeddings)[0].astype(np.float64)
+    return np.asarray(from_tensor(reply.embeddings)[0], dtype=np.float64)
 
 
 def total(scores: pb.TokenScores) -> float:
@@ -109,7 +110,8 @@ def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServ
     assert rollout.sum == pytest.approx(1, abs=1e-6)
     for token, weight in RECEIVED.items():
         assert from_tensor(received.values)[token] == pytest.approx(weight, abs=TOLERANCE)
-    assert (received.expected, received.sum) == (16, pytest.approx(16, abs=1e-5))
+    assert received.expected == 16
+    assert received.sum == pytest.approx(16, abs=1e-5)
     assert not any(scores.HasField("faithfulness") for scores in text.scores)
 
 
@@ -286,6 +288,27 @@ def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> No
             np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
 
 
+def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub) -> None:
+    texts = [
+        f"The {name} sat there." for name in ("cat", "dog", "king", "car", "judge", "rain", "child", "sun")
+    ]
+    for fields in ({}, {"other": given(B)}, {"pooling": POOLING_MAX}):
+        together = explain(stub, *texts, **fields)
+        assert len({len(found.tokens) for found in together}) == 1
+        for text, found in zip(texts, together, strict=True):
+            [alone] = explain(stub, text, **fields)
+            assert found.scores[0].baseline == pytest.approx(alone.scores[0].baseline, abs=1e-5)
+            assert found.target_value == pytest.approx(alone.target_value, abs=1e-6)
+            values = from_tensor(found.scores[0].values)
+            np.testing.assert_allclose(values, from_tensor(alone.scores[0].values), atol=1e-5)
+    pairs = [pb.ComparedPair(a=given(a), b=given(b)) for a, b in zip(texts, texts[::-1], strict=True)]
+    for pair, found_pair in zip(pairs, stub.Compare(pb.CompareRequest(pairs=pairs)).results, strict=True):
+        [alone_pair] = stub.Compare(pb.CompareRequest(pairs=[pair])).results
+        for side in ("a", "b"):
+            one, other = getattr(found_pair, side).scores[0], getattr(alone_pair, side).scores[0]
+            np.testing.assert_allclose(from_tensor(one.values), from_tensor(other.values), atol=1e-5)
+
+
 def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B)
     [a], [b] = explain(stub, A, other=given(B)), explain(stub, B, other=given(A))
@@ -343,8 +366,9 @@ def test_what_is_wrong_is_told_by_its_field(
 
 def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
     pairs = [pb.ComparedPair(a=given("a"), b=given("b")), pb.ComparedPair(a=given("a"))]
+    request = pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=PairMatrix.ValueType(9))
     with pytest.raises(grpc.RpcError) as caught:
-        stub.Compare(pb.CompareRequest(pairs=pairs, prompt_b=pb.Prompt(name="x"), matrix=9))
+        stub.Compare(request)
     failure = read_failure(caught.value)
     assert set(failure.violations) == {"pairs[1].b", "prompt_b.name", "matrix"}
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,13 +1,16 @@
 """Whatever a client sends, it gets a result or is told what is wrong with it."""
 
+from typing import Any
+
 import grpc
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from attnlens.tensors import from_tensor
+from attnlens.tensors import from_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.tensor_pb2 import DataType, Tensor
 from failures import read_failure
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -55,6 +58,44 @@ encode_requests = st.builds(
     attention=st.lists(queries, max_size=3),
     data_type=st.integers(0, 3),
 )
+tensors = st.one_of(
+    st.builds(Tensor, shape=st.lists(st.integers(-1, 400), max_size=3), data=st.binary(max_size=20)),
+    st.builds(
+        lambda row: to_tensor(np.array(row, np.float32), DataType.DATA_TYPE_FLOAT32),
+        st.lists(st.floats(width=32), min_size=384, max_size=384) | st.just([0.5] * 384),
+    ),
+)
+methods = st.lists(st.integers(0, 6), max_size=4)
+explain_fields: dict[str, st.SearchStrategy[Any]] = {
+    "truncate": st.booleans(),
+    "pooling": st.integers(0, 7),
+    "dimensions": st.sampled_from([0, 0, 7, 400]),
+    "methods": methods,
+    "level": st.integers(0, 3),
+    "head_contributions": st.booleans(),
+}
+explain_requests = st.builds(
+    lambda target, **fields: pb.ExplainRequest(**fields, **target),
+    inputs=st.lists(inputs, max_size=3),
+    prompt=prompts,
+    target=st.one_of(
+        st.just({}),
+        st.builds(lambda other: {"other": other}, inputs),
+        st.builds(lambda direction: {"direction": direction}, tensors),
+        st.builds(
+            lambda nearer, farther: {"contrast": pb.Contrast(nearer=nearer, farther=farther)}, inputs, inputs
+        ),
+    ),
+    **explain_fields,
+)
+compare_requests = st.builds(
+    pb.CompareRequest,
+    pairs=st.lists(st.builds(pb.ComparedPair, a=inputs, b=inputs), max_size=2),
+    prompt_a=prompts,
+    prompt_b=prompts,
+    matrix=st.integers(0, 3),
+    **explain_fields,
+)
 quietly = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -88,3 +129,32 @@ def test_encode_answers_or_refuses(stub: EncoderServiceStub, request: pb.EncodeR
         for attention in result.attention:
             weights = from_tensor(attention.dense).astype(np.float32)
             np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=2e-2 if request.data_type == 2 else 1e-5)
+
+
+@given(explain_requests)
+@quietly
+def test_explain_answers_or_refuses(stub: EncoderServiceStub, request: pb.ExplainRequest) -> None:
+    try:
+        response = stub.Explain(request, timeout=60)
+    except grpc.RpcError as error:
+        assert read_failure(error).code in REFUSALS
+        return
+    assert len(response.results) == len(request.inputs)
+    for text in response.results:
+        for scores in text.scores:
+            values = from_tensor(scores.values)
+            if scores.HasField("expected"):
+                size = np.abs(values).sum(dtype=np.float64) + abs(scores.baseline)
+                assert abs(scores.sum - scores.expected) <= 1e-4 * max(1, size)
+
+
+@given(compare_requests)
+@quietly
+def test_compare_answers_or_refuses(stub: EncoderServiceStub, request: pb.CompareRequest) -> None:
+    try:
+        response = stub.Compare(request, timeout=60)
+    except grpc.RpcError as error:
+        assert read_failure(error).code in REFUSALS
+        return
+    assert len(response.results) == len(request.pairs)
+    assert all(abs(pair.similarity) <= 1 + 1e-6 for pair in response.results)

@@ -25,7 +25,7 @@ def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, 
 
 
 def _scores(explanation: Explanation, scores: Scores, *, verify: bool) -> dict[str, object]:
-    found = {
+    found: dict[str, object] = {
         "method": scores.method,
         "values": [_number(value) for value in scores.values.tolist()],
         "baseline": scores.baseline,

@@ -72,13 +72,13 @@ def print_scores(console: Console, explanation: Explanation, *, top: int | None,
             console.print(_verdict(explanation, scores))
     for scores in explanation.scores:
         if scores.faithfulness is not None:
-            measured = f"Spearman {scores.faithfulness:.2f} with leave-one-out, measured at the export"
+            measured = f"Spearman {scores.faithfulness:.2f} with leave-one-out, as attnlens check measured it"
             console.print(f"{scores.method}: {measured}.")
 
 
 def print_caveat(console: Console, method: str) -> None:
     """Say in one line what scores of a method are not."""
-    console.print(f"Note on {method}: {_CAVEATS[method]}", style=Style(dim=True))
+    console.print(f"Note on {method}: {_CAVEATS[method]}", style=Style(dim=True), soft_wrap=True)
 
 
 def _table(explanation: Explanation, order: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> Table:
@@ -128,7 +128,7 @@ def sum_line(scores: Scores) -> str:
 
 
 def verified(explanation: Explanation, scores: Scores) -> float:
-    """Return Spearman's rank correlation of scores with leave-one-out of the same text, which must be there."""
+    """Return Spearman's rank correlation of scores with leave-one-out, which must be there, too."""
     return rank_correlation(scores.values, explanation.by(VERIFIER).values)
 
 

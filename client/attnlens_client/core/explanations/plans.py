@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from attnlens.tensors import to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens.v1 import explanation_pb2
+from attnlens.v1.explanation_pb2 import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.arguments import (
     MAX_INT32,
@@ -28,9 +28,9 @@ from attnlens_client.model_info import ModelInfo
 
 ExplainPlan: TypeAlias = Plan[pb.ExplainRequest, pb.ExplainResponse, list[Explanation]]
 
-_METHODS = enums.values(explanation_pb2.ExplainMethod.DESCRIPTOR)
-_LEVELS = enums.values(explanation_pb2.ExplainLevel.DESCRIPTOR)
-_MATRICES = enums.values(explanation_pb2.PairMatrix.DESCRIPTOR)
+_METHODS = enums.values(ExplainMethod.DESCRIPTOR)
+_LEVELS = enums.values(ExplainLevel.DESCRIPTOR)
+_MATRICES = enums.values(PairMatrix.DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def explain(
         pooling=requests.pooling_value(pooling),
         dimensions=_checked_dimensions(dimensions),
         target_prompt=requests.prompt(target_prompt_name, target_prompt),
-        methods=[_METHODS[name] for name in names],
+        methods=[_chosen("methods", name, _METHODS) for name in names],
         level=_chosen("level", level, _LEVELS),
         head_contributions=head_contributions,
     )
@@ -131,10 +131,10 @@ def compare(
         prompt_b=requests.prompt(prompt_name_b, prompt_b),
         pooling=requests.pooling_value(pooling),
         dimensions=_checked_dimensions(dimensions),
-        methods=[_METHODS[name] for name in names],
+        methods=[_chosen("methods", name, _METHODS) for name in names],
         level=_chosen("level", level, _LEVELS),
         head_contributions=head_contributions,
-        matrix=None if matrix is None else _chosen("matrix", matrix, _MATRICES),
+        matrix=_chosen("matrix", matrix, _MATRICES) if matrix else PairMatrix.PAIR_MATRIX_UNSPECIFIED,
     )
     reader = ExplanationReader(
         model, names, has_words=level == "words", has_heads=head_contributions, may_truncate=truncate
@@ -184,7 +184,7 @@ def _method_names(
     Raises:
         ValueError: there is none, one twice, or an unknown one.
     """
-    names: tuple[ExplainMethodName, ...] = (methods,) if isinstance(methods, str) else tuple(methods)  # type: ignore[assignment]
+    names: tuple[ExplainMethodName, ...] = (methods,) if isinstance(methods, str) else tuple(methods)
     for name in names:
         _chosen("methods", name, dict.fromkeys(get_args(ExplainMethodName), 0))
     if not names or len({*names}) < len(names):

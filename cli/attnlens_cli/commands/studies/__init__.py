@@ -1,0 +1,1 @@
+"""The commands that study a bundle's model by themselves, without a server."""

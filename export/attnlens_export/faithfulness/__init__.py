@@ -1,0 +1,1 @@
+"""How well do the methods of explaining an embedding rank tokens? Measured for the model at hand."""

@@ -1,0 +1,278 @@
+"""`explain` and `compare` of both clients: against a real server, and against replies that are wrong."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from attnlens.tensors import to_tensor
+from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.explanation_pb2 import EXPLAIN_METHOD_ROLLOUT
+from attnlens.v1.tensor_pb2 import DataType
+from attnlens_client import (
+    BadReplyError,
+    Client,
+    InputTooLongError,
+    InvalidRequestError,
+    NotSupportedError,
+    RequestTooExpensiveError,
+    TokenIds,
+)
+from attnlens_client.core.explanations import plans
+from attnlens_client.core.explanations.replies import ExplanationReader
+from scripted import ScriptedServer
+from served import ServerProcess
+
+Call = Callable[..., Any]
+Change = Callable[[Any], object]
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+A, B = "A man is playing a guitar.", "Someone plays an instrument."
+
+
+# --- a real server --------------------------------------------------------------------------------
+
+
+def test_an_explanation_says_what_made_a_vector(minilm_server: ServerProcess, connect: Call) -> None:
+    with connect(minilm_server.address) as call:
+        [text] = call("explain", [SENTENCE])
+        assert repr(text) == (
+            "Explanation(16 tokens, target 1.0000, contributions: animal +0.281, street +0.157, tired +0.146,"
+            " baseline +0.083)"
+        )
+        assert repr(text.scores) == "(Scores(contributions, float32 (16,), baseline +0.0825, sum 1.0000),)"
+        assert text.values.sum() + text.scores[0].baseline == pytest.approx(1, abs=1e-5)
+        assert [token.text for token in text.tokens][:3] == ["[CLS]", "the", "animal"]
+        assert text.usage.num_tokens == len(text.labels) == 16
+        assert call("explain", []) == []
+
+
+def test_a_contrast_is_asked_for_by_two_texts(minilm_server: ServerProcess, connect: Call) -> None:
+    with connect(minilm_server.address) as call:
+        vectors = call("embed", [A, B, "It rained."], normalize=True).astype(np.float64)
+        [text] = call("explain", [A], to=B, rather_than="It rained.")
+        assert text.target_value == pytest.approx(vectors[0] @ (vectors[1] - vectors[2]), abs=1e-5)
+        [text] = call("explain", [A], direction=3 * vectors[1])
+        assert text.target_value == pytest.approx(3 * vectors[0] @ vectors[1], abs=1e-5)
+        ids = TokenIds([101, 2158, 102])
+        [text] = call("explain", [ids], to=("two", "texts"), dimensions=100, pooling="cls")
+        assert [token.source for token in text.tokens] == ["ids"] * 3
+
+
+def test_words_methods_and_heads_come_as_asked_for(minilm_server: ServerProcess, connect: Call) -> None:
+    with connect(minilm_server.address) as call:
+        methods = ["rollout", "leave_one_out", "contributions"]
+        [text] = call("explain", ["Unbelievably."], methods=methods, level="words", head_contributions=True)
+        assert text.labels == ("[CLS]", "unbelievably", ".", "[SEP]")
+        assert [scores.method for scores in text.scores] == methods
+        assert text.by("leave_one_out").baseline is None
+        assert np.isnan(text.by("leave_one_out").values[[0, 3]]).all()
+        assert text.head_contributions.shape == (6, 12)
+        assert text.top(1, "leave_one_out")[0][0] == "unbelievably"
+        with pytest.raises(ValueError, match=r"there are 3 methods, not one: take `by\(METHOD\)"):
+            _ = text.values
+        with pytest.raises(KeyError, match="output_share: there are rollout"):
+            text.by("output_share")
+
+
+def test_a_comparison_says_what_two_texts_have_in_common(minilm_server: ServerProcess, connect: Call) -> None:
+    with connect(minilm_server.address) as call:
+        pair = call("compare", A, B, matrix="interaction")
+        assert pair.similarity == pytest.approx(0.667446, abs=1e-5)
+        assert pair.top_pairs(1) == [("guitar", "instrument", pytest.approx(0.4181, abs=1e-4))]
+        assert "similarity 0.6674" in repr(pair)
+        assert pair.a.target_value == pytest.approx(pair.similarity)
+        with pytest.raises(ValueError, match="there is no matrix"):
+            call("compare", A, B).top_pairs()
+        prompted = call("compare", A, B, prompt_a="query: ", prompt_b="passage: ")
+        [first] = call("embed", [A], prompt="query: ", normalize=True)
+        [second] = call("embed", [B], prompt="passage: ", normalize=True)
+        assert prompted.similarity == pytest.approx(first @ second, abs=1e-5)
+
+
+def test_many_texts_are_several_calls_in_order(minilm_server: ServerProcess, passages: list[str]) -> None:
+    texts = [text[:60] for text in passages[:40]]
+    with Client(minilm_server.address, batch_size=7) as client:
+        found = client.explain(texts, to=B)
+        cosines = client.embed(texts, normalize=True) @ client.embed([B], normalize=True)[0]
+    np.testing.assert_allclose([text.target_value for text in found], cosines, atol=1e-5)
+
+
+def test_texts_whose_runs_are_too_many_for_a_request_are_several(minilm_server: ServerProcess) -> None:
+    with Client(minilm_server.address) as client:
+        assert client.get_model().limits.max_masked_runs == 1024
+        found = client.explain(["word " * 60] * 18, methods="leave_one_out")  # 1080 runs
+    values = [text.values for text in found]
+    np.testing.assert_allclose(values[1:], values[:-1], atol=1e-6)
+
+
+def test_failures_name_the_argument(minilm_server: ServerProcess, connect: Call) -> None:
+    with connect(minilm_server.address) as call:
+        with pytest.raises(InputTooLongError, match=r"texts\[1\] has 302 tokens"):
+            call("explain", ["a", "word " * 300])
+        with pytest.raises(InputTooLongError, match="other has 302 tokens"):
+            call("explain", ["a"], to="word " * 300)
+        with pytest.raises(InputTooLongError, match=r"pairs\[0\].b has 302 tokens"):
+            call("compare", "a", "word " * 300)
+        with pytest.raises(InvalidRequestError, match=r"direction has the shape \[3\]"):
+            call("explain", ["a"], direction=[1, 2, 3])
+
+
+def test_a_text_alone_may_need_too_many_runs(minilm_bundle: Any) -> None:
+    with (
+        ServerProcess(minilm_bundle, "--max-masked-runs", "10") as server,
+        Client(server.address) as client,
+        pytest.raises(RequestTooExpensiveError) as caught,
+    ):
+        client.explain(["word " * 20], methods="leave_one_out")
+    assert (caught.value.num_runs, caught.value.max_masked_runs) == (20, 10)
+
+
+def test_calls_are_split_by_what_the_server_takes_and_tried_again(
+    server: ScriptedServer, connect: Call
+) -> None:
+    server.limits = {"max_inputs_per_request": 3, "max_masked_runs": 40}
+    with connect(server.address) as call:
+        found = call("explain", ["a", "bb", "ccc", "dd", "e"])
+        assert [len(text.tokens) for text in found] == [1, 2, 3, 2, 1]
+        sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
+        assert sorted(len(request.inputs) for request in sent) == [2, 3]
+        with pytest.raises(BadReplyError, match="explained by contributions instead of leave_one_out"):
+            call("explain", ["a", "bb", "ccc", "dd", "e"], methods="leave_one_out")
+        sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
+        assert max(len(request.inputs) for request in sent[2:]) == 2  # of 16 tokens at most each
+        with pytest.raises(NotSupportedError, match="nothing is compared here"):
+            call("compare", "a", "b")
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "rather_than alone": ({"rather_than": "a"}, ValueError, "rather_than needs to"),
+    "two targets": ({"to": "a", "direction": [1.0]}, ValueError, "to and direction are both given"),
+    "a matrix": ({"direction": [[1.0]]}, ValueError, r"direction has the shape \(1, 1\): give one vector"),
+    "words for a direction": ({"direction": "up"}, TypeError, "direction is str: give a vector of numbers"),
+    "no text": ({"to": 7}, TypeError, "to is int: give a str"),
+    "no method": ({"methods": []}, ValueError, r"methods is \[\]: give each method once"),
+    "a method twice": ({"methods": ["rollout", "rollout"]}, ValueError, "give each method once"),
+    "an unknown method": ({"methods": "attention"}, ValueError, "methods is 'attention': choose one of"),
+    "an unknown level": ({"level": "letters"}, ValueError, "level is 'letters': choose one of tokens"),
+    "no dimensions": ({"dimensions": 0}, ValueError, "dimensions is 0: give 1 to"),
+    "two prompts": ({"prompt": "a", "prompt_name": "b"}, ValueError, "both given"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_told_before_anything_is_sent(
+    arguments: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        plans.explain(["a"], **arguments)
+    with pytest.raises(ValueError, match="matrix is 'input': choose one of output, interaction"):
+        plans.compare("a", "b", matrix="input")  # type: ignore[arg-type]
+
+
+# --- replies that are wrong -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stub(minilm_server: ServerProcess) -> Iterator[EncoderServiceStub]:
+    with grpc.insecure_channel(minilm_server.address) as channel:
+        yield EncoderServiceStub(channel)
+
+
+def put(place: int, value: float) -> Change:
+    """Set a score of the first method."""
+
+    def change(text: pb.Explanation) -> None:
+        tensor = text.scores[0].values
+        numbers = np.frombuffer(tensor.data, "<f4").copy()
+        numbers[place] = value
+        tensor.data = numbers.tobytes()
+
+    return change
+
+
+def shortened(text: pb.Explanation) -> None:
+    text.scores[0].values.CopyFrom(to_tensor(np.zeros(3, np.float32), DataType.DATA_TYPE_FLOAT32))
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "a score": (put(2, 0.5), "adds up to"),
+    "a score is no number": (put(2, np.nan), "no finite number"),
+    "too few scores": (shortened, r"have the shape \(3,\) instead of \(16\)"),
+    "no baseline": (
+        lambda text: text.scores[0].ClearField("baseline"),
+        "without a baseline of contributions",
+    ),
+    "another baseline": (lambda text: setattr(text.scores[0], "baseline", 0.2), "adds up to"),
+    "another sum": (lambda text: setattr(text.scores[0], "sum", 1.1), "adds up to"),
+    "another target": (lambda text: setattr(text, "target_value", 0.9), "and the target is 0.9"),
+    "nothing is promised": (lambda text: text.scores[0].ClearField("expected"), "and the target is 1.0"),
+    "a target that is no number": (lambda text: setattr(text, "target_value", np.inf), "has the target inf"),
+    "another method": (
+        lambda text: setattr(text.scores[0], "method", EXPLAIN_METHOD_ROLLOUT),
+        "is explained by rollout instead of contributions",
+    ),
+    "no scores": (lambda text: text.ClearField("scores"), "is explained by  instead of"),
+    "a token": (lambda text: text.tokens.pop(), "has 15 instead of 16 tokens"),
+    "words": (lambda text: text.word_of_token.extend([0] * 16), "comes with words"),
+    "heads": (
+        lambda text: text.head_contributions.shape.extend([6, 12]),
+        "comes with contributions of heads",
+    ),
+    "faithfulness": (lambda text: setattr(text.scores[0], "faithfulness", 2.0), "with the rank correlation"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_what_does_not_add_up_is_not_believed(stub: EncoderServiceStub, change: Change, message: str) -> None:
+    reply = stub.Explain(pb.ExplainRequest(inputs=[pb.Input(text=SENTENCE)]))
+
+    def read() -> list[Any]:
+        reader = ExplanationReader(
+            "", ["contributions"], has_words=False, has_heads=False, may_truncate=False
+        )
+        return reader.texts([(0, 1, reply)])
+
+    assert len(read()) == 1
+    change(reply.results[0])
+    with pytest.raises(BadReplyError, match=message):
+        read()
+
+
+def cell(pair: pb.Comparison) -> None:
+    numbers = np.frombuffer(pair.matrix.data, "<f4").copy()
+    numbers[3] += 0.1
+    pair.matrix.data = numbers.tobytes()
+
+
+PAIR_CHANGES: dict[str, tuple[Change, str]] = {
+    "another similarity": (lambda pair: setattr(pair, "similarity", 0.5), "the similarity is 0.5"),
+    "beyond 1": (lambda pair: setattr(pair, "similarity", 1.5), "the similarity is 1.5"),
+    "no matrix": (lambda pair: pair.ClearField("matrix"), "comes without a matrix"),
+    "a transposed matrix": (
+        lambda pair: pair.matrix.shape.__setitem__(slice(None), [7, 9]),
+        r"have the shape \(7, 9\) instead of \(9, 7\)",
+    ),
+    "a cell": (cell, "the matrix that adds up to"),
+    "sides in the wrong order": (
+        lambda pair: pair.a.CopyFrom(pb.Explanation.FromString(pair.b.SerializeToString())),
+        r"have the shape \(9, 7\) instead of \(7, 7\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), PAIR_CHANGES.values(), ids=PAIR_CHANGES)
+def test_a_pair_that_does_not_fit_together_is_not_believed(
+    stub: EncoderServiceStub, change: Change, message: str
+) -> None:
+    plan = plans.compare(A, B, matrix="output")
+    reply = stub.Compare(plan.request)
+    assert plan.parse(reply).matrix is not None
+    change(reply.results[0])
+    with pytest.raises(BadReplyError, match=message):
+        plan.parse(reply)
