@@ -2,6 +2,7 @@
 
 import html.parser
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from attnlens_client import AttentionQuery, Client, Comparison, Explanation
+from attnlens_client.notebook import view
 from served import ServerProcess
 
 HOSTILE = "</span><img src=x onerror=alert(1)> &lt;b&gt; \" ' <script>alert(2)</script>"
@@ -127,3 +129,12 @@ def test_a_long_text_is_cut(client: Client) -> None:
     long = replace(text, tokens=tokens, scores=(scores,))
     assert len(chips(long._repr_html_())) == 2000
     assert "and 3000 more" in Read(long._repr_html_()).shown
+
+
+def test_a_widget_without_anywidget_says_what_to_install(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "attnlens_viewer.widget", raising=False)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(ImportError, match=r"a widget needs anywidget .* pip install 'attnlens\[notebook\]'"):
+        view(client, "It rained.")

@@ -73,6 +73,7 @@ def test_the_scores_are_those_of_the_protocol(asker: Asker, minilm_server: Serve
     for text, side in zip(page["texts"], (compared.a, compared.b), strict=True):
         assert np.allclose(text["scores"][0]["values"], side.values, atol=1e-5)
         assert text["scores"][0]["sum"] == pytest.approx(compared.similarity, abs=1e-5)
+        assert side.head_contributions is not None
         assert np.allclose(text["headContributions"], side.head_contributions, atol=1e-5)
     assert np.allclose(page["pair"]["values"], compared.matrix, atol=1e-5)
     assert page["pair"]["similarity"] == pytest.approx(compared.similarity, abs=1e-5)
