@@ -100,6 +100,13 @@ def minilm_server(minilm_bundle: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def viewer_url(minilm_bundle: Path) -> Iterator[str]:
+    """The address of the page of a server process with MiniLM, shared by all tests of it."""
+    with ServerProcess(minilm_bundle, "--viewer-port", "0") as server:
+        yield server.viewer_url()
+
+
 @pytest.fixture
 def garbled_server() -> Iterator[str]:
     """The address of a server whose replies are no messages."""

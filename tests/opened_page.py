@@ -22,9 +22,17 @@ PIXELS = """(selector) => {
 
 
 class OpenedPage:
-    """A file in a tab of its own; `problems` are errors and warnings of its script."""
+    """A file or an address in a tab of its own; `problems` are errors and warnings of its script."""
 
-    def __init__(self, browser: "Browser", path: Path, *, width: int = 1200, **settings: Any) -> None:
+    def __init__(
+        self,
+        browser: "Browser",
+        place: Path | str,
+        *,
+        width: int = 1200,
+        ready: str = "document.querySelector('.attnlens')?.dataset.ready === 'true'",
+        **settings: Any,
+    ) -> None:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
         self.requests: list[str] = []
         self.problems: list[str] = []
@@ -32,8 +40,8 @@ class OpenedPage:
         self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda message: self.problems.append(message.text))
-        self.tab.goto(path.as_uri())
-        self.wait("document.querySelector('.attnlens')?.dataset.ready === 'true'")
+        self.tab.goto(place if isinstance(place, str) else place.as_uri())
+        self.wait(ready)
 
     def close(self) -> None:
         self.context.close()
@@ -68,7 +76,7 @@ class OpenedPage:
     def choose_head(self, layer: int, head: int) -> None:
         """Click the small picture of a head and wait until its map is drawn."""
         self.tab.locator(f'.head[aria-label^="Layer {layer}, head {head}"]').first.click()
-        self.wait(f"document.querySelector('.attnlens').dataset.drawn.endsWith(' {layer} {head}')")
+        self.wait(f"document.querySelector('[data-drawn$=\" {layer} {head}\"]')")
 
     def mark_ms(self) -> float:
         """Milliseconds from the start of loading to the first picture."""

@@ -42,6 +42,13 @@ class ServerProcess:
             self.stop()
         self._close()
 
+    def viewer_url(self) -> str:
+        """Return where the viewer is, which the line behind the ready line says. Call once."""
+        assert self.process.stdout is not None
+        match = re.fullmatch(r"The viewer is at (\S+)\n", self.process.stdout.readline())
+        assert match is not None
+        return match[1]
+
     def stop(self) -> int:
         """Send SIGTERM, wait, return the exit code. Raises TimeoutExpired if it had to be killed."""
         self.process.send_signal(signal.SIGTERM)

@@ -22,6 +22,9 @@ RULES = {
         "rich",
         "google.rpc",
         "attnlens_server",
+        "attnlens_viewer",
+        "anywidget",
+        "IPython",
     },
     "attnlens_model": {
         "onnx",

@@ -88,7 +88,9 @@ def test_the_wheel_holds_what_is_not_python(environment: Environment) -> None:
         f"{heads}/data/LICENSE.md",
     } <= names
     assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
-    assert assets == {f"attnlens_viewer/assets/{name}" for name in ("page.css", "page.js", "widget.js")}
+    assert assets == {
+        f"attnlens_viewer/assets/{name}" for name in ("live.js", "page.css", "page.js", "widget.js")
+    }
 
 
 def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:

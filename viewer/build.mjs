@@ -16,6 +16,6 @@ const options = {
 };
 
 // The page runs it as it is loaded; a notebook imports the same as a module.
-await build({ ...options, entryPoints: { page: "src/page.ts" }, format: "iife" });
+await build({ ...options, entryPoints: { page: "src/page.ts", live: "src/live.ts" }, format: "iife" });
 await build({ ...options, entryPoints: { widget: "src/widget.ts" }, format: "esm" });
 await build({ ...options, entryPoints: { page: "src/style/page.css" } });

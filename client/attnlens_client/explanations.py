@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnlens_client import coloured_text
 from attnlens_client.results import Array, Token, Usage
 
 _MOST_SHOWN = 3
@@ -24,8 +25,8 @@ class Scores:
             anything.
         sum: of the scores that are numbers, and of the baseline.
         expected: what `sum` must be but for rounding. None: nothing is promised.
-        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as measured when the
-            model was exported. None: it was not.
+        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as
+            `attnlens check --faithfulness` measured it. None: it was not measured.
     """
 
     method: str
@@ -110,6 +111,18 @@ class Explanation:
         labels = self.labels
         return [(labels[place], float(values[place])) for place in order]
 
+    def _repr_html_(self) -> str:
+        """Show the first method's scores as colours in a notebook."""
+        scores = self.scores[0]
+        parts = [f"{scores.method}: sum {scores.sum:.4f}"]
+        parts += [] if scores.baseline is None else [f"of which baseline {scores.baseline:+.4f}"]
+        parts += [f"target {self.target_value:.4f}", self.model]
+        parts += (
+            [] if scores.faithfulness is None else [f"Spearman {scores.faithfulness:.2f} with leave-one-out"]
+        )
+        shown = coloured_text.coloured(self.labels, scores.values.tolist())
+        return coloured_text.part(shown, coloured_text.line(" · ".join(parts)))
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{label} {value:+.3f}" for label, value in self.top())
         baseline = self.scores[0].baseline
@@ -149,6 +162,18 @@ class Comparison:
         rows, columns = self.a.labels, self.b.labels
         places = zip(*np.unravel_index(order, self.matrix.shape), strict=True)
         return [(rows[row], columns[column], float(self.matrix[row, column])) for row, column in places]
+
+    def _repr_html_(self) -> str:
+        """Show both texts with their scores as colours, and the largest pairs, in a notebook."""
+        rows = [
+            coloured_text.line(f"cosine {self.similarity:.4f}"),
+            self.a._repr_html_(),
+            self.b._repr_html_(),
+        ]
+        if self.matrix is not None:
+            pairs = [f"{first} - {second} {value:+.4f}" for first, second, value in self.top_pairs()]
+            rows.append(coloured_text.line(f"largest pairs: {', '.join(pairs)}"))
+        return coloured_text.part(*rows)
 
     def __repr__(self) -> str:
         matrix = "" if self.matrix is None else f", matrix {self.matrix.shape}"

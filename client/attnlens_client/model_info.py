@@ -129,7 +129,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
-    """How well the scores of a method rank the tokens of a text, as measured when the model was exported.
+    """How well the scores of a method rank the tokens of a text, as `attnlens check` measured it.
 
     Attributes:
         method: the method.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from attnlens.patterns import Band, Blocks
 from attnlens.reductions import RowStatistics, SparseRows, TopWeights
 from attnlens.reductions.square_roots import from_levels
+from attnlens_client import coloured_text
 from attnlens_client.arguments import AttentionQuery
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -222,6 +223,12 @@ class EncodedText:
         if len(self.attention) != 1:
             raise ValueError(f"there are {len(self.attention)} results, not one: take `attention[i].weights`")
         return self.attention[0].weights
+
+    def _repr_html_(self) -> str:
+        """Show the tokens in a notebook, with what there is of them."""
+        titles = [f"{place}: id {token.id}, {token.source}" for place, token in enumerate(self.tokens)]
+        labels = [token.text for token in self.tokens]
+        return coloured_text.part(coloured_text.plain(labels, titles), coloured_text.line(repr(self)))
 
     def __repr__(self) -> str:
         parts = [f"{self.num_tokens} tokens"]

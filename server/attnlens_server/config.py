@@ -60,6 +60,8 @@ class ServerConfig:
         tls_cert: PEM certificate chain; with `tls_key`, the server speaks TLS.
         tls_key: PEM private key.
         tls_client_ca: PEM roots; with it, clients must show a certificate (mutual TLS).
+        viewer_port: the port of the viewer over HTTP, with the same TLS; 0 picks a free one. None: no viewer.
+        viewer_host: the address that it listens on.
     """
 
     bundle: Path
@@ -90,6 +92,8 @@ class ServerConfig:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+    viewer_port: int | None = None
+    viewer_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         """Check every field. Raises ConfigError for the first that is wrong."""
@@ -117,6 +121,8 @@ class ServerConfig:
         self._check_range("drain_timeout_s", 0, 86_400)
         if self.max_tokens is not None:
             self._check_range("max_tokens", 1, 1 << 24)
+        if self.viewer_port is not None:
+            self._check_range("viewer_port", 0, 65535)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:

@@ -32,6 +32,8 @@ from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.text import TextEncoder
+from attnlens_server.web import Viewer, start_viewer
+from attnlens_server.web.pages import Pages
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Ready:
     model: str
     execution_provider: str
     warm_up_s: float
+    viewer_url: str = ""
 
 
 class Server:
@@ -84,6 +87,8 @@ class Server:
             stall_timeout_s=config.stall_timeout_s,
         )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
+        self._viewer: Viewer | None = None
+        self._viewer_url = ""
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
@@ -94,11 +99,13 @@ class Server:
         with _stop_signals() as stop:
             grpc_server, address = await self._listen()
             try:
+                await self._listen_for_browsers()
                 warm_up_s = await self._warm_up_unless(stop)
                 if not stop.is_set():
                     await self._set_serving()
                     provider = self._engine.execution_providers[0]
-                    _announce(on_ready, Ready(address, self._model.name, provider, warm_up_s))
+                    ready = Ready(address, self._model.name, provider, warm_up_s, self._viewer_url)
+                    _announce(on_ready, ready)
                 await stop.wait()
             finally:
                 await self._shut_down(grpc_server)
@@ -135,6 +142,13 @@ class Server:
         address = _bind(grpc_server, self._config)
         await grpc_server.start()
         return grpc_server, address
+
+    async def _listen_for_browsers(self) -> None:
+        if self._config.viewer_port is None:
+            return
+        pages = Pages(self._service, self._model)
+        context = _tls_context(self._config)
+        self._viewer, self._viewer_url = await start_viewer(self._service, pages, self._config, context)
 
     async def _warm_up(self) -> float:
         loop = asyncio.get_running_loop()
@@ -175,6 +189,8 @@ class Server:
         # not hold up the end: once our own calls are over, the rest is cut off.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
         drained = asyncio.ensure_future(self._calls.wait_until_none())
+        if self._viewer is not None:
+            await self._viewer.stop(self._config.drain_timeout_s)
         await asyncio.wait((stopping, drained), return_when=asyncio.FIRST_COMPLETED)
         await grpc_server.stop(None)
         await stopping
@@ -257,6 +273,24 @@ def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
+    context = _tls_context(config)
+    if context is None or config.tls_cert is None or config.tls_key is None:
+        return None
+    roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
+    chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
+    if trouble := _validity_trouble(context, config.tls_cert):
+        logger.warning("clients will refuse %s: %s", config.tls_cert, trouble)
+    return grpc.ssl_server_credentials(
+        [chain], root_certificates=roots, require_client_auth=roots is not None
+    )
+
+
+def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """Return the standard library's TLS as configured. It also says what is wrong with a file, gRPC does not.
+
+    Raises:
+        StartupError: a file can't be used.
+    """
     if config.tls_cert is None or config.tls_key is None:
         return None
     key, certificate = config.tls_key, config.tls_cert
@@ -267,21 +301,16 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
             "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
         )
 
-    try:  # the standard library says what is wrong with a file, gRPC does not
+    try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key, refuse_passphrase)
         if config.tls_client_ca is not None:
             context.load_verify_locations(config.tls_client_ca)
-        roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
-        chain = (key.read_bytes(), certificate.read_bytes())
+            context.verify_mode = ssl.CERT_REQUIRED
     except OSError as error:
         files = ", ".join(str(path) for path in (certificate, key, config.tls_client_ca) if path)
         raise StartupError(f"can't use the PEM files {files}: {error}") from error
-    if trouble := _validity_trouble(context, certificate):
-        logger.warning("clients will refuse %s: %s", certificate, trouble)
-    return grpc.ssl_server_credentials(
-        [chain], root_certificates=roots, require_client_auth=roots is not None
-    )
+    return context
 
 
 def _validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:

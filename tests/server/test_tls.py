@@ -1,5 +1,9 @@
 """Encryption, and clients that must identify themselves."""
 
+import http.client
+import ssl
+import urllib.error
+import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -110,3 +114,21 @@ def test_with_a_client_authority_only_clients_with_a_certificate_are_heard(
         assert list_models(server.address, known) == 1
         with pytest.raises(grpc.RpcError):
             list_models(server.address, grpc.ssl_channel_credentials(roots))
+
+
+def test_the_viewer_speaks_tls_and_asks_for_the_same_certificates(
+    minilm_bundle: Path, tls_args: list[str], authority: trustme.CA
+) -> None:
+    roots = str(Path(tls_args[1]).with_name("ca.pem"))
+    args = [*tls_args, "--tls-client-ca", roots, "--viewer-port", "0"]
+    stranger, known = ssl.create_default_context(cafile=roots), ssl.create_default_context(cafile=roots)
+    authority.issue_cert("browser").configure_cert(known)
+    with ServerProcess(minilm_bundle, *args) as server:
+        url = server.viewer_url()
+        assert url.startswith("https://127.0.0.1:")
+        with urllib.request.urlopen(url, context=known, timeout=30) as reply:
+            assert reply.status == 200
+        with pytest.raises((ssl.SSLError, urllib.error.URLError, ConnectionResetError)):
+            urllib.request.urlopen(url, context=stranger, timeout=30)
+        with pytest.raises((urllib.error.URLError, ConnectionResetError, http.client.BadStatusLine)):
+            urllib.request.urlopen(url.replace("https", "http"), timeout=30)

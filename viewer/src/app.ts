@@ -31,6 +31,7 @@ export class App implements Actions {
   private palette: Palette | null = null;
   private timer = 0;
   private turn = 0;
+  private readonly onNight = (): void => void this.refresh();
 
   constructor(
     private readonly root: HTMLElement,
@@ -54,12 +55,20 @@ export class App implements Actions {
     const heads = new HeadControls(this);
     const views: View[] = [new TextView(this)];
     if (page.pair) views.push(new PairView(this, page.pair));
-    views.push(new MatrixView(this, heads.element), new Overview(this, this.maps));
     if (page.contrast) views.push(new ContrastView(this, page.contrast));
+    views.push(new MatrixView(this, heads.element), new Overview(this, this.maps));
     this.views = [units, heads, ...views];
     root.classList.add("attnlens");
     root.replaceChildren(this.header(units.element), ...views.map((view) => view.element), notes(page), this.status);
-    this.night.addEventListener("change", () => void this.refresh());
+    this.night.addEventListener("change", this.onNight);
+  }
+
+  /** Draw nothing from now on: another page takes the place of this one. */
+  close(): void {
+    this.night.removeEventListener("change", this.onNight);
+    window.clearTimeout(this.timer);
+    this.turn = Infinity;
+    delete this.root.dataset.ready;
   }
 
   state(): State {

@@ -19,7 +19,8 @@ export class Bars {
   draw(scores: ScoresData, units: Unit[], lit: number | null): void {
     const values = summed(scores.values, units);
     const order = values.map((_, place) => place).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]) || a - b);
-    const top = order.slice(0, SHOWN).sort((a, b) => a - b);
+    const shown = order.length === SHOWN + 1 ? order.length : SHOWN; // "1 other" would take as much room
+    const top = order.slice(0, shown).sort((a, b) => a - b);
     const extent = Math.max(...values.map(Math.abs), Math.abs(scores.baseline ?? 0)) || 1;
     const rows = top.map((place) => row(short(units[place].shown), values[place], extent, place === lit));
     const rest = scores.values.reduce((sum, value) => sum + value, 0) - top.reduce((sum, place) => sum + values[place], 0);

@@ -1,7 +1,7 @@
 """`attnlens compare`: why two texts are similar."""
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +12,13 @@ from attnlens_cli.commands.options import (
     check_sendable,
     too_long_explained,
 )
+from attnlens_cli.files.page_file import checked_page_path, write_page
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
+
+if TYPE_CHECKING:
+    from attnlens_client import Client, Comparison
+    from attnlens_viewer import Page
 
 
 @click.command(
@@ -44,6 +49,7 @@ Example:
 @click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
 @server_options
 def compare(
     first: str,
@@ -52,6 +58,7 @@ def compare(
     words: bool,
     top: int | None,
     as_json: bool,
+    html: str | None,
     server: ServerOptions,
     **options: Any,  # noqa: ANN401 - options of the client's method
 ) -> None:
@@ -61,15 +68,19 @@ def compare(
     check_sendable({"TEXT": first + second, **given})
     if as_json and top is not None:
         raise click.UsageError("--json prints all scores: leave out --top")
+    path = None if html is None else checked_page_path(html, "--html")
     from attnlens_client import Client
 
-    options |= {"methods": method, "level": "words" if words else "tokens"}
+    level = "words" if words else "tokens"
+    options |= {"methods": method, "level": level, "model": server.model}
     with (
         Client(server.address, **server.client_settings()) as client,
         too_long_explained("pairs[0].a", "the first TEXT"),
         too_long_explained("pairs[0].b", "the second TEXT"),
     ):
-        found = client.compare(first, second, model=server.model, **options)
+        found = client.compare(first, second, **options)
+        if path is not None:
+            write_page(path, _page(client, first, second, options))
     if as_json:
         from attnlens_cli.show.explanations.as_json import comparison_as_json
 
@@ -89,3 +100,20 @@ def compare(
     if options["matrix"] is not None:
         console.print()
         print_matrix(console, found, options["matrix"])
+
+
+def _page(client: "Client", first: str, second: str, options: dict[str, Any]) -> "Page":
+    """Return the page. It adds up words by itself, and shows what heads contribute where the method knows."""
+    from attnlens_client.pages import Reading, result_page
+
+    has_heads = options["methods"] == "contributions"
+    matrix = options["matrix"] or "output"
+    model = client.get_model(options["model"])
+    if matrix not in model.pair_matrices:
+        matrix = None
+    asked = options | {"level": "tokens", "head_contributions": has_heads, "matrix": matrix}
+    found: Comparison = client.compare(first, second, **asked)
+    reading = Reading(
+        prompt_names=(options["prompt_name_a"], options["prompt_name_b"]), truncate=options["truncate"]
+    )
+    return result_page(client, model, [first, second], reading, comparison=found, matrix=matrix or "")

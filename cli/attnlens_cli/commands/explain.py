@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import EXPLAIN_METHODS, POOLINGS, check_sendable, too_long_explained
+from attnlens_cli.files.page_file import checked_page_path, write_page
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from attnlens_client import Explanation
+    from attnlens_viewer import Page
 
 VERIFIER = "leave_one_out"
 
@@ -45,6 +47,7 @@ Example:
 @click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
 @click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
 @server_options
 def explain(
     text: str,
@@ -56,6 +59,7 @@ def explain(
     verify: bool,
     heads: bool,
     as_json: bool,
+    html: str | None,
     server: ServerOptions,
     to_prompt_name: str | None,
     **options: Any,  # noqa: ANN401 - options of the client's method
@@ -82,10 +86,13 @@ def explain(
     if options["prompt_name"] is not None and options["prompt"] is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
     _check_shape(as_json=as_json, heads=heads, top=top)
+    path = None if html is None else checked_page_path(html, "--html")
     asked = _methods(methods, verify=verify)
     options |= {"methods": asked, "level": "words" if words else "tokens", "head_contributions": heads}
     options |= {"to": to, "rather_than": rather_than, "target_prompt_name": to_prompt_name}
-    explanation = _fetch(text, server, options)
+    explanation, page = _fetch(text, server, options, with_page=path is not None)
+    if path is not None and page is not None:
+        write_page(path, page)
     if as_json:
         from attnlens_cli.show.explanations.as_json import explanation_as_json
 
@@ -122,12 +129,29 @@ def _methods(methods: tuple[str, ...], *, verify: bool) -> list[str]:
     return [*others, VERIFIER]
 
 
-def _fetch(text: str, server: ServerOptions, options: dict[str, Any]) -> "Explanation":
+def _fetch(
+    text: str, server: ServerOptions, options: dict[str, Any], *, with_page: bool
+) -> "tuple[Explanation, Page | None]":
     from attnlens_client import Client
 
     with Client(server.address, **server.client_settings()) as client, too_long_explained("texts[0]", "TEXT"):
         [explanation] = client.explain([text], model=server.model, **options)
-        return explanation
+        if not with_page:
+            return explanation, None
+        from attnlens_client.pages import Reading, result_page
+        from attnlens_viewer.results import target_of
+
+        model = client.get_model(server.model)
+        # The page adds up words by itself, and shows what heads contribute where the method knows.
+        of_tokens = options | {"level": "tokens", "head_contributions": "contributions" in options["methods"]}
+        [shown] = client.explain([text], model=model.name, **of_tokens)
+        reading = Reading(
+            prompt_names=(options["prompt_name"], None),
+            prompts=(options["prompt"], None),
+            truncate=options["truncate"],
+        )
+        target = target_of(options["to"], options["rather_than"])
+        return explanation, result_page(client, model, [text], reading, explanations=[shown], target=target)
 
 
 def _caption(explanation: "Explanation", to: str | None, rather_than: str | None) -> str:

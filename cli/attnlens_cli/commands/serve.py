@@ -54,6 +54,12 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @config_option("tls_cert", "PEM certificate chain.", click.Path(path_type=Path))
 @config_option("tls_key", "PEM private key.", click.Path(path_type=Path))
 @config_option("tls_client_ca", "PEM roots: clients must show a certificate.", click.Path(path_type=Path))
+@config_option(
+    "viewer_port",
+    "Show texts in a browser, too: the port of that page; 0 picks a free one.  [default: no]",
+    int,
+)
+@config_option("viewer_host", "Address that the page listens on.")
 def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
     """Serve the bundle in DIR over gRPC until SIGTERM.
 
@@ -77,3 +83,5 @@ def _print_ready(ready: "Ready") -> None:
         f"attnlens is ready at {ready.address}: model {ready.model}, {ready.execution_provider}, "
         f"warm-up {ready.warm_up_s:.2f} s"
     )
+    if ready.viewer_url:
+        click.echo(f"The viewer is at {ready.viewer_url}")

@@ -1,13 +1,12 @@
-"""`attnlens view`: one HTML file of a text and its attention maps, to look at and to pass on."""
+"""`attnlens view`: one HTML file of a text, its vector and its attention, to look at and to pass on."""
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.commands.options import PAIR_MATRICES, check_sendable
+from attnlens_cli.files.page_file import checked_page_path, write_page
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 
 if TYPE_CHECKING:
@@ -18,12 +17,19 @@ if TYPE_CHECKING:
     epilog="""\b
 Example:
   attnlens view "The animal didn't cross the street because it was too tired." -o animal.html
-  attnlens view "A man is playing a guitar." "Someone plays an instrument." -o pair.html"""
+  attnlens view "A man is playing a guitar." "Someone plays an instrument." -o pair.html
+  attnlens view "my query" "the hit" --rather-than "the one below it" -o why.html"""
 )
 @click.argument("text")
 @click.argument("text2", required=False)
 @click.option(
     "--output", "-o", required=True, metavar="FILE", help="The page to write: a name ending in .html."
+)
+@click.option("--rather-than", metavar="TEXT3", help="Why is TEXT nearer to TEXT2 than to TEXT3?")
+@click.option(
+    "--matrix",
+    type=click.Choice(PAIR_MATRICES),
+    help="What to show of pairs of tokens of two texts.  [default: output]",
 )
 @click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
 @click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
@@ -34,69 +40,42 @@ def view(
     text: str,
     text2: str | None,
     output: str,
-    prompt_name: str | None,
-    prompt: str | None,
-    truncate: bool,
+    rather_than: str | None,
+    matrix: str | None,
     small: bool,
     server: ServerOptions,
+    **options: Any,  # noqa: ANN401 - options of the client's methods
 ) -> None:
-    """Write one HTML file that shows the attention of TEXT, and of TEXT2 if there is one.
+    """Write one HTML file that shows what TEXT's words did for its vector, and its attention.
 
-    It has all layers and heads, needs no network and opens from the disk in any browser. The model reads two
-    texts one by one. The weights are rounded to a byte each; a page has at most 70 MB.
+    With TEXT2: what the words of both did for their similarity. The page has all layers and heads, needs no
+    network and opens from the disk in any browser. The model reads two texts one by one. Attention weights
+    are rounded to a byte each; a page has at most 70 MB.
     """
-    for name, given in (
-        ("TEXT", text),
-        ("TEXT2", text2),
-        ("--prompt", prompt),
-        ("--prompt-name", prompt_name),
-    ):
-        if not is_sendable(given or ""):
-            raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
+    prompt, prompt_name = options["prompt"], options["prompt_name"]
+    texts = {"TEXT": text, "TEXT2": text2, "--rather-than": rather_than}
+    check_sendable({**texts, "--prompt": prompt, "--prompt-name": prompt_name})
     if prompt_name is not None and prompt is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
-    path = checked_path(output, "--output", (".html", ".htm"))
-    from attnlens_viewer import html_of
-
-    texts = [text] if text2 is None else [text, text2]
-    page = _fetch(texts, prompt_name, prompt, truncate=truncate, server=server)
-    try:
-        document = html_of(page, small=small).encode()
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
-    with replacing(Path(path)) as file:
-        file.write(document)
-    click.echo(f"{path}: {len(document) / 1e6:.2f} MB, open it in a browser", err=True)
+    for name, given in (("--rather-than", rather_than), ("--matrix", matrix)):
+        if given is not None and text2 is None:
+            raise click.UsageError(f"{name} needs TEXT2")
+    path = checked_page_path(output, "--output")
+    options |= {"rather_than": rather_than, "matrix": matrix or "output"}
+    write_page(path, _fetch(text, text2, server, options), small=small)
 
 
-def _fetch(
-    texts: list[str], prompt_name: str | None, prompt: str | None, *, truncate: bool, server: ServerOptions
-) -> "Page":
-    from attnlens_cli.show.viewed_page import page_of
-    from attnlens_client import AttentionQuery, Client, InputTooLongError
+def _fetch(text: str, text2: str | None, server: ServerOptions, options: dict[str, Any]) -> "Page":
+    from attnlens_client import Client, InputTooLongError
+    from attnlens_client.pages import view_page
 
     with Client(server.address, **server.client_settings()) as client:
-        model = client.get_model(server.model)
         try:
-            results = list(
-                client.stream(
-                    texts,
-                    attention=AttentionQuery(view="dense"),
-                    hidden_states=False,
-                    prompt_name=prompt_name,
-                    prompt=prompt,
-                    truncate=truncate,
-                    model=model.name,
-                )
-            )
+            return view_page(client, text, text2, model=server.model, **options)
         except InputTooLongError as error:
             raise click.ClickException(
                 f"a text has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or "
                 "give --truncate"
             ) from error
-    if prompt is None:
-        prompt = model.prompts.get(prompt_name or model.default_prompt_name, "")
-    try:
-        return page_of(model, results, texts, prompt)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error

@@ -53,6 +53,80 @@ def test_the_page_holds_the_tokens_and_the_weights_that_the_server_gives(
         assert np.abs((content.reshape(weights.shape) / 255) ** 2 - weights).max() <= 1 / 255
 
 
+def test_a_text_has_its_contributions(view: Run, tmp_path: Path) -> None:
+    path = tmp_path / "animal.html"
+    assert view(SENTENCE, "-o", path).returncode == 0
+    data = data_of(path)
+    [text] = data["texts"]
+    [scores] = text["scores"]
+    assert (scores["method"], scores["target"]) == ("contributions", "the text's own vector, which is 1")
+    # Figures of another program, in docs/explanations.md.
+    assert scores["baseline"] == pytest.approx(0.082509, abs=2e-4)
+    assert scores["values"][2] == pytest.approx(0.28130, abs=2e-4)
+    assert scores["sum"] == pytest.approx(1, abs=1e-5)
+    assert np.asarray(text["headContributions"]).shape == (6, 12)
+    assert (data["pair"], data["contrast"], data["notes"]) == (None, None, [])
+
+
+def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
+    view: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    path = tmp_path / "pair.html"
+    first, second, third = "A man is playing a guitar.", "Someone plays an instrument.", "A man is eating."
+    assert view(first, second, "--rather-than", third, "-o", path).returncode == 0
+    data = data_of(path)
+    for text in data["texts"]:
+        assert text["scores"][0]["sum"] == pytest.approx(0.667446, abs=1e-5)
+        assert text["scores"][0]["target"] == "the cosine with the other text"
+    assert np.sum(data["pair"]["values"]) == pytest.approx(0.667446, abs=1e-5)
+    assert data["pair"]["name"] == "output vectors"
+    with Client(minilm_server.address) as client:
+        vectors = client.embed([first, second, third], normalize=True)
+    difference = float(vectors[0] @ vectors[1] - vectors[0] @ vectors[2])
+    assert data["contrast"]["scores"]["sum"] == pytest.approx(difference, abs=1e-5)
+    assert (data["contrast"]["nearer"], data["contrast"]["farther"]) == (second, third)
+    assert view(first, second, "--matrix", "interaction", "-o", path).returncode == 0
+    pair = data_of(path)["pair"]
+    assert (pair["name"], pair["similarity"]) == ("interaction", None)
+    assert pair["values"][6][4] == pytest.approx(0.4181, abs=1e-3)
+
+
+def test_explain_and_compare_write_the_same_page(
+    run: Run, minilm_server: ServerProcess, tmp_path: Path
+) -> None:
+    path, address = tmp_path / "page.html", ("--address", minilm_server.address)
+    texts = ("A man is playing a guitar.", "Someone plays an instrument.")
+    assert run("view", *texts, "-o", path, *address).returncode == 0
+    viewed = path.read_bytes()
+    result = run("compare", *texts, "--words", "--html", path, *address)
+    assert (result.returncode, "guitar" in result.stdout) == (0, True)
+    assert path.read_bytes() == viewed
+    assert run("view", SENTENCE, "-o", path, *address).returncode == 0
+    viewed = path.read_bytes()
+    assert run("explain", SENTENCE, "--words", "--html", path, *address).returncode == 0
+    assert path.read_bytes() == viewed
+    assert run("explain", texts[0], "--to", texts[1], "--verify", "--html", path, *address).returncode == 0
+    scores = data_of(path)["texts"][0]["scores"]
+    assert [each["method"] for each in scores] == ["contributions", "leave_one_out"]
+    assert (
+        scores[0]["target"]
+        == f"the cosine with \N{LEFT DOUBLE QUOTATION MARK}{texts[1]}\N{RIGHT DOUBLE QUOTATION MARK}"
+    )
+    assert scores[1]["values"][0] == 0
+    assert "Tokens without a number count as 0." in scores[1]["description"]
+
+
+def test_a_server_that_does_not_explain_gives_a_page_of_attention_that_says_why(
+    run: Run, minilm_bundle: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    with ServerProcess(minilm_bundle, "--no-explain") as server:
+        assert run("view", SENTENCE, "-o", path, "--address", server.address).returncode == 0
+    data = data_of(path)
+    assert data["texts"][0]["scores"] == []
+    assert "the server does not explain" in data["notes"][0]
+
+
 def test_two_texts_make_one_page(view: Run, tmp_path: Path) -> None:
     path = tmp_path / "pair.html"
     assert view("A man plays.", "It rained all day.", "-o", path).returncode == 0
@@ -87,6 +161,8 @@ def test_a_prompt_is_part_of_the_text_and_a_cut_is_said(view: Run, tmp_path: Pat
         (("text", "-o", "x.pdf"), 2, "x.pdf must end in .html or .htm"),
         (("text", "-o", "no/where.html"), 2, "there is no directory no"),
         (("text", "-o", "x.html", "--prompt", "", "--prompt-name", "b"), 2, "--prompt-name or --prompt"),
+        (("text", "-o", "x.html", "--rather-than", "b"), 2, "--rather-than needs TEXT2"),
+        (("text", "-o", "x.html", "--matrix", "output"), 2, "--matrix needs TEXT2"),
     ],
 )
 def test_what_is_wrong_is_said_and_leaves_no_file(

@@ -288,6 +288,27 @@ def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> No
             np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
 
 
+def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub) -> None:
+    texts = [
+        f"The {name} sat there." for name in ("cat", "dog", "king", "car", "judge", "rain", "child", "sun")
+    ]
+    for fields in ({}, {"other": given(B)}, {"pooling": POOLING_MAX}):
+        together = explain(stub, *texts, **fields)
+        assert len({len(found.tokens) for found in together}) == 1
+        for text, found in zip(texts, together, strict=True):
+            [alone] = explain(stub, text, **fields)
+            assert found.scores[0].baseline == pytest.approx(alone.scores[0].baseline, abs=1e-5)
+            assert found.target_value == pytest.approx(alone.target_value, abs=1e-6)
+            values = from_tensor(found.scores[0].values)
+            np.testing.assert_allclose(values, from_tensor(alone.scores[0].values), atol=1e-5)
+    pairs = [pb.ComparedPair(a=given(a), b=given(b)) for a, b in zip(texts, texts[::-1], strict=True)]
+    for pair, found_pair in zip(pairs, stub.Compare(pb.CompareRequest(pairs=pairs)).results, strict=True):
+        [alone_pair] = stub.Compare(pb.CompareRequest(pairs=[pair])).results
+        for side in ("a", "b"):
+            one, other = getattr(found_pair, side).scores[0], getattr(alone_pair, side).scores[0]
+            np.testing.assert_allclose(from_tensor(one.values), from_tensor(other.values), atol=1e-5)
+
+
 def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B)
     [a], [b] = explain(stub, A, other=given(B)), explain(stub, B, other=given(A))

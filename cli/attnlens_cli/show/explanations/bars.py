@@ -72,7 +72,7 @@ def print_scores(console: Console, explanation: Explanation, *, top: int | None,
             console.print(_verdict(explanation, scores))
     for scores in explanation.scores:
         if scores.faithfulness is not None:
-            measured = f"Spearman {scores.faithfulness:.2f} with leave-one-out, measured at the export"
+            measured = f"Spearman {scores.faithfulness:.2f} with leave-one-out, as attnlens check measured it"
             console.print(f"{scores.method}: {measured}.")
 
 

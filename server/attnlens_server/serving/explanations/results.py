@@ -20,7 +20,7 @@ class TokenScores:
         values: (T,) or (W,) float32; NaN where there is no number.
         baseline: what no token contributes; None: the method has none.
         expected: what the sum must be but for rounding; None: nothing is promised.
-        faithfulness: the rank correlation with leave-one-out that was measured at the export; None: none was.
+        faithfulness: the measured rank correlation with leave-one-out; None: it was not measured.
     """
 
     method: ExplainMethod

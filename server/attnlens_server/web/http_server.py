@@ -1,0 +1,260 @@
+"""A small HTTP/1.1 server for one page: one request a connection, everything bounded.
+
+h11 parses, because what is lenient in a parser becomes a hole: it refuses what RFC 9112 calls malformed. Here
+are the limits: how long a request may take to come, its head, its number of headers and its body, how many
+connections there are, how long a reply may take to be read.
+
+Everything here runs on the event loop.
+"""
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import h11
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 16 << 10
+MAX_HEADERS = 64
+MAX_BODY_BYTES = 256 << 10
+MAX_CONNECTIONS = 64
+REQUEST_TIMEOUT_S = 10.0
+_READ_BYTES = 16 << 10
+_LINGER_S = 1.0  # how long a refused client may go on sending, so that it sees why
+_LINGER_BYTES = 1 << 20
+_METHODS = ("GET", "POST")
+
+
+class HttpError(Exception):
+    """A request that is refused: a status, a reason for programs and a sentence for people."""
+
+    def __init__(
+        self, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.headers = headers or {}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A request that has come in full. Names of headers are in lower case; each is there once."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """What goes back; every reply also ends the connection."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    over: Callable[[], None] | None = None
+    """Called when the client has it, or never will."""
+
+
+Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+
+
+class HttpServer:
+    """Listens, and answers each connection's only request."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        refuse: Callable[[HttpError], HttpReply],
+        check: Callable[[Mapping[str, str]], None],
+        *,
+        stall_timeout_s: float,
+    ) -> None:
+        """Make a server.
+
+        Args:
+            answer: makes the reply. Raises HttpError to refuse.
+            refuse: makes the reply that tells an error.
+            check: raises HttpError for headers that are refused whatever the path.
+            stall_timeout_s: how long a client may take to read a reply.
+        """
+        self._answer = answer
+        self._refuse = refuse
+        self._check = check
+        self._stall_timeout_s = stall_timeout_s
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
+        """Listen; return the port.
+
+        Raises:
+            OSError: the address can't be bound.
+        """
+        handshake = {} if context is None else {"ssl_handshake_timeout": REQUEST_TIMEOUT_S}
+        self._server = await asyncio.start_server(
+            self._connected, host, port, limit=_READ_BYTES, ssl=context, reuse_address=True, **handshake
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no new connections, let those that run end, and cut off the rest."""
+        if self._server is not None:
+            self._server.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=timeout_s)
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - streams run this in a task of its own
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, ssl.SSLError, TimeoutError):
+            pass  # the client has left, or does not read
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()  # what was to be sent has been sent, or is not wanted
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        came_whole = False
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await self._request(connection, reader, writer)
+            if request is None:
+                return
+            came_whole = True
+            reply = await _unless_gone(self._answer(request), reader)
+            if reply is None:
+                return
+        except TimeoutError:
+            seconds = f"{REQUEST_TIMEOUT_S:g} s"
+            reply = self._refuse(HttpError(408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}"))
+        except HttpError as error:
+            reply = self._refuse(error)
+        except h11.RemoteProtocolError as error:
+            reply = self._refuse(HttpError(error.error_status_hint, "MALFORMED_REQUEST", str(error)))
+        except Exception as error:
+            error_id = secrets.token_hex(6)
+            logger.exception("the viewer failed, error id %s", error_id, exc_info=error)
+            reply = self._refuse(
+                HttpError(500, "INTERNAL", f"the server failed; its log has more under error id {error_id}")
+            )
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await _send(connection, writer, reply)
+        finally:
+            if reply.over is not None:
+                reply.over()
+        if not came_whole:
+            await _linger(reader)
+
+    async def _request(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> HttpRequest | None:
+        """Read a request. None: the client has sent none.
+
+        Raises:
+            HttpError, h11.RemoteProtocolError: it is refused.
+        """
+        head: h11.Request | None = None
+        headers: dict[str, str] = {}
+        body = bytearray()
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                if connection.they_are_waiting_for_100_continue:
+                    writer.write(
+                        connection.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+                    )
+                connection.receive_data(await reader.read(_READ_BYTES))
+            elif isinstance(event, h11.Request):
+                head, headers = event, self._checked_headers(event)
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MAX_BODY_BYTES:
+                    raise _too_large()
+            elif isinstance(event, h11.EndOfMessage) and head is not None:
+                return HttpRequest(head.method.decode(), head.target.decode(), headers, bytes(body))
+            else:
+                return None
+
+    def _checked_headers(self, request: h11.Request) -> dict[str, str]:
+        """Return the headers of a request whose body may come."""
+        if request.http_version not in (b"1.0", b"1.1"):
+            raise HttpError(505, "WRONG_HTTP_VERSION", "use HTTP/1.1")
+        if len(request.headers) > MAX_HEADERS:
+            raise HttpError(431, "TOO_MANY_HEADERS", f"a request may have {MAX_HEADERS} headers")
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in request.headers:
+            name = raw_name.decode()
+            if name in headers:
+                raise HttpError(400, "REPEATED_HEADER", f"the header {name} is there twice")
+            headers[name] = raw_value.decode("latin-1")
+        self._check(headers)
+        if request.method.decode() not in _METHODS:
+            allowed = ", ".join(_METHODS)
+            raise HttpError(405, "METHOD_NOT_ALLOWED", f"use {allowed}", {"Allow": allowed})
+        if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+            raise _too_large()
+        return headers
+
+
+def _too_large() -> HttpError:
+    return HttpError(413, "BODY_TOO_LARGE", f"a body may have {MAX_BODY_BYTES} bytes: shorten the texts")
+
+
+async def _unless_gone(answer: Awaitable[HttpReply], reader: asyncio.StreamReader) -> HttpReply | None:
+    """Return the reply; give it up, and return None, once the client has left. It is read no further."""
+    answering = asyncio.ensure_future(answer)
+    leaving = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        has_left = leaving.done() and (leaving.exception() is not None or not leaving.result())
+        return None if has_left and not answering.done() else await answering
+    finally:
+        for task in (answering, leaving):
+            task.cancel()
+        await asyncio.wait((answering, leaving))
+
+
+async def _send(connection: h11.Connection, writer: asyncio.StreamWriter, reply: HttpReply) -> None:
+    headers = {
+        "Content-Type": reply.content_type,
+        "Content-Length": str(len(reply.body)),
+        "Connection": "close",
+        **reply.headers,
+    }
+    head = h11.Response(status_code=reply.status, headers=list(headers.items()))
+    writer.write(connection.send(head) or b"")
+    writer.write(reply.body)
+    if writer.can_write_eof():
+        writer.write_eof()
+    # `drain` returns below the high-water mark; with a mark of 0 it returns when all is handed to the system.
+    writer.transport.set_write_buffer_limits(0)
+    await writer.drain()
+
+
+async def _linger(reader: asyncio.StreamReader) -> None:
+    """Read on for a moment: a connection that is closed with bytes unread is reset, and the reply lost."""
+    left = _LINGER_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while left > 0 and (data := await reader.read(_READ_BYTES)):
+                left -= len(data)

@@ -1,0 +1,188 @@
+"""From the texts of a form to a page: the same jobs as gRPC's, with the same checks and the same limits.
+
+Letters: T tokens, L layers, H heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnlens.explanations import ExplainMethod, PairMatrix
+from attnlens.reductions import Reduction, SquareRoots
+from attnlens_server.bundle import Model
+from attnlens_server.serving.admission import Budget
+from attnlens_server.serving.explanations import CompareJob, ExplainJob
+from attnlens_server.serving.explanations.jobs import Towards
+from attnlens_server.serving.explanations.results import Comparison, Explanation, TokenScores
+from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EncodeJob
+from attnlens_server.serving.results import EncodedText, ReducedAttention
+from attnlens_server.serving.service import ModelService
+from attnlens_server.text import Input, Tokens, TokenSource
+from attnlens_viewer import Page
+from attnlens_viewer.results import OTHER_TEXT, OWN_VECTOR, ReadContrast, ReadMatrix, ReadText, page_of
+
+_ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=Reduction(form=SquareRoots())),)
+_SOURCES = {TokenSource.PROMPT: "prompt", TokenSource.TEXT: "text", TokenSource.SPECIAL: "special"}
+_WHY_NONE = (
+    "This page shows attention alone: the bundle has no graph of contributions, or the server was started "
+    "with --no-explain."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a form asks for."""
+
+    text: str
+    other: str | None = None
+    rather_than: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A token as the page takes it."""
+
+    text: str
+    source: str
+    char_start: int
+    char_end: int
+    word_index: int | None
+    is_special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Scores as the page takes them."""
+
+    method: str
+    values: npt.NDArray[np.float32]
+    baseline: float | None
+    sum: float
+    expected: float | None
+    faithfulness: float | None
+
+
+class Pages:
+    """Makes pages of one model."""
+
+    def __init__(self, service: ModelService, model: Model) -> None:
+        self._service = service
+        self._model = model.name
+        self._prompt = model.prompts.get(model.default_prompt_name, "")
+        checks = service.explanations.checks
+        self._can_explain = ExplainMethod.CONTRIBUTIONS in checks.methods
+        self._has_matrix = PairMatrix.OUTPUT in checks.matrices
+
+    async def page(self, asked: Asked, budget: Budget) -> Page:
+        """Return the page of one text or two.
+
+        Raises:
+            RequestError: what `errors` lists.
+            ValueError: a text has too many tokens for a page.
+        """
+        service = self._service
+        texts = [text for text in (asked.text, asked.other) if text is not None]
+        inputs = [Input(text=text) for text in texts]
+        encoded = (await service.encode(EncodeJob(inputs=inputs, attention=_ATTENTION), budget)).texts
+        explained: Sequence[Explanation] = ()
+        compared: Comparison | None = None
+        contrast: ReadContrast | None = None
+        if self._can_explain and asked.other is None:
+            job = ExplainJob(inputs=inputs, head_contributions=True)
+            explained = (await service.explanations.explain(job, budget)).texts
+        elif self._can_explain:
+            compared = await self._compared(inputs, budget)
+            explained = (compared.a, compared.b)
+            contrast = await self._contrast(asked, inputs, budget)
+        return await service.workers.run(self._made, texts, encoded, explained, compared, contrast)
+
+    async def _compared(self, inputs: Sequence[Input], budget: Budget) -> Comparison:
+        job = CompareJob(
+            inputs=inputs[:1],
+            seconds=inputs[1:],
+            matrix=PairMatrix.OUTPUT if self._has_matrix else None,
+            head_contributions=True,
+        )
+        [pair] = (await self._service.explanations.compare(job, budget)).pairs
+        return pair
+
+    async def _contrast(self, asked: Asked, inputs: Sequence[Input], budget: Budget) -> ReadContrast | None:
+        if asked.other is None or asked.rather_than is None:
+            return None
+        towards = Towards(contrast=(inputs[1], Input(text=asked.rather_than)))
+        job = ExplainJob(inputs=inputs[:1], target=towards)
+        [text] = (await self._service.explanations.explain(job, budget)).texts
+        return ReadContrast(asked.other, asked.rather_than, _scores(text.scores[0]))
+
+    def _made(
+        self,
+        texts: Sequence[str],
+        encoded: Sequence[EncodedText],
+        explained: Sequence[Explanation],
+        compared: Comparison | None,
+        contrast: ReadContrast | None,
+    ) -> Page:
+        target = OWN_VECTOR if compared is None else OTHER_TEXT
+        found: Sequence[Explanation | None] = explained or [None] * len(texts)
+        return page_of(
+            self._model,
+            [
+                _read(text, self._prompt, each, said, target)
+                for text, each, said in zip(texts, encoded, found, strict=True)
+            ],
+            matrix=None
+            if compared is None or compared.matrix is None
+            else ReadMatrix("output", compared.matrix, compared.similarity),
+            contrast=contrast,
+            notes=() if self._can_explain else (_WHY_NONE,),
+        )
+
+
+def _read(
+    text: str, prompt: str, encoded: EncodedText, explained: Explanation | None, target: str
+) -> ReadText:
+    return ReadText(
+        text=text,
+        prompt=prompt,
+        tokens=_rows(encoded.tokens),
+        maps=_maps(encoded),
+        scores=() if explained is None else [_scores(scores) for scores in explained.scores],
+        target=target,
+        head_contributions=None if explained is None else explained.head_contributions,
+    )
+
+
+def _maps(encoded: EncodedText) -> list[npt.NDArray[Any]]:
+    """Return the maps of each layer, (H, T, T), as square roots in 8 bits."""
+    [attention] = encoded.attention
+    parts = attention.parts if isinstance(attention, ReducedAttention) else ()
+    return [part.data for part in parts if isinstance(part.data, np.ndarray)]
+
+
+def _rows(tokens: Tokens) -> list[_Row]:
+    columns = zip(tokens.texts, tokens.sources, tokens.chars, tokens.words, strict=True)
+    return [
+        _Row(
+            text,
+            _SOURCES.get(source, "ids"),
+            start,
+            end,
+            None if source is TokenSource.SPECIAL else word,
+            source is TokenSource.SPECIAL,
+        )
+        for text, source, (start, end), word in columns
+    ]
+
+
+def _scores(scores: TokenScores) -> _Scores:
+    return _Scores(
+        scores.method.name.lower(),
+        scores.values,
+        scores.baseline,
+        scores.sum,
+        scores.expected,
+        scores.faithfulness,
+    )

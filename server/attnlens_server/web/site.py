@@ -1,0 +1,216 @@
+"""The paths of the viewer, and who may ask for them.
+
+What a page of another site could make a browser send is refused: a Host that is a name of somebody else's
+(DNS rebinding), an Origin that is not ours, a body that is not JSON (a browser sends JSON elsewhere only
+after a preflight, which is refused). No reply allows other origins anything.
+"""
+
+import ipaddress
+import json
+import math
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import InputTooLongError, RequestError, StartupError
+from attnlens_server.serving.admission import Budget, Reservation
+from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.workers import Workers
+from attnlens_server.web.http_server import HttpError, HttpReply, HttpRequest, HttpServer
+from attnlens_server.web.pages import Asked, Pages
+from attnlens_viewer.live import POLICY, live_files, live_reply
+
+MAX_PAGES = 2  # that are made at a time: the engine is there for gRPC first
+PAGE_TIMEOUT_S = 60.0
+_JSON = "application/json"
+_FIELDS = ("text", "other", "rather_than")
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_STATUSES = {
+    "INVALID_ARGUMENT": 400,
+    "NOT_FOUND": 404,
+    "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+
+
+class Viewer:
+    """Answers requests for one model."""
+
+    def __init__(self, service: ModelService, pages: Pages, config: ServerConfig) -> None:
+        self._service = service
+        self._pages = pages
+        self._host = config.viewer_host.lower()
+        self._scheme = "http" if config.tls_cert is None else "https"
+        self._max_bytes = config.max_message_bytes
+        self._files = live_files()
+        self._worker = Workers(1)  # packs pages, so that those of gRPC stay free
+        self._num_pages = 0
+        self._server = HttpServer(
+            self.answer, refusal, self.check_host, stall_timeout_s=config.stall_timeout_s
+        )
+
+    async def listen(self, port: int, context: ssl.SSLContext | None) -> str:
+        """Listen, and return the address of the page.
+
+        Raises:
+            StartupError: it can't.
+        """
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        try:
+            bound = await self._server.start(self._host, port, context)
+        except OSError as error:
+            raise StartupError(
+                f"the viewer can't listen on {host}:{port}: {error.strerror or error}. Choose another "
+                "--viewer-port, or 0 for a free one"
+            ) from error
+        return f"{self._scheme}://{host}:{bound}/"
+
+    async def stop(self, timeout_s: float) -> None:
+        """Take no requests any more, and end those that run."""
+        await self._server.stop(timeout_s)
+        self._worker.close()
+
+    def check_host(self, headers: Mapping[str, str]) -> None:
+        """Refuse hosts by name that are not this one: a name may be made to point anywhere.
+
+        Raises:
+            HttpError: it is refused.
+        """
+        host = headers.get("host", "").lower()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.removeprefix("[").removesuffix("]")
+        if name in ("localhost", self._host):
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise HttpError(
+                421,
+                "WRONG_HOST",
+                f"this server is not {name[:80]!r}: ask for it by its address, or by the name that "
+                "--viewer-host has",
+            ) from None
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Return the reply.
+
+        Raises:
+            HttpError: the request is refused.
+        """
+        path = request.target
+        if request.method == "GET":
+            if path == "/favicon.ico":
+                return HttpReply(204, "image/x-icon", b"", _HEADERS)
+            if path in self._files:
+                file = self._files[path]
+                return HttpReply(200, file.content_type, file.content, _HEADERS)
+        if path != "/page" and (path not in self._files or request.method == "GET"):
+            raise HttpError(404, "NO_SUCH_PATH", "there is nothing here: the page is at /")
+        allowed = "POST" if path == "/page" else "GET"
+        if request.method != allowed:
+            raise HttpError(405, "METHOD_NOT_ALLOWED", f"use {allowed}", {"Allow": allowed})
+        self._check_origin(request.headers)
+        asked = _asked(request.body)
+        if self._num_pages >= MAX_PAGES:
+            message = f"{MAX_PAGES} other pages are being made, no more may: try again soon"
+            raise HttpError(429, "OVERLOADED", message, {"Retry-After": "1"})
+        self._num_pages += 1
+        try:
+            return await self._page(asked)
+        finally:
+            self._num_pages -= 1
+
+    async def _page(self, asked: Asked) -> HttpReply:
+        memory = Reservation(self._service.admission)
+        try:
+            self._service.check_serving()
+            page = await self._pages.page(asked, Budget(memory, time.monotonic() + PAGE_TIMEOUT_S))
+            body = await self._worker.run(live_reply, page, self._max_bytes)
+            memory.grow(len(body))
+        except BaseException as error:
+            memory.release()
+            if isinstance(error, RequestError):
+                raise _http_error(error) from error
+            if isinstance(error, ValueError):
+                raise HttpError(400, "INVALID_FIELD", str(error)) from error
+            raise
+        return HttpReply(200, _JSON, body, _HEADERS, memory.release)
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        """Refuse what a page of another site sends.
+
+        Raises:
+            HttpError: it is refused.
+        """
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
+        if origin not in (None, f"{self._scheme}://{headers['host']}") or site not in ("same-origin", "none"):
+            raise HttpError(403, "WRONG_ORIGIN", "pages of other sites may not ask here")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+            raise HttpError(415, "WRONG_CONTENT_TYPE", f"send {_JSON}")
+
+
+async def start_viewer(
+    service: ModelService, pages: Pages, config: ServerConfig, context: ssl.SSLContext | None
+) -> tuple[Viewer, str]:
+    """Listen as the configuration says; return the viewer and the address of the page.
+
+    Raises:
+        StartupError: it can't.
+    """
+    viewer = Viewer(service, pages, config)
+    return viewer, await viewer.listen(config.viewer_port or 0, context)
+
+
+def refusal(error: HttpError) -> HttpReply:
+    """Return the reply that tells an error."""
+    body = json.dumps({"error": str(error), "reason": error.reason}).encode()
+    return HttpReply(error.status, _JSON, body, {**_HEADERS, **error.headers})
+
+
+def _http_error(error: RequestError) -> HttpError:
+    after = error.retry_after_s
+    headers = {} if after is None else {"Retry-After": str(math.ceil(after))}
+    message = error.message
+    if isinstance(error, InputTooLongError):  # the form has no `truncate`
+        num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]
+        message = f"a text has {num_tokens} tokens, the model takes {max_tokens}: shorten it"
+    return HttpError(_STATUSES.get(error.status, 500), error.reason, message, headers)
+
+
+def _asked(body: bytes) -> Asked:
+    """Return what a body asks for.
+
+    Raises:
+        HttpError: it is not what the form sends.
+    """
+    try:
+        given: Any = json.loads(body.decode())
+        fields = {name: value for name, value in given.items() if value not in (None, "")}
+        for value in fields.values():
+            value.encode()  # a half of a surrogate pair is no text
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise _invalid("the body is not a JSON object of texts") from error
+    unknown = next((name for name in fields if name not in _FIELDS), None)
+    if unknown is not None:
+        raise _invalid(f"no field {unknown[:40]!r} is known: use {', '.join(_FIELDS)}")
+    if "text" not in fields:
+        raise _invalid("text is empty: send some text")
+    if "rather_than" in fields and "other" not in fields:
+        raise _invalid("rather_than needs other: why nearer to it than to the third text?")
+    return Asked(**fields)
+
+
+def _invalid(message: str) -> HttpError:
+    return HttpError(400, "INVALID_FIELD", message)

@@ -1,0 +1,146 @@
+"""What `check --faithfulness` measures, on MiniLM and by hand, and what it writes into a bundle."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from attnlens.bundle import BundleError, read_manifest, verify_files
+from attnlens.explanations import ExplainMethod
+from attnlens.v1 import explanation_pb2
+from attnlens_cli.commands.check import check
+from attnlens_export.errors import SourceError
+from attnlens_export.faithfulness import measure
+from attnlens_export.faithfulness.measure import measure_faithfulness
+from attnlens_export.faithfulness.model import ExplainedModel
+from attnlens_export.faithfulness.result import Control, FaithfulnessResult, Measured, record
+from attnlens_export.faithfulness.texts import TokenizedText, read_texts, tokenize
+from attnlens_model import read_config
+
+SENTENCE = "The animal didn't cross the street because it was too tired."
+# Of tokens 1 to 14, by another program.
+EFFECTS = [0.01477, 0.16094, 0.02793, 0.00359, 0.01509, 0.04965, 0.00622]
+EFFECTS += [0.10288, 0.00725, 0.00387, 0.00353, 0.00903, 0.10590, 0.00499]
+
+
+@pytest.fixture(scope="module")
+def model(minilm_bundle: Path) -> ExplainedModel:
+    config = read_config(minilm_bundle / "config.json")
+    return ExplainedModel(minilm_bundle, read_manifest(minilm_bundle), config)
+
+
+def test_effects_and_contributions_are_those_of_another_program(
+    minilm_bundle: Path, model: ExplainedModel
+) -> None:
+    text, *_ = tokenize(minilm_bundle, [SENTENCE] * 10, 256)
+    whole, *others = model.embed(text.ids, [(), *((token,) for token in range(1, 15))])
+    assert np.allclose(1 - np.stack(others) @ whole, EFFECTS, atol=2e-4)
+    scores, baseline = model.contributions(text.ids)
+    assert scores[2] == pytest.approx(0.28130, abs=2e-4)
+    assert scores.sum() + baseline == pytest.approx(1, abs=1e-5)
+    assert text.ranked.tolist() == list(range(1, 15))
+    assert text.lengths[1:4].tolist() == [3, 6, 4]
+
+
+def test_methods_of_minilm_are_ordered_as_they_were_measured(minilm_bundle: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(read_texts(None)[:12]), encoding="utf-8")
+    result = measure_faithfulness(minilm_bundle, texts)
+    found = {measured.method: measured for measured in result.methods}
+    assert found[ExplainMethod.LEAVE_ONE_OUT].rank_correlation == pytest.approx(1)
+    contributions = found[ExplainMethod.CONTRIBUTIONS]
+    assert 0.75 < contributions.rank_correlation < 0.95
+    for other in (ExplainMethod.ROLLOUT, ExplainMethod.OUTPUT_SHARE, *Control):
+        assert found[other].rank_correlation < contributions.rank_correlation - 0.1
+        assert found[other].deletion_difference < contributions.deletion_difference
+    assert [measured.method for measured in result.sorted()][:2] == [
+        ExplainMethod.LEAVE_ONE_OUT,
+        ExplainMethod.CONTRIBUTIONS,
+    ]
+
+
+class Weights:
+    """A model whose embedding moves by the sum of what each left-out token weighs."""
+
+    def __init__(self, weights: list[float]) -> None:
+        self.weights = np.array(weights)
+
+    def embed(self, _ids: object, left_out: list[tuple[int, ...]]) -> np.ndarray:
+        moved = np.array([self.weights[list(tokens)].sum() for tokens in left_out])
+        return np.stack([1 - moved, np.zeros(len(moved))], axis=1)
+
+
+def test_the_deletion_difference_by_hand() -> None:
+    """Ten tokens weigh 0.01 to 0.10: the best 1 to 5 of them 0.10, 0.19 ..., the worst 0.01, 0.03 ..."""
+    model = Weights([0.01 * (number + 1) for number in range(10)])
+    text = TokenizedText(np.arange(10), np.arange(10), np.ones(10, dtype=np.int64))
+    best = np.mean([0.10, 0.19, 0.27, 0.34, 0.40])
+    worst = np.mean([0.01, 0.03, 0.06, 0.10, 0.15])
+    whole = np.array([1.0, 0.0])
+    rankings = [np.arange(10.0), -np.arange(10.0)]
+    found = measure._deletion_differences(model, text, whole, rankings)  # type: ignore[arg-type]
+    assert found == pytest.approx([best - worst, worst - best])
+
+
+RESULT = FaithfulnessResult(
+    "lines.txt",
+    12,
+    15.5,
+    (
+        Measured(Control.RANDOM, 0.01, 0.1, 0.02),
+        Measured(ExplainMethod.CONTRIBUTIONS, 0.85, 0.01, 0.48),
+        Measured(ExplainMethod.ROLLOUT, float("nan"), 0.02, 0.09),
+    ),
+)
+
+
+def test_figures_go_into_manifest_and_report_once(minilm_bundle: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
+    before = (bundle / "parity" / "report.md").read_text(encoding="utf-8")
+    for _ in range(2):
+        record(bundle, RESULT)
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    best = manifest.faithfulness[0]
+    assert (best.method, best.control) == (explanation_pb2.ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS, "")
+    assert {found.control for found in manifest.faithfulness} == {"", "random numbers"}
+    assert manifest.faithfulness[0].num_texts == 12
+    page = (bundle / "parity" / "report.md").read_text(encoding="utf-8")
+    assert page.startswith(before)
+    assert page.count("## Faithfulness of explanations") == 1
+    assert "| contributions | 0.850 | 0.010 | 0.480 |" in page
+    report = json.loads((bundle / "parity" / "report.json").read_text(encoding="utf-8"))
+    assert report["faithfulness"]["num_texts"] == 12
+    assert report["passed"]
+
+
+def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("One sentence that is long enough to be ranked.\nToo short.\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=r"1 texts have 5 tokens or more, at least 10 are needed"):
+        measure_faithfulness(minilm_bundle, few)
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SourceError, match=r"binary\.txt can't be read as text"):
+        measure_faithfulness(minilm_bundle, binary)
+    bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
+    (bundle / "onnx" / "model_contributions.onnx").unlink()
+    with pytest.raises(BundleError, match=r"model_contributions\.onnx is absent.* export the bundle again"):
+        measure_faithfulness(bundle)
+
+
+def test_the_command_measures_and_records(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle = shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(read_texts(None)[:11]), encoding="utf-8")
+    options = ["--faithfulness", "--texts", str(texts), "--parity-tokens", "7"]
+    ended = CliRunner().invoke(check, [str(bundle), *options])
+    assert ended.exit_code == 0, ended.output
+    assert "Faithfulness of explanations, 11 texts" in ended.output
+    assert "leave one out" in ended.output
+    assert len(read_manifest(bundle).faithfulness) == 7
+    assert "--texts needs --faithfulness" in CliRunner().invoke(check, [str(bundle), *options[1:]]).output

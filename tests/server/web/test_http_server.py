@@ -1,0 +1,204 @@
+"""What is wrong, too large or too slow is refused, and the server goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+
+import pytest
+
+from attnlens_server.web import http_server
+from attnlens_server.web.http_server import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    MAX_HEADERS,
+    HttpError,
+    HttpReply,
+    HttpRequest,
+    HttpServer,
+)
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+class Small:
+    """A server that says how long a body was; `/wait` lasts until `go` is set, `/large` is a large reply."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.waiting = 0
+        self.over = 0
+        self.server = HttpServer(self.answer, self.refuse, self.check, stall_timeout_s=0.3)
+        self.port = 0
+
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        if request.target == "/wait":
+            self.waiting += 1
+            try:
+                await self.go.wait()
+            finally:
+                self.waiting -= 1
+        if request.target == "/fault":
+            raise RuntimeError("secret")
+        size = 64 << 20 if request.target == "/large" else 0
+        return HttpReply(200, "text/plain", str(len(request.body)).encode() + bytes(size), {}, self.done)
+
+    def done(self) -> None:
+        self.over += 1
+
+    def refuse(self, error: HttpError) -> HttpReply:
+        return HttpReply(error.status, "text/plain", f"{error.reason}: {error}".encode(), error.headers)
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        if headers.get("host") == "evil":
+            raise HttpError(421, "WRONG_HOST", "no")
+
+    async def ask(self, request: bytes) -> tuple[int, str]:
+        """Send bytes; return the status and the body."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        reply = await reader.read()
+        writer.close()
+        head, _, body = reply.partition(b"\r\n\r\n")
+        assert b"\r\nConnection: close" in head
+        return int(head.split(b" ")[1]), body.decode()
+
+
+async def sent_to(reader: asyncio.StreamReader) -> bytes:
+    """Return what came before the end, whether that was orderly or a reset."""
+    with suppress(ConnectionResetError):
+        return await reader.read()
+    return b""
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[Small]:
+    made = Small()
+    made.port = await made.server.start("127.0.0.1", 0, None)
+    yield made
+    await made.server.stop(0)
+
+
+async def test_a_body_comes_whole(small: Small) -> None:
+    assert await small.ask(HEAD + b"Content-Length: 3\r\n\r\nabc") == (200, "3")
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    assert await small.ask(chunked) == (200, "3")
+    assert small.over == 2
+
+
+MANY = b"".join(b"x-%d: 1\r\n" % number for number in range(MAX_HEADERS + 1))
+REFUSED = {
+    "a large header": (HEAD + b"x: " + b"y" * 50_000 + b"\r\n\r\n", 431),
+    "many headers": (HEAD + MANY + b"\r\n", 431),
+    "a header twice": (HEAD + b"origin: a\r\norigin: b\r\n\r\n", 400),
+    "two lengths": (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    "a length and chunks": (HEAD + b"Content-Length: 1\r\nTransfer-Encoding: x\r\n\r\na", 501),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "a wrong host": (b"GET / HTTP/1.1\r\nHost: evil\r\n\r\n", 421),
+    "another method": (b"DELETE / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
+    "a long body by its length": (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
+    "a long body in chunks": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + bytes(65536) + b"\r\n") * 5,
+        413,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_is_wrong_is_refused_and_the_next_request_is_answered(small: Small, case: str) -> None:
+    request, status = REFUSED[case]
+    assert (await small.ask(request))[0] == status
+    assert await small.ask(HEAD + b"Content-Length: 0\r\n\r\n") == (200, "0")
+
+
+async def test_a_refused_client_that_still_sends_gets_its_reply(small: Small) -> None:
+    length = MAX_BODY_BYTES + 1
+    status, body = await small.ask(HEAD + b"Content-Length: %d\r\n\r\n" % length + bytes(length))
+    assert status == 413
+    assert "262144 bytes" in body
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HT", HEAD, HEAD + b"Content-Length: 5\r\n\r\nab"])
+async def test_a_request_that_does_not_come_to_its_end_is_given_up(
+    small: Small, begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
+    status, body = await small.ask(begin)
+    assert (status, body) == (408, "REQUEST_TIMEOUT: the request took longer than 0.2 s")
+
+
+async def test_a_header_that_comes_byte_by_byte_is_given_up(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+
+    async def drip() -> None:
+        writer.write(HEAD + b"x: ")
+        while True:
+            writer.write(b"y")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.ensure_future(drip())
+    assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+    dripping.cancel()
+    writer.close()
+
+
+async def test_a_client_that_leaves_ends_its_call(small: Small) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while not small.waiting:
+        await asyncio.sleep(0)
+    writer.close()
+    while small.waiting:
+        await asyncio.sleep(0)
+    assert not small.go.is_set()
+
+
+async def test_a_client_that_does_not_read_is_left(small: Small) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", small.port, limit=1)
+    writer.write(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while not small.over:
+        await asyncio.sleep(0.01)
+    writer.transport.abort()
+
+
+async def test_too_many_connections_are_closed_and_those_that_end_make_room(small: Small) -> None:
+    writers = []
+    for _ in range(MAX_CONNECTIONS):
+        _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writers.append(writer)
+    while small.waiting < MAX_CONNECTIONS:
+        await asyncio.sleep(0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    assert await sent_to(reader) == b""
+    writer.close()
+    small.go.set()
+    while small.over < MAX_CONNECTIONS:
+        await asyncio.sleep(0)
+    assert await small.ask(HEAD + b"Content-Length: 0\r\n\r\n") == (200, "0")
+    for each in writers:
+        each.close()
+
+
+async def test_a_fault_is_told_by_a_number_alone(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    status, body = await small.ask(b"GET /fault HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert status == 500
+    assert "secret" not in body
+    assert body.rsplit(" ", 1)[1] in caplog.text
+    assert "secret" in caplog.text
+
+
+async def test_a_stop_ends_those_that_wait(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    while not small.waiting:
+        await asyncio.sleep(0)
+    await small.server.stop(0.05)
+    assert await sent_to(reader) == b""
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", small.port)

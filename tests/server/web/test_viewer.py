@@ -1,0 +1,171 @@
+"""The viewer of a real server process: who may ask, what comes, and that it ends with the server."""
+
+import base64
+import http.client
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from attnlens_client import AttentionQuery, Client
+from served import ServerProcess
+
+JSON = {"Content-Type": "application/json"}
+FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
+
+
+class Asker:
+    """Asks a viewer."""
+
+    def __init__(self, url: str) -> None:
+        self.port = urlsplit(url).port or 0
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, sent, JSON if headers is None else headers)
+        reply = connection.getresponse()
+        self.body = reply.read()
+        connection.close()
+        return reply
+
+    def page(self, **fields: str) -> dict[str, Any]:
+        assert self.ask("POST", "/page", fields).status == 200
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+    def refused(self, status: int, *args: Any) -> tuple[str, str]:
+        assert self.ask(*args).status == status
+        told = json.loads(self.body)
+        return told["reason"], told["error"]
+
+
+@pytest.fixture
+def asker(viewer_url: str) -> Asker:
+    return Asker(viewer_url)
+
+
+def test_the_weights_are_those_of_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
+    found = asker.page(text=FIRST)
+    with Client(minilm_server.address) as client:
+        [encoded] = client.encode([FIRST], attention=AttentionQuery())
+    assert len(found["maps"]) == len(encoded.weights)
+    for packed, weights in zip(found["maps"], encoded.weights, strict=True):
+        content = np.frombuffer(zlib.decompress(base64.b64decode(packed)), np.uint8)
+        assert np.abs((content.reshape(weights.shape) / 255) ** 2 - weights).max() <= 1 / 255
+    shown = [token.get("shown", token["text"]) for token in found["page"]["texts"][0]["tokens"]]
+    assert shown == ["[CLS]", "A", "man", "is", "playing", "a", "guitar", ".", "[SEP]"]
+
+
+def test_the_scores_are_those_of_the_protocol(asker: Asker, minilm_server: ServerProcess) -> None:
+    page = asker.page(text=FIRST, other=SECOND, rather_than="A man is eating.")["page"]
+    with Client(minilm_server.address) as client:
+        compared = client.compare(FIRST, SECOND, matrix="output", head_contributions=True)
+        [contrast] = client.explain([FIRST], to=SECOND, rather_than="A man is eating.")
+    assert compared.matrix is not None
+    for text, side in zip(page["texts"], (compared.a, compared.b), strict=True):
+        assert np.allclose(text["scores"][0]["values"], side.values, atol=1e-5)
+        assert text["scores"][0]["sum"] == pytest.approx(compared.similarity, abs=1e-5)
+        assert side.head_contributions is not None
+        assert np.allclose(text["headContributions"], side.head_contributions, atol=1e-5)
+    assert np.allclose(page["pair"]["values"], compared.matrix, atol=1e-5)
+    assert page["pair"]["similarity"] == pytest.approx(compared.similarity, abs=1e-5)
+    assert np.allclose(page["contrast"]["scores"]["values"], contrast.values, atol=1e-5)
+
+
+def test_every_reply_forbids_what_it_need_not_allow(asker: Asker) -> None:
+    for method, path in (("GET", "/"), ("GET", "/live.js"), ("GET", "/nowhere"), ("POST", "/page")):
+        reply = asker.ask(method, path)
+        assert "default-src 'none'" in (reply.headers["Content-Security-Policy"] or "")
+        assert "unsafe" not in reply.headers["Content-Security-Policy"]
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
+        assert not [name for name in reply.headers if name.lower().startswith("access-control")]
+
+
+REFUSED: dict[str, tuple[int, str, tuple[Any, ...]]] = {
+    "another site's name": (421, "WRONG_HOST", ("GET", "/", None, {"Host": "evil.example:80"})),
+    "a name that begins like ours": (
+        421,
+        "WRONG_HOST",
+        ("GET", "/", None, {"Host": "localhost.evil.example"}),
+    ),
+    "another site's page": (
+        403,
+        "WRONG_ORIGIN",
+        ("POST", "/page", {"text": "a"}, {**JSON, "Origin": "http://evil.example"}),
+    ),
+    "a sandboxed page": (403, "WRONG_ORIGIN", ("POST", "/page", {"text": "a"}, {**JSON, "Origin": "null"})),
+    "a link of another site": (
+        403,
+        "WRONG_ORIGIN",
+        ("POST", "/page", {"text": "a"}, {**JSON, "Sec-Fetch-Site": "cross-site"}),
+    ),
+    "a form of another site": (
+        415,
+        "WRONG_CONTENT_TYPE",
+        ("POST", "/page", {"text": "a"}, {"Content-Type": "text/plain"}),
+    ),
+    "a preflight": (405, "METHOD_NOT_ALLOWED", ("OPTIONS", "/page")),
+    "a page that is got": (405, "METHOD_NOT_ALLOWED", ("GET", "/page")),
+    "a path that climbs": (404, "NO_SUCH_PATH", ("GET", "/../pyproject.toml")),
+    "a large body": (413, "BODY_TOO_LARGE", ("POST", "/page", b"x" * 300_000)),
+    "no JSON": (400, "INVALID_FIELD", ("POST", "/page", b"{")),
+    "deep JSON": (400, "INVALID_FIELD", ("POST", "/page", b"[" * 200_000)),
+    "no object": (400, "INVALID_FIELD", ("POST", "/page", ["a"])),
+    "a number": (400, "INVALID_FIELD", ("POST", "/page", {"text": 1})),
+    "half a character": (400, "INVALID_FIELD", ("POST", "/page", {"text": "\ud800"})),
+    "no text": (400, "INVALID_FIELD", ("POST", "/page", {"text": ""})),
+    "an unknown field": (400, "INVALID_FIELD", ("POST", "/page", {"text": "a", "model": "b"})),
+    "a third text without a second": (
+        400,
+        "INVALID_FIELD",
+        ("POST", "/page", {"text": "a", "rather_than": "b"}),
+    ),
+    "a long text": (400, "INPUT_TOO_LONG", ("POST", "/page", {"text": "word " * 400})),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_has_a_reason(asker: Asker, case: str) -> None:
+    status, reason, args = REFUSED[case]
+    told, message = asker.refused(status, *args)
+    assert told == reason
+    assert message
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "192.0.2.7"])
+def test_addresses_are_hosts_since_no_name_can_be_made_to_point_here(asker: Asker, host: str) -> None:
+    assert asker.ask("GET", "/", None, {"Host": host}).status == 200
+
+
+@pytest.fixture
+def without_explain(minilm_bundle: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(minilm_bundle, "--viewer-port", "0", "--no-explain") as server:
+        yield server
+
+
+def test_a_server_that_does_not_explain_shows_attention_and_says_why(without_explain: ServerProcess) -> None:
+    asker = Asker(without_explain.viewer_url())
+    page = asker.page(text=FIRST, other=SECOND)["page"]
+    assert [text["scores"] for text in page["texts"]] == [[], []]
+    assert page["pair"] is None
+    assert "shows attention alone" in page["notes"][0]
+    assert without_explain.stop() == 0
+    with pytest.raises(ConnectionRefusedError):
+        asker.ask("GET", "/")
+
+
+def test_a_port_in_use_is_refused_at_the_start(minilm_bundle: Path, viewer_url: str) -> None:
+    port = str(urlsplit(viewer_url).port)
+    with (
+        pytest.raises(RuntimeError, match=f"the viewer can't listen on 127.0.0.1:{port}"),
+        ServerProcess(minilm_bundle, "--viewer-port", port),
+    ):
+        pass
