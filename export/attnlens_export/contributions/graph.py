@@ -13,6 +13,7 @@ from attnlens_export.contributions import heads, tail
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
+from attnlens_export.errors import GraphError
 from attnlens_export.graph.names import (
     BASELINE,
     NUM_DIMENSIONS,
@@ -51,6 +52,7 @@ def contributions_graph(
     vector = tail.add_dense(writer, tail.add_pooling(writer), dense)
     gradient = tail.add_target(writer, vector)
     state = SweepState(writer, {inner_name(name) for name in layer_outputs(config)})
+    _check_heads(state, gated)
     scores, baseline = sweep(state, vector, gradient)
     heads.add_contributions(writer, gated, [state.gradient(layer.after) for layer in gated])
     for name, value in ((TOKEN_CONTRIBUTIONS, scores), (BASELINE, baseline)):
@@ -60,6 +62,16 @@ def contributions_graph(
     return TracedGraph(
         proto, {name: array for name, array in writer.weights.items() if name in read}, writer.shapes
     )
+
+
+def _check_heads(state: SweepState, gated: Sequence[heads.GatedHeads]) -> None:
+    """Raise GraphError where the heads of a layer pass on nothing that is linear, which no sweep reaches."""
+    for layer, results in enumerate(gated):
+        if not state.flow(results.after).is_linear:
+            raise GraphError(
+                f"no contributions: the results of the heads of layer {layer} are not linear in the "
+                "embeddings of tokens"
+            )
 
 
 def _declare(graph: onnx.GraphProto, config: EncoderConfig, size: int) -> None:

@@ -1,5 +1,6 @@
 """Mistakes in the sweep that its gates must notice, and what it refuses."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -176,6 +177,25 @@ def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.Monke
     monkeypatch.delitem(transposes.TRANSPOSES, "Relu")
     with pytest.raises(GraphError, match="the operator Relu of 'relu_0' lies between the embeddings"):
         sweep(SweepState(writer, ()), "out", gradient)
+
+
+def test_heads_whose_values_are_not_linear_are_refused_by_name(
+    biased: TracedGraph, tiny_encoder: Encoder
+) -> None:
+    proto = copy.deepcopy(biased.proto)
+    nodes = list(proto.graph.node)
+    place, value = next(
+        (place, node)
+        for place, node in enumerate(nodes)
+        if node.op_type == "MatMul" and node.input[1].endswith("layers.1.attention.value.weight.T")
+    )
+    bent = helper.make_node("Sin", [value.input[0]], ["bent"], name="sin_0")
+    shapes = {**biased.shapes, "bent": biased.shapes[value.input[0]]}
+    value.input[0] = "bent"
+    del proto.graph.node[:]
+    proto.graph.node.extend([*nodes[:place], bent, *nodes[place:]])
+    with pytest.raises(GraphError, match="the results of the heads of layer 1 are not linear in the embed"):
+        contributions_graph(TracedGraph(proto, biased.weights, shapes), tiny_encoder.config, ())
 
 
 def test_flows() -> None:
