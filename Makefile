@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs viewer browser format protos release-record clean
+.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -49,15 +49,19 @@ $(NODE): tests/node/package.json tests/node/package-lock.json
 	cd tests/node && npm ci
 	touch $@
 
-$(VIEWER_NODE): viewer/package.json viewer/package-lock.json
+$(VIEWER_NODE): viewer/package.json viewer/package-lock.json | node
 	cd viewer && npm ci
 	touch $@
 
 viewer: $(VIEWER_NODE) ## bundle the script and the style of the page
 	cd viewer && npm run check && npm run build
 
-browser: ## Chromium, which the tests of the page open it in
-	viewer/install_browser.sh
+# One after the other: apt-get runs once at a time.
+node: ## Node.js, which bundles the script of the page
+	viewer/install_for_tests.sh node
+
+browser: | node ## Chromium, which the tests of the page open it in
+	viewer/install_for_tests.sh chromium
 
 test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem

@@ -15,7 +15,7 @@ ExplainMethodName: TypeAlias = Literal[
     "contributions", "output_share", "leave_one_out", "rollout", "received_attention"
 ]
 ExplainLevelName: TypeAlias = Literal["tokens", "words"]
-PairMatrixName: TypeAlias = Literal["output", "interaction"]
+PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 
 MAX_INT32 = 2**31 - 1
 

@@ -223,7 +223,9 @@ class Client(Connection):
             a, b: the texts.
             matrix: "output": the similarity of all pairs of token vectors, whose sum is the cosine;
                 "interaction": what the cosine loses without both tokens beyond what it loses without each, a
-                run of the model for each token. None: nothing.
+                run of the model for each token; "input": what the input tokens of both contribute together,
+                whose sum with `baseline_row`, `baseline_column` and `baseline` is the cosine, a run for each
+                component of an embedding. None: nothing.
             methods, level, head_contributions: as in `explain`, for each text towards the other one.
             pooling, dimensions, truncate, model: as in `embed`.
             prompt_name_a, prompt_a, prompt_name_b, prompt_b: the prompts of the two texts.

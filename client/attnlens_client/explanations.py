@@ -143,12 +143,19 @@ class Comparison:
         similarity: the cosine of their embeddings.
         matrix: float32, shape (U, U'): element (i, j) is about unit i of the first text and unit j of the
             second one. NaN where `interaction` has none. None where not asked for.
+        baseline_row: with the matrix `input`, float32, shape (U',): the encoder's biases on the side of the
+            first text and unit j of the second one. Else None, and so the next two.
+        baseline_column: float32, shape (U,): unit i of the first text and the second one's biases.
+        baseline: the biases on both sides. `matrix` and all three add up to `similarity`.
     """
 
     a: Explanation
     b: Explanation
     similarity: float
     matrix: Array | None
+    baseline_row: Array | None = None
+    baseline_column: Array | None = None
+    baseline: float | None = None
 
     def top_pairs(self, count: int = _MOST_SHOWN) -> list[tuple[str, str, float]]:
         """Return the pairs with the largest elements of the matrix in magnitude.
@@ -157,7 +164,7 @@ class Comparison:
             ValueError: there is no matrix.
         """
         if self.matrix is None:
-            raise ValueError("there is no matrix: ask for matrix='output' or 'interaction'")
+            raise ValueError("there is no matrix: ask for matrix='output', 'interaction' or 'input'")
         order = np.argsort(-np.abs(np.nan_to_num(self.matrix)), axis=None, kind="stable")[:count]
         rows, columns = self.a.labels, self.b.labels
         places = zip(*np.unravel_index(order, self.matrix.shape), strict=True)

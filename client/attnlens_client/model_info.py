@@ -67,7 +67,8 @@ class Limits:
         max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
         max_request_bytes: the largest request message.
         max_attention_queries: the most queries of the attention in a request.
-        max_masked_runs: the most runs of the model with a token left out in a request.
+        max_masked_runs: the most runs of the model with a token left out, and for matrices of the kind
+            `input`, together in a request.
     """
 
     max_inputs_per_request: int

@@ -47,6 +47,7 @@ class PairMatrix(IntEnum):
 
     OUTPUT = 1
     INTERACTION = 2
+    INPUT = 3
 
 
 # Those whose scores and baseline add up to the target.

@@ -36,7 +36,8 @@ class ServerConfig:
             part of it, and a text that is larger than that runs by itself.
         explain: serve Explain and Compare. The graph of contributions is opened by the first request that
             needs it, once for each number of threads; until then it takes no memory.
-        max_masked_runs: runs of the model with a token left out that one request may need.
+        max_masked_runs: runs of the model with a token left out or for input matrices that one request may
+            need.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts, except for

@@ -141,9 +141,10 @@ class TooExpensiveError(RequestError):
 
     def __init__(self, num_runs: int, max_masked_runs: int) -> None:
         super().__init__(
-            f"the request needs {num_runs} runs of the model with a token left out, a request may need "
-            f"{max_masked_runs}: send fewer or shorter texts, leave out leave-one-out and interaction, or "
-            "start the server with a larger --max-masked-runs",
+            f"the request needs {num_runs} runs of the model with a token left out or for input matrices, "
+            f"a request may need {max_masked_runs}: send fewer or shorter texts, ask for fewer dimensions of "
+            "an input matrix, leave out leave-one-out and the matrices interaction and input, or start the "
+            "server with a larger --max-masked-runs",
             metadata={"num_runs": str(num_runs), "max_masked_runs": str(max_masked_runs)},
         )
 

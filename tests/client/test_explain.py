@@ -21,6 +21,7 @@ from attnlens_client import (
     RequestTooExpensiveError,
     TokenIds,
 )
+from attnlens_client.arguments import PairMatrixName
 from attnlens_client.core.explanations import plans
 from attnlens_client.core.explanations.replies import ExplanationReader
 from scripted import ScriptedServer
@@ -85,6 +86,14 @@ def test_a_comparison_says_what_two_texts_have_in_common(minilm_server: ServerPr
         assert pair.top_pairs(1) == [("guitar", "instrument", pytest.approx(0.4181, abs=1e-4))]
         assert "similarity 0.6674" in repr(pair)
         assert pair.a.target_value == pytest.approx(pair.similarity)
+        inputs = call("compare", A, B, matrix="input", dimensions=100)
+        assert inputs.baseline_row.shape == (7,)
+        assert inputs.baseline_column.shape == (9,)
+        total = sum(
+            map(np.sum, (inputs.matrix, inputs.baseline_row, inputs.baseline_column, inputs.baseline))
+        )
+        assert total == pytest.approx(inputs.similarity, abs=1e-4)
+        assert pair.baseline_row is pair.baseline_column is pair.baseline is None
         with pytest.raises(ValueError, match="there is no matrix"):
             call("compare", A, B).top_pairs()
         prompted = call("compare", A, B, prompt_a="query: ", prompt_b="passage: ")
@@ -171,8 +180,8 @@ def test_a_wrong_argument_is_told_before_anything_is_sent(
 ) -> None:
     with pytest.raises(kind, match=message):
         plans.explain(["a"], **arguments)
-    with pytest.raises(ValueError, match="matrix is 'input': choose one of output, interaction"):
-        plans.compare("a", "b", matrix="input")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="matrix is 'other': choose one of output, interaction, input"):
+        plans.compare("a", "b", matrix="other")  # type: ignore[arg-type]
 
 
 # --- replies that are wrong -----------------------------------------------------------------------
@@ -266,11 +275,45 @@ PAIR_CHANGES: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "message"), PAIR_CHANGES.values(), ids=PAIR_CHANGES)
+def off_by(field: str) -> Change:
+    """Move an element of a baseline by a little more than what rounding explains."""
+
+    def change(pair: pb.Comparison) -> None:
+        numbers = np.frombuffer(getattr(pair, field).data, "<f4").copy()
+        numbers[2] += 1e-3
+        getattr(pair, field).data = numbers.tobytes()
+
+    return change
+
+
+INPUT_CHANGES: dict[str, tuple[Change, str]] = {
+    "a cell": (cell, "the matrix with its baselines that adds up to"),
+    "the row": (off_by("baseline_row"), "the matrix with its baselines that adds up to"),
+    "the column": (off_by("baseline_column"), "the matrix with its baselines that adds up to"),
+    "the corner": (lambda pair: setattr(pair, "baseline", 0.5), "the matrix with its baselines that adds"),
+    "no number": (lambda pair: setattr(pair, "baseline", np.nan), "no finite number"),
+    "no row": (lambda pair: pair.ClearField("baseline_row"), "comes without a baseline_row"),
+    "no corner": (lambda pair: pair.ClearField("baseline"), "comes without a baseline of the matrix"),
+    "a row for a column": (
+        lambda pair: pair.baseline_column.CopyFrom(pair.baseline_row),
+        r"have the shape \(7\) instead of \(9\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("matrix", "change", "message"),
+    [
+        *(("output", *each) for each in PAIR_CHANGES.values()),
+        *(("input", *each) for each in INPUT_CHANGES.values()),
+        ("output", lambda pair: setattr(pair, "baseline", 0.0), "comes with a baseline of the matrix"),
+    ],
+    ids=[*PAIR_CHANGES, *(f"input: {name}" for name in INPUT_CHANGES), "a baseline of another matrix"],
+)
 def test_a_pair_that_does_not_fit_together_is_not_believed(
-    stub: EncoderServiceStub, change: Change, message: str
+    stub: EncoderServiceStub, matrix: PairMatrixName, change: Change, message: str
 ) -> None:
-    plan = plans.compare(A, B, matrix="output")
+    plan = plans.compare(A, B, matrix=matrix, dimensions=20)
     reply = stub.Compare(plan.request)
     assert plan.parse(reply).matrix is not None
     change(reply.results[0])

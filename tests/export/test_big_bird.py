@@ -1,5 +1,6 @@
 """BigBird from a checkpoint to a bundle: graphs at lengths that were not traced, and the choice of blocks."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from attnlens_model import Encoder, load_checkpoint, read_config
 from odd_models import OddModel
 
 # Up to 28 tokens attend fully. Traced at 9.
-BIG_BIRD = OddModel("BigBird", {"block_size": 4, "num_random_blocks": 1, "num_hidden_layers": 2})
+BIG_BIRD = OddModel("BigBird", {"block_size": 4, "num_random_blocks": 1})
 LENGTHS = (1, 2, 4, 28, 29, 32, 33, 47, 64)
 
 
@@ -28,11 +29,16 @@ def run_export(*arguments: object) -> Result:
     return CliRunner().invoke(export, [str(each) for each in arguments])
 
 
+def draw(directory: Path, num_layers: int) -> Path:
+    """Save the random checkpoint."""
+    changes = BIG_BIRD.changes | {"num_hidden_layers": num_layers}
+    dataclasses.replace(BIG_BIRD, changes=changes).make().save_pretrained(directory)
+    return directory
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("source")
-    BIG_BIRD.make().save_pretrained(directory)
-    return directory
+    return draw(tmp_path_factory.mktemp("source"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +95,12 @@ def test_a_graph_holds_no_more_work_for_short_texts_than_for_two_blocks_of_two_t
 def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
     source: Path, bundle: Path, encoder: Encoder, tmp_path: Path
 ) -> None:
-    output = tmp_path / "bundle"
-    result = run_export(source, "--output", output, "--parity-tokens", 29, "--random-blocks", "transformers")
+    # One layer: those of `transformers` are the first block in each.
+    other, output = draw(tmp_path / "source", 1), tmp_path / "bundle"
+    result = run_export(other, "--output", output, "--parity-tokens", 29, "--random-blocks", "transformers")
     assert result.exit_code == 0, result.output
-    for directory, meaning in ((bundle, "original"), (output, "first_block")):
-        assert check_bundle(directory, source, grid=[Case(1, 9, Padding.NONE)]).verdict.passed
+    for directory, made_from, meaning in ((bundle, source, "original"), (output, other, "first_block")):
+        assert check_bundle(directory, made_from, grid=[Case(1, 9, Padding.NONE)]).verdict.passed
         content = json.loads((directory / "config.json").read_text())
         assert content["attnlens_random_blocks"] == meaning
         config = read_config(directory / "config.json")

@@ -1,5 +1,6 @@
 """What the tests of runtimes share: a measurement of a bundle in one of them, and a bundle that is wrong."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,9 @@ def measure(
     bundle: Path, runtime: Installed, cases: list[Case] | None = None, altered: Path | None = None
 ) -> RuntimeResult:
     """Measure the graphs of `altered`, or the bundle's own, in fp32 against the weights of the bundle."""
-    return measure_all(bundle, runtime, cases, altered)[-1]
+    in_fp32 = dataclasses.replace(runtime, command=runtime.fp32_command or runtime.command)
+    [result] = measure_all(bundle, in_fp32, cases, altered)
+    return result
 
 
 def measure_all(

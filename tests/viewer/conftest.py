@@ -27,7 +27,7 @@ def browser() -> "Iterator[Browser]":
 
     found = [path for command in COMMANDS if (path := shutil.which(command))]
     if not found:
-        pytest.fail(f"none of {', '.join(COMMANDS)} is installed: run viewer/install_browser.sh")
+        pytest.fail(f"none of {', '.join(COMMANDS)} is installed: run viewer/install_for_tests.sh chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found[0], args=FLAGS)
         yield browser

@@ -1,5 +1,6 @@
 """The script and the style that are kept are those that the sources make."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ MAX_LINES = 400
 
 @pytest.fixture(scope="module")
 def node_modules() -> Path:
+    if shutil.which("node") is None:
+        pytest.fail("Node.js is not installed: run viewer/install_for_tests.sh node")
     modules = VIEWER / "node_modules"
     if not modules.exists():
         pytest.fail("esbuild and TypeScript are not installed: run npm ci in viewer/, or make test")

@@ -33,7 +33,7 @@ def show(page: OpenedPage, *texts: str) -> None:
 def test_a_text_shows_its_scores_and_its_attention(live: OpenedPage, viewer_url: str) -> None:
     show(live, FIRST)
     assert live.text("h1") == FIRST
-    assert live.text(".text .sum").endswith("= 1.000 the text's own vector, which is 1")
+    assert live.text(".text .sum").endswith("= 1.000 for the text's own vector")
     live.choose_head(3, 1)
     live.press("attention of a token")
     assert "layer 3, head 1." in live.text(".text .sum")

@@ -15,7 +15,7 @@ import numpy as np
 from attnlens_viewer.page import Array, Contrast, Page, PairMatrix, Scores, ViewedText
 from attnlens_viewer.tokens import PlacedToken, viewed_tokens
 
-OWN_VECTOR = "the text's own vector, which is 1"
+OWN_VECTOR = "for the text's own vector"
 OTHER_TEXT = "the cosine with the other text"
 DIFFERENCE = "the difference of the two cosines"
 
@@ -32,9 +32,9 @@ _WITHOUT_TARGET = ("rollout", "received_attention")
 _MEASURED = "Measured on other texts, when the model was exported."
 _NO_NUMBER = "Tokens without a number count as 0."
 _MATRICES = {
-    "output": ("output vectors", "How alike the vectors of the last layer are; all of it is the cosine."),
+    "output": ("Output vectors", "How alike the vectors of the last layer are; all of it is the cosine."),
     "interaction": (
-        "interaction",
+        "Interaction",
         "What the cosine loses without both tokens beyond what it loses without each.",
     ),
 }

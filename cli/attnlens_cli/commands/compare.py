@@ -32,7 +32,8 @@ Example:
 @click.option(
     "--matrix",
     type=click.Choice(PAIR_MATRICES),
-    help="Show what each pair did, too; interaction takes a run of the model for each token.",
+    help="Show what each pair did, too; interaction takes a run of the model for each token, input one for "
+    "each component of the vectors.",
 )
 @click.option(
     "--method",

@@ -14,7 +14,7 @@ from attnlens_cli.files.text_lines import is_sendable
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
 LAYOUT_NAMES = ("triton", "ovms")
 EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
-PAIR_MATRICES = ("output", "interaction")
+PAIR_MATRICES = ("output", "interaction", "input")
 
 parity_tokens_option = click.option(
     "--parity-tokens",

@@ -37,7 +37,10 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @config_option("max_batch_tokens", "Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.")
 @config_option("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
 @config_option("explain", "Serve Explain and Compare; their graph is opened by the first request.")
-@config_option("max_masked_runs", "Runs with a token left out that one request may need.")
+@config_option(
+    "max_masked_runs",
+    "Runs with a token left out, and runs for input matrices of pairs, that one request may need together.",
+)
 @config_option("max_queue", "Texts that wait or run at a time; beyond, requests are refused.")
 @config_option("max_inputs_per_request", "Texts in one request.")
 @config_option("max_text_bytes", "Bytes of one text.")

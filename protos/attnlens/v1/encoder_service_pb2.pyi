@@ -1898,8 +1898,13 @@ class Comparison(_message.Message):
     B_FIELD_NUMBER: _builtins.int
     SIMILARITY_FIELD_NUMBER: _builtins.int
     MATRIX_FIELD_NUMBER: _builtins.int
+    BASELINE_ROW_FIELD_NUMBER: _builtins.int
+    BASELINE_COLUMN_FIELD_NUMBER: _builtins.int
+    BASELINE_FIELD_NUMBER: _builtins.int
     similarity: _builtins.float
     """The cosine of their embeddings."""
+    baseline: _builtins.float
+    """With PAIR_MATRIX_INPUT: about the biases on both sides."""
     @_builtins.property
     def a(self) -> Global___Explanation:
         """The first text, explained towards the second one."""
@@ -1912,6 +1917,16 @@ class Comparison(_message.Message):
     def matrix(self) -> _tensor_pb2.Tensor:
         """Element (i, j) is about token i of the first text and token j of the second one, or about words. Set where asked for."""
 
+    @_builtins.property
+    def baseline_row(self) -> _tensor_pb2.Tensor:
+        """With PAIR_MATRIX_INPUT: element (j) is about the biases on the side of the first text and token j of the second one,
+        or word j. `matrix`, `baseline_row`, `baseline_column` and `baseline` add up to `similarity`.
+        """
+
+    @_builtins.property
+    def baseline_column(self) -> _tensor_pb2.Tensor:
+        """With PAIR_MATRIX_INPUT: element (i) is about token i of the first text and the biases on the side of the second one."""
+
     def __init__(
         self,
         *,
@@ -1919,11 +1934,16 @@ class Comparison(_message.Message):
         b: Global___Explanation | None = ...,
         similarity: _builtins.float = ...,
         matrix: _tensor_pb2.Tensor | None = ...,
+        baseline_row: _tensor_pb2.Tensor | None = ...,
+        baseline_column: _tensor_pb2.Tensor | None = ...,
+        baseline: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "matrix", b"matrix"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "a", b"a", "b", b"b", "baseline", b"baseline", "baseline_column", b"baseline_column", "baseline_row", b"baseline_row", "matrix", b"matrix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["a", b"a", "b", b"b", "matrix", b"matrix", "similarity", b"similarity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "a", b"a", "b", b"b", "baseline", b"baseline", "baseline_column", b"baseline_column", "baseline_row", b"baseline_row", "matrix", b"matrix", "similarity", b"similarity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__baseline: _TypeAlias = _typing.Literal["baseline"]  # noqa: Y015
+    _WhichOneofArgType__baseline: _TypeAlias = _typing.Literal["_baseline", b"_baseline"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline) -> _WhichOneofReturnType__baseline | None: ...
 
 Global___Comparison: _TypeAlias = Comparison  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ttnlens/v1/explanation.proto\x12\x0b\x61ttnlens.v1\"\x95\x01\n\x0c\x46\x61ithfulness\x12*\n\x06method\x18\x01 \x01(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12\x18\n\x10rank_correlation\x18\x02 \x01(\x01\x12\x11\n\tnum_texts\x18\x03 \x01(\x05\x12\x1b\n\x13\x64\x65letion_difference\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ontrol\x18\x05 \x01(\t*\xd7\x01\n\rExplainMethod\x12\x1e\n\x1a\x45XPLAIN_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XPLAIN_METHOD_CONTRIBUTIONS\x10\x01\x12\x1f\n\x1b\x45XPLAIN_METHOD_OUTPUT_SHARE\x10\x02\x12 \n\x1c\x45XPLAIN_METHOD_LEAVE_ONE_OUT\x10\x03\x12\x1a\n\x16\x45XPLAIN_METHOD_ROLLOUT\x10\x04\x12%\n!EXPLAIN_METHOD_RECEIVED_ATTENTION\x10\x05*`\n\x0c\x45xplainLevel\x12\x1d\n\x19\x45XPLAIN_LEVEL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPLAIN_LEVEL_TOKENS\x10\x01\x12\x17\n\x13\x45XPLAIN_LEVEL_WORDS\x10\x02*^\n\nPairMatrix\x12\x1b\n\x17PAIR_MATRIX_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_MATRIX_OUTPUT\x10\x01\x12\x1b\n\x17PAIR_MATRIX_INTERACTION\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ttnlens/v1/explanation.proto\x12\x0b\x61ttnlens.v1\"\x95\x01\n\x0c\x46\x61ithfulness\x12*\n\x06method\x18\x01 \x01(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12\x18\n\x10rank_correlation\x18\x02 \x01(\x01\x12\x11\n\tnum_texts\x18\x03 \x01(\x05\x12\x1b\n\x13\x64\x65letion_difference\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ontrol\x18\x05 \x01(\t*\xd7\x01\n\rExplainMethod\x12\x1e\n\x1a\x45XPLAIN_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XPLAIN_METHOD_CONTRIBUTIONS\x10\x01\x12\x1f\n\x1b\x45XPLAIN_METHOD_OUTPUT_SHARE\x10\x02\x12 \n\x1c\x45XPLAIN_METHOD_LEAVE_ONE_OUT\x10\x03\x12\x1a\n\x16\x45XPLAIN_METHOD_ROLLOUT\x10\x04\x12%\n!EXPLAIN_METHOD_RECEIVED_ATTENTION\x10\x05*`\n\x0c\x45xplainLevel\x12\x1d\n\x19\x45XPLAIN_LEVEL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPLAIN_LEVEL_TOKENS\x10\x01\x12\x17\n\x13\x45XPLAIN_LEVEL_WORDS\x10\x02*u\n\nPairMatrix\x12\x1b\n\x17PAIR_MATRIX_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_MATRIX_OUTPUT\x10\x01\x12\x1b\n\x17PAIR_MATRIX_INTERACTION\x10\x02\x12\x15\n\x11PAIR_MATRIX_INPUT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINLEVEL']._serialized_start=416
   _globals['_EXPLAINLEVEL']._serialized_end=512
   _globals['_PAIRMATRIX']._serialized_start=514
-  _globals['_PAIRMATRIX']._serialized_end=608
+  _globals['_PAIRMATRIX']._serialized_end=631
   _globals['_FAITHFULNESS']._serialized_start=47
   _globals['_FAITHFULNESS']._serialized_end=196
 # @@protoc_insertion_point(module_scope)

@@ -116,6 +116,12 @@ class _PairMatrixEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PairMatrix
     s - s(-i) - s(-j) + s(-i-j). A run of the model for each token of both texts. NaN as EXPLAIN_METHOD_LEAVE_ONE_OUT. Does
     not add up.
     """
+    PAIR_MATRIX_INPUT: _PairMatrix.ValueType  # 3
+    """What the input tokens of both sides contribute together: c(i) . c'(j) / (|p| |p'|), c(i) being what token i contributes
+    to the pooled vector p as in EXPLAIN_METHOD_CONTRIBUTIONS. Its sum is the similarity together with the products that
+    have the biases on one side or both: `Comparison.baseline_row`, `baseline_column` and `baseline`. Needs the graph of
+    contributions, and E + m + 1 runs of it: E components of an embedding, m tokens of the text that has fewer.
+    """
 
 class PairMatrix(_PairMatrix, metaclass=_PairMatrixEnumTypeWrapper):
     """What each pair of tokens of two texts did for their similarity."""
@@ -130,6 +136,12 @@ PAIR_MATRIX_INTERACTION: PairMatrix.ValueType  # 2
 """What the similarity loses by leaving out both tokens beyond what it loses by leaving out each alone:
 s - s(-i) - s(-j) + s(-i-j). A run of the model for each token of both texts. NaN as EXPLAIN_METHOD_LEAVE_ONE_OUT. Does
 not add up.
+"""
+PAIR_MATRIX_INPUT: PairMatrix.ValueType  # 3
+"""What the input tokens of both sides contribute together: c(i) . c'(j) / (|p| |p'|), c(i) being what token i contributes
+to the pooled vector p as in EXPLAIN_METHOD_CONTRIBUTIONS. Its sum is the similarity together with the products that
+have the biases on one side or both: `Comparison.baseline_row`, `baseline_column` and `baseline`. Needs the graph of
+contributions, and E + m + 1 runs of it: E components of an embedding, m tokens of the text that has fewer.
 """
 Global___PairMatrix: _TypeAlias = PairMatrix  # noqa: Y015
 

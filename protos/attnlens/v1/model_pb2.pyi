@@ -261,7 +261,9 @@ class Limits(_message.Message):
     max_attention_queries: _builtins.int
     """The most queries in `EncodeRequest.attention`."""
     max_masked_runs: _builtins.int
-    """The most runs of the model with a token left out in one request."""
+    """The most runs of the model with a token left out, and for matrices of the kind PAIR_MATRIX_INPUT, together in one
+    request.
+    """
     def __init__(
         self,
         *,

@@ -14,7 +14,12 @@ from attnlens_server.errors import FieldViolation
 from attnlens_server.grpc_api.requests import input_of, member, prompt_of
 from attnlens_server.grpc_api.responses import Responses, fill_tokens, timings_message, usage_message
 from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, Towards
-from attnlens_server.serving.explanations.results import CompareResult, ExplainResult, Explanation
+from attnlens_server.serving.explanations.results import (
+    CompareResult,
+    ExplainResult,
+    Explanation,
+    PairMatrixResult,
+)
 
 _MOST_METHODS = 2 * len(ExplainMethod)  # more are refused, since each may be asked for once
 
@@ -122,8 +127,17 @@ def compare_response(responses: Responses, result: CompareResult) -> bytes:
         _fill(packed.a, pair.a)
         _fill(packed.b, pair.b)
         if pair.matrix is not None:
-            fill_tensor(packed.matrix, pair.matrix, DataType.DATA_TYPE_FLOAT32)
+            _fill_matrix(packed, pair.matrix)
     return message.SerializeToString()
+
+
+def _fill_matrix(message: pb.Comparison, matrix: PairMatrixResult) -> None:
+    fill_tensor(message.matrix, matrix.values, DataType.DATA_TYPE_FLOAT32)
+    if matrix.baseline_row is not None and matrix.baseline_column is not None:
+        fill_tensor(message.baseline_row, matrix.baseline_row, DataType.DATA_TYPE_FLOAT32)
+        fill_tensor(message.baseline_column, matrix.baseline_column, DataType.DATA_TYPE_FLOAT32)
+    if matrix.baseline is not None:
+        message.baseline = matrix.baseline
 
 
 def _fill(message: pb.Explanation, text: Explanation) -> None:

@@ -59,7 +59,7 @@ def test_a_text_has_its_contributions(view: Run, tmp_path: Path) -> None:
     data = data_of(path)
     [text] = data["texts"]
     [scores] = text["scores"]
-    assert (scores["method"], scores["target"]) == ("contributions", "the text's own vector, which is 1")
+    assert (scores["method"], scores["target"]) == ("contributions", "for the text's own vector")
     # Figures of another program, in docs/explanations.md.
     assert scores["baseline"] == pytest.approx(0.082509, abs=2e-4)
     assert scores["values"][2] == pytest.approx(0.28130, abs=2e-4)
@@ -79,7 +79,7 @@ def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
         assert text["scores"][0]["sum"] == pytest.approx(0.667446, abs=1e-5)
         assert text["scores"][0]["target"] == "the cosine with the other text"
     assert np.sum(data["pair"]["values"]) == pytest.approx(0.667446, abs=1e-5)
-    assert data["pair"]["name"] == "output vectors"
+    assert data["pair"]["name"] == "Output vectors"
     with Client(minilm_server.address) as client:
         vectors = client.embed([first, second, third], normalize=True)
     difference = float(vectors[0] @ vectors[1] - vectors[0] @ vectors[2])
@@ -87,7 +87,7 @@ def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
     assert (data["contrast"]["nearer"], data["contrast"]["farther"]) == (second, third)
     assert view(first, second, "--matrix", "interaction", "-o", path).returncode == 0
     pair = data_of(path)["pair"]
-    assert (pair["name"], pair["similarity"]) == ("interaction", None)
+    assert (pair["name"], pair["similarity"]) == ("Interaction", None)
     assert pair["values"][6][4] == pytest.approx(0.4181, abs=1e-3)
 
 

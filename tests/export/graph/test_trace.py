@@ -18,7 +18,7 @@ from attnlens_model import Encoder, EncoderConfig, MultiHeadSelfAttention, new_e
 from configs import changed
 
 VARIANTS: dict[str, dict[str, object]] = {
-    "causal": {"is_causal": True, "hidden_size": 44},
+    "causal, two layers": {"is_causal": True, "hidden_size": 44, "num_layers": 2},
     "no token types, one head, odd width": {
         "embeddings.type_vocab_size": 0,
         "attention.num_heads": 1,
@@ -64,7 +64,7 @@ def random_feed(config: EncoderConfig, batch_size: int, length: int) -> dict[str
 def test_a_graph_computes_what_the_encoder_computes_at_shapes_that_were_not_traced(
     variant: dict[str, object], tiny_config: EncoderConfig, tmp_path: Path
 ) -> None:
-    config = changed(tiny_config, variant)
+    config = changed(tiny_config, {"num_layers": 1} | variant)
     encoder = new_encoder(config, seed=1)
     graph = trace(encoder, config)
     check_graph(graph.proto_with_weights(), "model.onnx", config, GraphPurpose.GRAPH_PURPOSE_ATTENTION)

@@ -387,11 +387,12 @@ def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub)
     failure = read_failure(caught.value)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_EXPENSIVE")
     assert failure.metadata == {"num_runs": "1200", "max_masked_runs": "1024"}
-    assert "needs 1200 runs of the model with a token left out, a request may need 1024" in failure.message
+    assert "needs 1200 runs of the model with a token left out" in failure.message
+    assert "a request may need 1024: send fewer" in failure.message
 
 
 def test_the_model_says_what_can_be_asked_for(stub: EncoderServiceStub) -> None:
     model = stub.GetModel(pb.GetModelRequest()).model
     assert list(model.explain_methods) == [1, 2, 3, 4, 5]
-    assert list(model.pair_matrices) == [1, 2]
+    assert list(model.pair_matrices) == [1, 2, 3]
     assert model.limits.max_masked_runs == 1024

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from attnlens_server.errors import (
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.explanations import CompareJob, ExplainJob
 from attnlens_server.serving.explanations.jobs import Towards
-from attnlens_server.serving.explanations.results import Explanation
+from attnlens_server.serving.explanations.results import Comparison, Explanation
 from attnlens_server.serving.jobs import EmbedJob, Prompt
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.serving.sizes import ReplyCosts
@@ -95,6 +95,12 @@ async def explain(service: ModelService, *texts: str, **fields: Any) -> list[Exp
     return (await service.explanations.explain(job, budget(service))).texts
 
 
+async def compare(service: ModelService, a: str, b: str, **fields: Any) -> list[Comparison]:
+    fields = {"matrix": PairMatrix.INPUT, **fields}
+    job = CompareJob(inputs=[Input(text=a)], seconds=[Input(text=b)], **fields)
+    return (await service.explanations.compare(job, budget(service))).pairs
+
+
 async def vectors(service: ModelService, *texts: str, **fields: Any) -> np.ndarray:
     job = EmbedJob(inputs=[Input(text=text) for text in texts], normalize=True, **fields)
     return (await service.embed(job, budget(service))).embeddings.astype(np.float64)
@@ -120,6 +126,29 @@ async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
                     assert text.target_value == pytest.approx(each @ vector, abs=1e-5)
                     assert scores.sum == pytest.approx(each @ vector, abs=2e-5)
                     assert scores.faithfulness == 0.85
+
+
+@pytest.mark.parametrize("pooling", [*Pooling, None])
+async def test_an_input_matrix_adds_up_through_dense_layers_and_without_the_prompt(
+    dense_bundle: Path, pooling: Pooling | None
+) -> None:
+    async with serving(dense_bundle) as service:
+        for dimensions in (0, 4):
+            common: dict[str, Any] = {"pooling": pooling, "dimensions": dimensions}
+            prompts = {"prompt": Prompt(name="query"), "prompt_b": Prompt(text="")}
+            [pair] = await compare(service, TEXTS[0], TEXTS[2], **common, **prompts)
+            [first] = await vectors(service, TEXTS[0], **common, prompt=Prompt(name="query"))
+            [second] = await vectors(service, TEXTS[2], **common, prompt=Prompt(text=""))
+            assert pair.matrix is not None
+            assert pair.matrix.baseline_row is not None
+            assert pair.matrix.baseline_column is not None
+            assert pair.matrix.baseline is not None
+            rows = pair.matrix.values.sum(axis=1) + pair.matrix.baseline_column
+            columns = pair.matrix.values.sum(axis=0) + pair.matrix.baseline_row
+            np.testing.assert_allclose(rows, pair.a.scores[0].values, atol=1e-4)
+            np.testing.assert_allclose(columns, pair.b.scores[0].values, atol=1e-4)
+            total = rows.sum() + pair.matrix.baseline_row.sum() + pair.matrix.baseline
+            assert total == pytest.approx(first @ second, abs=1e-4)
 
 
 async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(dense_bundle: Path) -> None:
@@ -156,7 +185,7 @@ async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> N
 async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         assert ExplainMethod.OUTPUT_SHARE not in service.explanations.checks.methods
-        assert service.explanations.checks.matrices == (PairMatrix.INTERACTION,)
+        assert service.explanations.checks.matrices == (PairMatrix.INTERACTION, PairMatrix.INPUT)
         with pytest.raises(
             InvalidFieldsError, match=r"methods\[0\] is EXPLAIN_METHOD_OUTPUT_SHARE, and with"
         ):
@@ -181,13 +210,14 @@ async def test_a_bundle_of_before_says_what_it_lacks_and_does_the_rest() -> None
         [text] = await explain(service, "a cat", methods=methods)
         assert text.target_value == pytest.approx(1)
         assert text.scores[1].sum == pytest.approx(1, abs=1e-6)
-        pair = CompareJob(
-            inputs=[Input(text="a cat")],
-            seconds=[Input(text="the cat")],
-            methods=MASKED,
-            matrix=PairMatrix.INTERACTION,
+        fields: dict[str, Any] = {"methods": MASKED, "matrix": PairMatrix.INTERACTION}
+        [compared] = await compare(service, "a cat", "the cat", **fields)
+        assert service.explanations.checks.matrices == (PairMatrix.OUTPUT, PairMatrix.INTERACTION)
+        lack = (
+            "PAIR_MATRIX_INPUT can't be used here: the bundle has no graph of contributions.*export it again$"
         )
-        [compared] = (await service.explanations.compare(pair, budget(service))).pairs
+        with pytest.raises(NotSupportedError, match=lack):
+            await compare(service, "a cat", "the cat", methods=MASKED)
         first, second = await vectors(service, "a cat", "the cat")
         assert compared.similarity == pytest.approx(first @ second, abs=1e-5)
 
@@ -200,6 +230,8 @@ async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> Non
     async with serving(dense_bundle, max_masked_runs=0) as service:
         with pytest.raises(NotSupportedError, match="--max-masked-runs 0"):
             await explain(service, "a cat", methods=MASKED)
+        with pytest.raises(NotSupportedError, match="PAIR_MATRIX_INPUT .* --max-masked-runs 0"):
+            await compare(service, "a cat", "a cat")
 
 
 @pytest.mark.parametrize(
@@ -262,16 +294,36 @@ async def test_a_call_that_is_cancelled_runs_no_further(dense_bundle: Path) -> N
         await explain(service, text, methods=MASKED)
         embeddings = service._engine.lanes["embeddings"]
         before = embeddings.num_live_tokens
-        running = asyncio.ensure_future(service.explanations.explain(job, budget(service)))
-        while embeddings.num_live_tokens == before:
-            await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancelled(service.explanations.explain(job, budget(service)), embeddings, before)
         await vectors(service, "a cat")
         assert embeddings.num_live_tokens - before < 10 * 20**2  # of 20 texts of at least 20 tokens
         with service.admission.texts("embeddings", 2048):
             pass
+
+
+async def test_a_comparison_that_is_cancelled_runs_no_further(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        [pair] = await compare(service, TEXTS[2], TEXTS[2])
+        length = len(pair.a.tokens.ids)
+        lane = service._engine.lanes["contributions"]
+        before = lane.num_live_tokens
+        text = [Input(text=TEXTS[2])]
+        job = CompareJob(inputs=text * 40, seconds=text * 40, matrix=PairMatrix.INPUT)  # 40 (10 + T + 1) runs
+        await cancelled(service.explanations.compare(job, budget(service)), lane, before)
+        await explain(service, "a cat")
+        assert lane.num_live_tokens - before < 40 * 10 * length
+        with service.admission.texts("contributions", 2048):
+            pass
+
+
+async def cancelled(call: Coroutine[Any, Any, object], lane: Any, before: int) -> None:
+    """Start a call, and cancel it as soon as a lane has run something for it."""
+    running = asyncio.ensure_future(call)
+    while lane.num_live_tokens == before:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
@@ -280,6 +332,9 @@ async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
             job = ExplainJob(inputs=[Input(text="a cat")], methods=methods)
             with pytest.raises(DeadlineError):
                 await service.explanations.explain(job, budget(service, time.monotonic() - 1))
+        job_b = CompareJob(inputs=job.inputs, seconds=job.inputs, methods=MASKED, matrix=PairMatrix.INPUT)
+        with pytest.raises(DeadlineError):
+            await service.explanations.compare(job_b, budget(service, time.monotonic() - 1))
 
 
 async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: Path) -> None:
@@ -287,8 +342,16 @@ async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: P
         [text] = await explain(service, TEXTS[2], methods=MASKED)
         with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
             await explain(service, "a cat")
+    async with serving(dense_bundle, max_queue=2) as service:
+        [pair] = await compare(service, TEXTS[2], "a cat")
+        with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
+            await compare(service, "a cat", "the cat", methods=MASKED)
     async with serving(dense_bundle) as service:
         [other] = await explain(service, TEXTS[2], methods=MASKED)
+        [same] = await compare(service, TEXTS[2], "a cat")
+    assert pair.matrix is not None
+    assert same.matrix is not None
+    np.testing.assert_allclose(pair.matrix.values, same.matrix.values, atol=1e-6)
     np.testing.assert_allclose(text.scores[0].values, other.scores[0].values, atol=1e-6)
 
 
@@ -311,5 +374,10 @@ async def test_too_many_runs_are_refused_before_anything_runs(dense_bundle: Path
         with pytest.raises(TooExpensiveError, match=r"needs 9 runs .* may need 8"):
             await explain(service, "the man and the cat", prompt=Prompt(text="a cat "), methods=MASKED)
         assert service._engine.lanes["embeddings"].num_computed_tokens == before
-        job = CompareJob(inputs=[Input(text="a")], seconds=[Input(text="the")], matrix=PairMatrix.INTERACTION)
-        assert len((await service.explanations.compare(job, budget(service))).pairs) == 1
+        assert len(await compare(service, "a", "the", matrix=PairMatrix.INTERACTION)) == 1
+        contributions = service._engine.lanes["contributions"]
+        before = contributions.num_computed_tokens
+        with pytest.raises(TooExpensiveError, match=r"needs 15 runs .* may need 8"):  # 10 + 4 + 1
+            await compare(service, "the cat", "the man and the cat")
+        assert contributions.num_computed_tokens == before
+        assert len(await compare(service, "a", "the", dimensions=4)) == 1  # 4 + 3 + 1

@@ -165,5 +165,6 @@ function totals(pair: PairData): string {
   const baseline = sum(pair.baselineRow) + sum(pair.baselineColumn) + pair.baseline;
   const parts = `${pair.name}, rows: first text, columns: second text. All tokens ${plainText(tokens)}`;
   const rest = pair.baselineRow || pair.baselineColumn || pair.baseline ? `, baseline row and column ${signedText(baseline)}` : "";
+  if (!rest && pair.similarity !== null) return `${pair.name}, rows: first text, columns: second text. They add up to ${plainText(tokens)}.`;
   return pair.similarity === null ? `${parts}${rest}.` : `${parts}${rest} = ${plainText(tokens + baseline)}.`;
 }

@@ -39,7 +39,7 @@ def _scores(explanation: Explanation, scores: Scores, *, verify: bool) -> dict[s
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, object]:
-    """Return both sides, the similarity and the matrix."""
+    """Return both sides, the similarity and the matrix, with the baselines that it may have."""
     matrix = comparison.matrix
     rows = (
         {} if matrix is None else {"matrix": [[_number(value) for value in row] for row in matrix.tolist()]}
@@ -49,6 +49,18 @@ def comparison_as_json(comparison: Comparison) -> dict[str, object]:
         "a": explanation_as_json(comparison.a, verify=False),
         "b": explanation_as_json(comparison.b, verify=False),
         **rows,
+        **_baselines(comparison),
+    }
+
+
+def _baselines(comparison: Comparison) -> dict[str, object]:
+    row, column = comparison.baseline_row, comparison.baseline_column
+    if row is None or column is None:
+        return {}
+    return {
+        "baseline_row": row.tolist(),
+        "baseline_column": column.tolist(),
+        "baseline": comparison.baseline,
     }
 
 

@@ -30,8 +30,9 @@ FLOAT32 = DataType.DATA_TYPE_FLOAT32
 # Those whose scores and baseline add up to the target, and those that may lack a number.
 _COMPLETE = frozenset({"contributions", "output_share"})
 _WITH_GAPS = frozenset({"leave_one_out"})
-# Of what is added up, in magnitude: sums in fp32, and the graph's own rounding.
-_SUM_TOLERANCE, _TARGET_TOLERANCE = 1e-5, 1e-3
+# Of what is added up, in magnitude: sums in fp32, and the graph's own rounding
+# in an input matrix, and in one score.
+_SUM_TOLERANCE, _MATRIX_TOLERANCE, _TARGET_TOLERANCE = 1e-5, 1e-4, 1e-3
 
 
 class ExplanationReader:
@@ -89,7 +90,8 @@ class ExplanationReader:
             raise wrong_reply(
                 f"the similarity is {values[0]}, and the targets of the two texts are {values[1:]}"
             )
-        return Comparison(a, b, result.similarity, self._matrix(result, (a, b), matrix))
+        found = self._matrix(result, (a, b), matrix)
+        return Comparison(a, b, result.similarity, found, *_baselines(result, (a, b), matrix, found))
 
     def _matrix(
         self, result: pb.Comparison, sides: tuple[Explanation, Explanation], kind: int
@@ -184,6 +186,24 @@ class ExplanationReader:
         check_finite(heads, "contributions of heads", index)
         self._agreed.check("layers and heads", heads.shape, f"texts[{index}]")
         return heads
+
+
+def _baselines(
+    result: pb.Comparison, sides: tuple[Explanation, Explanation], kind: int, matrix: Array | None
+) -> tuple[Array | None, Array | None, float | None]:
+    """Read what an input matrix has beside its elements: all of it adds up to the similarity."""
+    is_input = kind == explanation_pb2.PAIR_MATRIX_INPUT
+    for field in ("baseline_row", "baseline_column", "baseline"):
+        check_presence(f"a {field} of the matrix", 0, has=result.HasField(field), wants=is_input)
+    if not is_input or matrix is None:
+        return None, None, None
+    rows, columns = (len(side.units) for side in sides)
+    row = checked_array(result.baseline_row, FLOAT32, (columns,), "elements of baseline_row")
+    column = checked_array(result.baseline_column, FLOAT32, (rows,), "elements of baseline_column")
+    parts = np.concatenate([matrix.ravel(), row, column, [result.baseline]], dtype=np.float64)
+    check_finite(parts, "a matrix or its baselines", 0)
+    _check_sum(parts, result.similarity, _MATRIX_TOLERANCE, 0, "the matrix with its baselines")
+    return row, column, result.baseline
 
 
 def _check_sum(parts: Array, expected: float, tolerance: float, index: int, what: str) -> None:

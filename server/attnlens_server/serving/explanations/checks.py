@@ -59,6 +59,11 @@ class ExplanationPlan:
         return OUTPUT_SHARE in self.methods or self.matrix is PairMatrix.OUTPUT
 
     @property
+    def needs_input_matrix(self) -> bool:
+        """Whether the graph of contributions is run for each component of an embedding."""
+        return self.matrix is PairMatrix.INPUT
+
+    @property
     def needs_masked_runs(self) -> bool:
         """Whether the model is run without each token."""
         return LEAVE_ONE_OUT in self.methods or self.matrix is PairMatrix.INTERACTION
@@ -95,7 +100,11 @@ class ExplanationChecks:
             ROLLOUT: has_all,
             RECEIVED_ATTENTION: has_last,
         }
-        matrices = {PairMatrix.OUTPUT: not has_dense, PairMatrix.INTERACTION: can_mask}
+        matrices = {
+            PairMatrix.OUTPUT: not has_dense,
+            PairMatrix.INTERACTION: can_mask,
+            PairMatrix.INPUT: has_contributions and can_mask,
+        }
         self.methods = tuple(method for method, can in possible.items() if can and self._is_on)
         self.matrices = tuple(matrix for matrix, can in matrices.items() if can and self._is_on)
 
@@ -144,13 +153,14 @@ class ExplanationChecks:
         violations = list(dict.fromkeys(violations))  # both sides are too many
         violations += self._check_common(job)
         if job.matrix is PairMatrix.OUTPUT and (why := self._why_not_linear(job)):
-            violations.append(
-                FieldViolation("matrix", f"is PAIR_MATRIX_OUTPUT, {why}: use PAIR_MATRIX_INTERACTION")
-            )
+            text = f"is PAIR_MATRIX_OUTPUT, {why}: use PAIR_MATRIX_INPUT or PAIR_MATRIX_INTERACTION"
+            violations.append(FieldViolation("matrix", text))
         if violations:
             raise InvalidFieldsError(violations)
         if job.matrix is not None and job.matrix not in self.matrices:
-            raise NotSupportedError(f"PAIR_MATRIX_{job.matrix.name} can't be used here: {_NO_MASKED_RUNS}")
+            lacks_graph = job.matrix is PairMatrix.INPUT and not self._has_contributions
+            why = f"{_NO_CONTRIBUTIONS}: export it again" if lacks_graph else _NO_MASKED_RUNS
+            raise NotSupportedError(f"PAIR_MATRIX_{job.matrix.name} can't be used here: {why}")
         return self._plan(job, *prompts, matrix=job.matrix)
 
     def _plan(
@@ -196,10 +206,7 @@ class ExplanationChecks:
 
     def _without_contributions(self) -> str:
         usable = ", ".join(_name(method) for method in self.methods)
-        return (
-            "the bundle has no graph of contributions, since an earlier version of attnlens exported it: "
-            f"export it again, or ask for {usable}"
-        )
+        return f"{_NO_CONTRIBUTIONS}: export it again, or ask for {usable}"
 
     def _check_common(self, job: ExplanationJob) -> list[FieldViolation]:
         violations = []
@@ -233,6 +240,9 @@ class ExplanationChecks:
         return ""
 
 
+_NO_CONTRIBUTIONS = (
+    "the bundle has no graph of contributions, since an earlier version of attnlens exported it"
+)
 _NO_MASKED_RUNS = "the server was started with --max-masked-runs 0"
 _WHY_NOT = {
     OUTPUT_SHARE: "an embedding of this model is no sum of token vectors",

@@ -42,7 +42,14 @@ class ExplanationCosts:
 
     def matrix_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
         """Return the bytes of the matrix of a pair in a message."""
-        return 0 if plan.matrix is None else _FLOAT * num_tokens[0] * num_tokens[1]
+        rows, columns = num_tokens
+        if plan.needs_input_matrix:
+            return _FLOAT * (rows + 1) * (columns + 1) + 2 * _SCORES_BYTES
+        return 0 if plan.matrix is None else _FLOAT * rows * columns
+
+    def sweep_bytes(self, num_tokens: tuple[int, int], plan: ExplanationPlan) -> int:
+        """Return what an input matrix takes in memory while it is made: (T + 1, E) twice."""
+        return 2 * _DOUBLE * (min(num_tokens) + 1) * plan.dimensions if plan.needs_input_matrix else 0
 
     def memory_bytes(self, tokens: Tokens, plan: ExplanationPlan) -> int:
         """Return what a text takes in memory until its scores are there."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from attnlens.explanations import ExplainMethod
 from attnlens_server.serving.results import FloatArray, Timings, Usage
@@ -65,13 +64,37 @@ class ExplainResult:
 
 
 @dataclass(frozen=True, slots=True)
+class PairMatrixResult:
+    """What each pair of tokens of two texts did, or each pair of words.
+
+    Attributes:
+        values: (T, T') or (W, W').
+        baseline_row: of an input matrix, biases of the first text with the tokens or words of the second
+            one, (T',) or (W',); None, as the next two: another matrix.
+        baseline_column: tokens or words of the first text with biases of the second one, (T,) or (W,).
+        baseline: biases of both.
+    """
+
+    values: FloatArray
+    baseline_row: FloatArray | None = None
+    baseline_column: FloatArray | None = None
+    baseline: float | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        arrays = (self.values, self.baseline_row, self.baseline_column)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two texts have in common; `matrix` is (T, T') or (W, W') in fp32, None where not asked for."""
+    """What two texts have in common; `matrix` is None where not asked for."""
 
     a: Explanation
     b: Explanation
     similarity: float
-    matrix: npt.NDArray[np.float32] | None
+    matrix: PairMatrixResult | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ Letters: T tokens of a text, D hidden size, E components of an embedding, L laye
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -142,8 +143,10 @@ class Runs:
         runs = self._most_runs if plan.needs_masked_runs else 0
         vectors = 0 if self.takes_no_vectors(plan) else num_texts
         places: dict[Kind, int] = {self.vector_kind: max(num_vectors, vectors, runs)}
-        if plan.needs_contributions:
-            places["contributions"] = num_texts
+        swept = num_texts if plan.needs_contributions else 0
+        if plan.needs_input_matrix:
+            swept = max(swept, self._most_runs)
+        places["contributions"] = swept
         if self._layers(plan):
             places["attention"] = max(places.get("attention", 0), num_texts)
         return {kind: count for kind, count in places.items() if count}
@@ -179,18 +182,8 @@ class Runs:
         wanted = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
         items = []
         for text, direction in zip(texts, directions, strict=True):
-            given = np.zeros(self._width, dtype=np.float32)
-            if direction is not None:
-                given[: plan.dimensions] = direction
             item = self._item(text, call, wanted)
-            item.target = Target(
-                pooling_weights=text.weights,
-                takes_maximum=plan.pooling is Pooling.MAX,
-                direction=given,
-                towards_itself=float(direction is None),
-                num_dimensions=plan.dimensions,
-                head_gates=self._gates,
-            )
+            item.target = self._target(text, direction, plan)
             items.append(item)
         results = await run_items(self._engine, items, "contributions")
         call.clock.add(results)
@@ -219,6 +212,24 @@ class Runs:
         results = await run_items(self._engine, items, "attention")
         call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
+
+    # --- a run a direction ------------------------------------------------------------------------
+
+    async def swept(self, text: Text, directions: Iterable[Float64Array], call: Call) -> Float64Array:
+        """Return what each token, and last the biases, contribute towards N directions (E,): (N, T + 1)."""
+        fitting = BATCHES_AT_A_TIME * self._engine.max_batch_tokens // text.encoded.num_tokens
+        waiting = iter(directions)
+        rows: list[FloatArray] = []
+        while portion := list(islice(waiting, max(1, min(self._most_runs, fitting)))):
+            items = []
+            for direction in portion:
+                item = self._item(text, call, (_SCORES, _BASELINE))
+                item.target = self._target(text, direction, call.plan)
+                items.append(item)
+            results = await run_items(self._engine, items, "contributions")
+            call.clock.add(results)
+            rows += [np.append(result.arrays[0], result.arrays[1]) for result in results]
+        return np.asarray(rows, dtype=np.float64)
 
     # --- a run a token ----------------------------------------------------------------------------
 
@@ -259,6 +270,19 @@ class Runs:
 
     def _item(self, text: Text, call: Call, wanted: tuple[Wanted, ...]) -> Item:
         return Item(text.encoded.input_ids, wanted, text.encoded.token_type_ids, call.deadline)
+
+    def _target(self, text: Text, direction: Float64Array | None, plan: ExplanationPlan) -> Target:
+        given = np.zeros(self._width, dtype=np.float32)
+        if direction is not None:
+            given[: plan.dimensions] = direction
+        return Target(
+            pooling_weights=text.weights,
+            takes_maximum=plan.pooling is Pooling.MAX,
+            direction=given,
+            towards_itself=float(direction is None),
+            num_dimensions=plan.dimensions,
+            head_gates=self._gates,
+        )
 
     def _layers(self, plan: ExplanationPlan) -> range:
         """Return the layers whose attention the methods need."""

@@ -23,6 +23,7 @@ from attnlens.explanations import (
     unit,
 )
 from attnlens.pooling import FloatArray, Pooling
+from attnlens.reductions import TextUnits
 from attnlens_server.bundle import Model
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.explanations.checks import (
@@ -32,7 +33,7 @@ from attnlens_server.serving.explanations.checks import (
     ROLLOUT,
     ExplanationPlan,
 )
-from attnlens_server.serving.explanations.results import Explanation, TokenScores
+from attnlens_server.serving.explanations.results import Explanation, PairMatrixResult, TokenScores
 from attnlens_server.serving.explanations.runs import Contributions, Text, Vectors
 from attnlens_server.serving.results import usage
 from attnlens_server.text import Tokens, TokenSource
@@ -133,17 +134,40 @@ def _values(
     return received_attention(found.attention[-1]), None, float(len(weights))
 
 
-def matrix(first: Found, second: Found, plan: ExplanationPlan) -> FloatArray | None:
-    """Return what a plan wants of each pair of tokens, (T, T'), or of words."""
-    if plan.matrix is None:
-        return None
-    found = (
-        _interaction(first, second) if plan.matrix is PairMatrix.INTERACTION else _output(first, second, plan)
-    )
+def matrix(
+    first: Found, second: Found, plan: ExplanationPlan, of_inputs: Float64Array | None
+) -> PairMatrixResult | None:
+    """Return what a plan wants of each pair of tokens, or of words.
+
+    Args:
+        first: T tokens.
+        second: T' tokens.
+        plan: says what is wanted.
+        of_inputs: the input matrix with its baselines last, (T + 1, T' + 1), where the plan wants it.
+    """
+    match plan.matrix:
+        case None:
+            return None
+        case PairMatrix.INTERACTION:
+            found = _interaction(first, second)
+        case PairMatrix.OUTPUT:
+            found = _output(first, second, plan)
+        case PairMatrix.INPUT:
+            assert of_inputs is not None  # noqa: S101 - the plan has seen to it
+            found = of_inputs
     if plan.level is ExplainLevel.WORDS:
-        found = sum_over_words(found, words_of(first.tokens))
-        found = sum_over_words(found, words_of(second.tokens), axis=1)
-    return found.astype(np.float32)
+        found = _over_words(found, words_of(first.tokens), axis=0)
+        found = _over_words(found, words_of(second.tokens), axis=1)
+    values = found.astype(np.float32)
+    if plan.matrix is not PairMatrix.INPUT:
+        return PairMatrixResult(values)
+    return PairMatrixResult(values[:-1, :-1], values[-1, :-1], values[:-1, -1], float(found[-1, -1]))
+
+
+def _over_words(cells: Float64Array, words: list[int], axis: int) -> Float64Array:
+    """Add up the cells of each word; a row or column behind those of tokens stays by itself."""
+    rest = cells.shape[axis] - len(words)
+    return sum_over_words(cells, words + [max(words) + 1] * rest, axis)
 
 
 def _interaction(first: Found, second: Found) -> Float64Array:
@@ -169,15 +193,6 @@ def words_of(tokens: Tokens) -> list[int]:
 
     The tokens of a word have one text and one `word_index`; one that has none is a word of its own.
     """
-    numbers: dict[tuple[bool, int], int] = {}
-    words: list[int] = []
-    count = 0
-    for source, word in zip(tokens.sources, tokens.words, strict=True):
-        key = (source is TokenSource.SECOND_TEXT, word) if word is not None else None
-        known = numbers.get(key) if key and source is not TokenSource.SPECIAL else None
-        if known is None:
-            known, count = count, count + 1
-            if key and source is not TokenSource.SPECIAL:
-                numbers[key] = known
-        words.append(known)
-    return words
+    is_special = [source is TokenSource.SPECIAL for source in tokens.sources]
+    is_second = [source is TokenSource.SECOND_TEXT for source in tokens.sources]
+    return [int(word) for word in TextUnits.of(tokens.words, is_special, is_second).words]

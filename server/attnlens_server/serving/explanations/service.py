@@ -19,6 +19,7 @@ from attnlens_server.serving.admission import Admission, Budget
 from attnlens_server.serving.explanations.checks import ExplanationChecks, ExplanationPlan
 from attnlens_server.serving.explanations.costs import ExplanationCosts
 from attnlens_server.serving.explanations.fields import rename_error
+from attnlens_server.serving.explanations.input_matrix import input_matrix, num_input_runs
 from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, ExplanationJob
 from attnlens_server.serving.explanations.results import CompareResult, Comparison, ExplainResult, Explanation
 from attnlens_server.serving.explanations.runs import Call, Runs, Text, Vectors, weights_of
@@ -108,21 +109,27 @@ class ExplanationService:
                 job.seconds, plan, budget, names[count:], prompt=plan.other_prompt
             )
             lengths = [text.encoded.num_tokens for text, _ in described]
-            matrices = [
-                self._costs.matrix_bytes(pair, plan)
-                for pair in zip(lengths[:count], lengths[count:], strict=True)
-            ]
-            self._reserve(sum(matrices), 5 * sum(matrices), budget)
-            self._check_runs([text for text, _ in described], plan)
+            sizes = list(zip(lengths[:count], lengths[count:], strict=True))
+            matrices = [self._costs.matrix_bytes(size, plan) for size in sizes]
+            self._reserve(
+                sum(matrices),
+                5 * sum(matrices) + max(self._costs.sweep_bytes(size, plan) for size in sizes),
+                budget,
+            )
+            texts = [text for text, _ in described]
+            pairs = list(zip(texts[:count], texts[count:], strict=True))
+            self._check_runs(texts, plan, pairs)
             tokenize_s = time.monotonic() - started
             call = Call(plan, budget.deadline)
-            vectors = await self._runs.vectors(
-                [text for text, _ in described], call, with_tokens=plan.needs_token_vectors
-            )
+            vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
             own = [direction_of(each.embedding, name) for each, name in zip(vectors, names, strict=True)]
             found = await self._found(described, own[count:] + own[:count], call, vectors)
-            pairs = await self._workers.run(self._comparisons, found, names, plan)
-        return CompareResult(pairs, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
+            of_inputs = [
+                await input_matrix(first, second, self._runs, call) if plan.needs_input_matrix else None
+                for first, second in pairs
+            ]
+            compared = await self._workers.run(self._comparisons, found, names, plan, of_inputs)
+        return CompareResult(compared, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
 
     # --- from jobs to token ids -------------------------------------------------------------------
 
@@ -181,15 +188,19 @@ class ExplanationService:
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 
-    def _check_runs(self, texts: Sequence[Text], plan: ExplanationPlan) -> None:
+    def _check_runs(
+        self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
+    ) -> None:
         """Make sure that a call does not need the model to be run too often.
 
         Raises:
             TooExpensiveError: it does.
         """
-        if not plan.needs_masked_runs:
-            return
-        num_runs = sum(self._runs.num_masked_runs(text, plan) for text in texts)
+        num_runs = 0
+        if plan.needs_masked_runs:
+            num_runs += sum(self._runs.num_masked_runs(text, plan) for text in texts)
+        if plan.needs_input_matrix:
+            num_runs += sum(num_input_runs(first, second, plan) for first, second in pairs)
         if num_runs > self._max_masked_runs:
             raise TooExpensiveError(num_runs, self._max_masked_runs)
 
@@ -275,7 +286,11 @@ class ExplanationService:
         return [explanation(each, name, plan, self._model) for each, name in zip(found, names, strict=True)]
 
     def _comparisons(
-        self, found: Sequence[Found], names: Sequence[str], plan: ExplanationPlan
+        self,
+        found: Sequence[Found],
+        names: Sequence[str],
+        plan: ExplanationPlan,
+        of_inputs: Sequence[Float64Array | None],
     ) -> list[Comparison]:
         explained = self._explanations(found, names, plan)
         count = len(found) // 2
@@ -284,7 +299,7 @@ class ExplanationService:
                 explained[number],
                 explained[count + number],
                 explained[number].target_value,
-                matrix(found[number], found[count + number], plan),
+                matrix(found[number], found[count + number], plan, of_inputs[number]),
             )
             for number in range(count)
         ]
