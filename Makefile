@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,8 +14,10 @@ VIEWER_NODE := viewer/node_modules/.package-lock.json
 demo: .venv/ready ## export, check, serve and ask MiniLM
 	$(BIN)/python examples/demo.py
 
-# Two halves, so that `make -j2 test` keeps two cores busy; threads of PyTorch would slow both.
-EXPORT_TESTS := tests/model tests/export tests/runtimes
+# Three parts, the longest first: `make -j2 test` gives the third to the core that is free first. Threads of
+# PyTorch would slow all.
+EXPORT_TESTS := tests/export
+MODEL_TESTS := tests/model tests/runtimes tests/analysis
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # MiniLM, exported once for all of them.
 MINILM := .minilm/manifest.json
@@ -25,13 +27,16 @@ export MINILM_BUNDLE := $(CURDIR)/.minilm
 $(MINILM): .venv/ready $(shell find protos model export -name '*.py')
 	$(BIN)/attnlens export "$$($(BIN)/python -c "$(WEIGHTS)")/model" --output .minilm --name all-MiniLM-L6-v2 --force
 
-test: test-export test-serving ## every test
+test: test-export test-serving test-model ## every test
 
 test-export: $(MINILM)
 	$(PYTEST) $(EXPORT_TESTS)
 
 test-serving: $(MINILM) $(VIEWER_NODE) browser
-	$(PYTEST) $(EXPORT_TESTS:%=--ignore %)
+	$(PYTEST) $(patsubst %,--ignore %,$(EXPORT_TESTS) $(MODEL_TESTS))
+
+test-model: $(MINILM)
+	$(PYTEST) $(MODEL_TESTS)
 
 # What needs no PyTorch, on the other versions of Python that are installed.
 test-pythons: test-python-3.12 test-python-3.13 ## the server, the client and the command line on other Pythons

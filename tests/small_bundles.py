@@ -1,11 +1,16 @@
 """Small encoders with random weights, exported with the tokenizers of tests/data/tokenizers."""
 
+import functools
 import json
 import shutil
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from odd_models import OddModel
+
+if TYPE_CHECKING:
+    from attnlens_export.graph.trace import TracedGraph
 
 TOKENIZERS = Path(__file__).parent / "data" / "tokenizers"
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": 34}
@@ -21,6 +26,18 @@ def copy_without_json(kind: str, source: Path) -> None:
     shutil.copytree(TOKENIZERS / kind, source, ignore=lambda *_: ["tokenizer.json"], dirs_exist_ok=True)
 
 
+@functools.cache
+def _traced(kind: str) -> "TracedGraph":
+    """The graph of `MODELS[kind]`, whose weights are the same whenever it is made."""
+    from attnlens_export.graph.trace import trace  # noqa: PLC0415 - imports torch
+    from attnlens_model import load_checkpoint  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as directory:
+        MODELS[kind].make().save_pretrained(directory)
+        checkpoint = load_checkpoint(directory)
+    return trace(checkpoint.encoder, checkpoint.config)
+
+
 def export_small(kind: str, directory: Path, **options: Any) -> Path:
     """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle.
 
@@ -33,7 +50,7 @@ def export_small(kind: str, directory: Path, **options: Any) -> Path:
     copy_without_json(kind, directory / "source")
     path = directory / "source" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
-    chosen = ExportOptions(grid=small_grid(32), **options)
+    chosen = ExportOptions(grid=small_grid(32), tracer=lambda *_: _traced(kind), **options)
     summary = export_bundle(directory / "source", directory / "bundle", chosen)
     assert " from " in summary.built_tokenizer
     return directory / "bundle"

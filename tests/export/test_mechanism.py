@@ -1,5 +1,6 @@
 """A further mechanism of attention reaches the graph with no word about it in the exporter."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +26,22 @@ SOFTMAX = {"kind": "softmax", "num_heads": 4}
 CASES = [Case(1, 1, Padding.NONE), Case(3, 17, Padding.MIDDLE), Case(2, 40, Padding.LEFT)]
 
 
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch) -> EncoderConfig:
+@pytest.fixture(scope="module")
+def config() -> Iterator[EncoderConfig]:
     """Three layers: toy, softmax, toy."""
-    monkeypatch.setitem(ATTENTION_KINDS, "toy", ToyAttentionConfig)
-    return small_config({"num_layers": 3, "attention": [{"kind": "toy", "num_heads": 3}, SOFTMAX]})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(ATTENTION_KINDS, "toy", ToyAttentionConfig)
+        yield small_config({"num_layers": 3, "attention": [{"kind": "toy", "num_heads": 3}, SOFTMAX]})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def encoder(config: EncoderConfig) -> Encoder:
     return new_encoder(config, seed=0)
+
+
+@pytest.fixture(scope="module")
+def traced(config: EncoderConfig, encoder: Encoder) -> TracedGraph:
+    return trace(encoder, config)
 
 
 def open_graph(graph: TracedGraph, directory: Path) -> onnxruntime.InferenceSession:
@@ -44,10 +51,9 @@ def open_graph(graph: TracedGraph, directory: Path) -> onnxruntime.InferenceSess
 
 
 def test_a_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
-    config: EncoderConfig, encoder: Encoder, tmp_path: Path
+    config: EncoderConfig, encoder: Encoder, traced: TracedGraph, tmp_path: Path
 ) -> None:
-    graph = trace(encoder, config)
-    session = open_graph(graph, tmp_path)
+    session = open_graph(traced, tmp_path)
     assert [output.name for output in session.get_outputs()] == NAMES
     assert session.get_outputs()[2].shape == ["batch_size", "sequence_length", 3]
     for case in CASES:
@@ -65,9 +71,9 @@ def test_a_role_is_an_output_of_the_graph_and_has_the_numbers_of_the_encoder(
 
 
 def test_the_lint_knows_its_operators_and_outputs_from_the_configuration(
-    config: EncoderConfig, encoder: Encoder
+    config: EncoderConfig, traced: TracedGraph
 ) -> None:
-    graph = trace(encoder, config).proto_with_weights()
+    graph = traced.proto_with_weights()
     check_graph(graph, "model.onnx", config, GraphPurpose.GRAPH_PURPOSE_ATTENTION)
     softmax = changed(config, {"attention": SOFTMAX})
     with pytest.raises(LintError, match=r"Sigmoid is not allowed(?s:.*)outputs .*head_gates\.0"):
@@ -75,9 +81,9 @@ def test_the_lint_knows_its_operators_and_outputs_from_the_configuration(
 
 
 def test_the_graph_of_embeddings_has_the_hidden_states_alone(
-    config: EncoderConfig, encoder: Encoder, tmp_path: Path
+    config: EncoderConfig, encoder: Encoder, traced: TracedGraph, tmp_path: Path
 ) -> None:
-    session = open_graph(embeddings_graph(trace(encoder, config)), tmp_path)
+    session = open_graph(embeddings_graph(traced), tmp_path)
     assert [output.name for output in session.get_outputs()] == NAMES[:1]
     inputs = make_inputs(CASES[1], config)
     live = inputs.attention_mask == 1
