@@ -25,7 +25,7 @@ COMMANDS = {
     "info": "Show a served model: sizes, limits, parity, versions.",
     "embed": "Turn the lines of a file into vectors.",
     "attend": "Show which tokens attend to which.",
-    "view": "Write a page that shows the attention of a text.",
+    "view": "Write a page: what made a vector, and its attention.",
     "heads": "Measure what every attention head does.",
     "teach": "Walk a token through one attention head, step by step.",
     "profile": "Show which part of the graph takes the time, by length.",

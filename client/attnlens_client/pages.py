@@ -179,7 +179,14 @@ def result_page(
         ],
         matrix=None
         if comparison is None or comparison.matrix is None
-        else ReadMatrix(matrix, comparison.matrix, comparison.similarity),
+        else ReadMatrix(
+            matrix,
+            comparison.matrix,
+            comparison.similarity,
+            comparison.baseline_row,
+            comparison.baseline_column,
+            comparison.baseline,
+        ),
         contrast=None if contrast is None else ReadContrast(contrast[0], contrast[1], contrast[2].scores[0]),
         notes=notes,
     )

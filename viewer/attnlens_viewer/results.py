@@ -33,6 +33,10 @@ _MEASURED = "Measured on other texts, when the model was exported."
 _NO_NUMBER = "Tokens without a number count as 0."
 _MATRICES = {
     "output": ("Output vectors", "How alike the vectors of the last layer are; all of it is the cosine."),
+    "input": (
+        "Input tokens",
+        "What the input tokens and biases of both texts gave to the cosine; all of it is the cosine.",
+    ),
     "interaction": (
         "Interaction",
         "What the cosine loses without both tokens beyond what it loses without each.",
@@ -95,11 +99,23 @@ class ReadText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadMatrix:
-    """What each pair of tokens did: `kind` is `output` or `interaction`, `values` (n, m)."""
+    """What each pair of tokens did.
+
+    Attributes:
+        kind: `output`, `input` or `interaction`.
+        values: (n, m).
+        similarity: of the two texts.
+        baseline_row: (m,), of `input`: the first text's biases with the second one's tokens.
+        baseline_column: (n,), the same the other way round.
+        baseline: the biases of both.
+    """
 
     kind: str
     values: Array
     similarity: float
+    baseline_row: Array | None = None
+    baseline_column: Array | None = None
+    baseline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,6 +218,9 @@ def _pair(matrix: ReadMatrix) -> PairMatrix:
     return PairMatrix(
         name=name,
         values=np.nan_to_num(matrix.values),
-        similarity=matrix.similarity if matrix.kind == "output" else None,
+        baseline_row=matrix.baseline_row,
+        baseline_column=matrix.baseline_column,
+        baseline=matrix.baseline or 0.0,
+        similarity=None if matrix.kind == "interaction" else matrix.similarity,
         description=f"{description} {_NO_NUMBER}" if has_gaps else description,
     )

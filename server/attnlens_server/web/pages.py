@@ -135,7 +135,7 @@ class Pages:
             ],
             matrix=None
             if compared is None or compared.matrix is None
-            else ReadMatrix("output", compared.matrix, compared.similarity),
+            else ReadMatrix("output", compared.matrix.values, compared.similarity),
             contrast=contrast,
             notes=() if self._can_explain else (_WHY_NONE,),
         )

@@ -230,7 +230,7 @@ async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> Non
     async with serving(dense_bundle, max_masked_runs=0) as service:
         with pytest.raises(NotSupportedError, match="--max-masked-runs 0"):
             await explain(service, "a cat", methods=MASKED)
-        with pytest.raises(NotSupportedError, match="PAIR_MATRIX_INPUT .* --max-masked-runs 0"):
+        with pytest.raises(NotSupportedError, match=r"PAIR_MATRIX_INPUT .* --max-masked-runs 0"):
             await compare(service, "a cat", "a cat")
 
 
