@@ -296,7 +296,7 @@ INPUT_CHANGES: dict[str, tuple[Change, str]] = {
     "no corner": (lambda pair: pair.ClearField("baseline"), "comes without a baseline of the matrix"),
     "a row for a column": (
         lambda pair: pair.baseline_column.CopyFrom(pair.baseline_row),
-        r"have the shape \(7\) instead of \(9\)",
+        r"have the shape \(7,\) instead of \(9\)",
     ),
 }
 

@@ -128,6 +128,25 @@ def test_compare_explains_both_texts_and_shows_their_pairs(ask: Run) -> None:
     assert answer["texts"] == [A, B]
 
 
+def test_the_input_matrix_is_shown_with_its_baselines(ask: Run) -> None:
+    lines = ask("compare", A, B, "--matrix", "input").stdout.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("input: What"))
+    header, *rows, sums = lines[start + 1 :]
+    assert header.split()[-1] == rows[-1].split()[0] == "(baseline)"
+    assert {len(row.split()) for row in rows} == {9}
+    [guitar] = [row for row in rows if row.startswith("guitar")]
+    assert guitar.split()[5] == "0.234"
+    assert sums.startswith("input: pairs 0.9935")
+    assert "sum 0.6674" in sums
+    narrow = ask("compare", A, B, "--matrix", "input", "--words", env={"COLUMNS": "50"}).stdout
+    assert "+0.2335  guitar - instrument" in narrow
+    assert "baselines -0.326" in narrow
+    answer = json.loads(ask("compare", A, B, "--matrix", "input", "--dimensions", "64", "--json").stdout)
+    parts = (answer[name] for name in ("matrix", "baseline_row", "baseline_column", "baseline"))
+    assert sum(map(np.sum, parts)) == pytest.approx(answer["similarity"], abs=1e-4)
+    assert np.shape(answer["matrix"]) == (9, 7)
+
+
 REFUSED = {
     "rather-than alone": (("explain", "a", "--rather-than", "b"), "--rather-than needs --to", 2),
     "two prompts": (("explain", "a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name", 2),

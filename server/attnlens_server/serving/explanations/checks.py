@@ -153,7 +153,8 @@ class ExplanationChecks:
         violations = list(dict.fromkeys(violations))  # both sides are too many
         violations += self._check_common(job)
         if job.matrix is PairMatrix.OUTPUT and (why := self._why_not_linear(job)):
-            text = f"is PAIR_MATRIX_OUTPUT, {why}: use PAIR_MATRIX_INPUT or PAIR_MATRIX_INTERACTION"
+            usable = (f"PAIR_MATRIX_{each.name}" for each in self.matrices if each is not PairMatrix.OUTPUT)
+            text = f"is PAIR_MATRIX_OUTPUT, {why}: use {' or '.join(usable) or 'none'}"
             violations.append(FieldViolation("matrix", text))
         if violations:
             raise InvalidFieldsError(violations)
