@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
+from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.parity.grid import Case, Padding
 from attnlens_export.runtimes.measure import RuntimeOptions, find_runtimes
 from attnlens_runtimes import RUNTIMES, NotInstalledError, UnknownRuntimeError
@@ -17,7 +17,10 @@ from runtimes.stand_in import stand_in
 @pytest.mark.parametrize("name", PYTHON_RUNTIMES)
 def test_minilm_is_the_same_model_in_every_runtime(name: str, minilm_bundle: Path) -> None:
     result = measure(minilm_bundle, found(name))
-    assert result.failures() == []
+    # docs/runtimes.md: OpenCV has wrong contributions for MiniLM. A version that has right ones fails here.
+    wrong = [line for line in result.failures() if CONTRIBUTIONS_PATH in line]
+    assert bool(wrong) == (name == "opencv"), wrong
+    assert len(result.failures()) == len(wrong)
     errors = [error for error in result.worst_errors() if error is not None]
     assert len(errors) == 3
     assert 0 < max(errors) <= TOLERANCE
