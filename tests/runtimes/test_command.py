@@ -60,9 +60,9 @@ def test_all_shows_a_row_for_each_and_what_is_missing(
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout  # it fits 80 columns
     for name in ("stand-in", "onnx.reference"):
-        errors = [float(cell) for cell in row(result.stdout, name)[2:5]]
+        errors = [float(cell) for cell in row(result.stdout, name)[2:6]]
         assert max(errors) <= 1e-5
-        assert row(result.stdout, name)[5:] == ["5/5", "passed"]
+        assert row(result.stdout, name)[6:] == ["5/5", "passed"]
     assert "onnxruntime-web is not installed: npm install onnxruntime-web" in result.stdout
     stages = result.stderr.splitlines()
     assert stages[-2:] == ["stand-in on 5 input shapes", "onnx.reference on 5 input shapes"]
@@ -74,8 +74,8 @@ def test_a_runtime_that_fails_exits_1_after_the_others_ran(
     register(monkeypatch, "crashes")
     result = run_check(tiny_bundle, "--runtime", "stand-in", "--runtime", "onnx.reference")
     assert result.exit_code == 1
-    assert row(result.stdout, "stand-in")[5:] == ["4/5", "FAILED"]
-    assert row(result.stdout, "onnx.reference")[5:] == ["5/5", "passed"]
+    assert row(result.stdout, "stand-in")[6:] == ["4/5", "FAILED"]
+    assert row(result.stdout, "onnx.reference")[6:] == ["5/5", "passed"]
     reason = "stand-in: onnx/model.onnx: stopped at 2x33 right: crashed: signal 11 (SIGSEGV)"
     assert reason in result.stdout
     assert f"failed in stand-in: {reason}" in result.stderr
@@ -105,12 +105,12 @@ def test_a_default_of_lower_precision_has_a_table_of_its_own(
     assert result.exit_code == 0, result.output
     assert "…" not in result.stdout  # it fits 80 columns
     exact, reduced = result.stdout.split("In lower precision: 1 - smallest cosine with PyTorch")
-    assert row(exact, "stand-in")[5:] == row(exact, "onnx.reference")[5:] == ["5/5", "passed"]
+    assert row(exact, "stand-in")[6:] == row(exact, "onnx.reference")[6:] == ["5/5", "passed"]
     assert row(reduced, "stand-in")[1:3] == ["1.0", "bf16"]
     cosines = [float(cell) for cell in row(reduced, "stand-in")[3:6]]
     assert 1e-8 < cosines[0] == cosines[1] < 1e-3
     assert abs(cosines[2]) < 1e-8  # the attention weights are right
-    assert row(reduced, "stand-in")[6:] == ["5/5", "passed"]
+    assert row(reduced, "stand-in")[7:] == ["5/5", "passed"]
 
     content = json.loads(run_check(tiny_bundle, "--runtime", "stand-in", "--json").stdout)
     assert [(each["precision"], each["passed"]) for each in content["runtimes"]] == [

@@ -260,9 +260,9 @@ def _convolve(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     """(B, C, T) by (C, C / groups, K)."""
     writer, value = sweep.writer, node.input[0]
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
-        summed = writer.sum(gradient, [2])  # (B, C)
-        product = writer.add("Mul", summed, node.input[2], shape=writer.shape(summed))
-        sweep.baseline.append(writer.sum(product, [1], keepdims=True))
+        batch, channels, length = writer.shape(gradient)
+        rows = writer.add("Transpose", gradient, perm=[0, 2, 1], shape=(batch, length, channels))
+        sweep.settle(node, node.input[2], rows)
     kept = {key: number for key, number in _attributes(node).items() if key in ("group", "pads", "strides")}
     kept |= {"kernel_shape": [int(writer.shape(node.input[1])[2])]}
     sweep.give(value, writer.add("ConvTranspose", gradient, node.input[1], shape=writer.shape(value), **kept))

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 
-from attnlens.v1.manifest_pb2 import Graph, Manifest
+from attnlens.v1.manifest_pb2 import Graph, GraphPurpose, Manifest
 from attnlens_export.errors import SourceError
 
 GRAPH_NAME = "model.onnx"
@@ -37,6 +37,8 @@ class ServedModel:
 def served_models(directory: Path, manifest: Manifest) -> list[ServedModel]:
     """Return the graphs of a bundle as models, in the manifest's order.
 
+    That of contributions is left out: its inputs are those of a server that pools.
+
     Raises:
         SourceError: the bundle's name can't name a model, or a graph's weights are not in one listed file.
     """
@@ -44,6 +46,8 @@ def served_models(directory: Path, manifest: Manifest) -> list[ServedModel]:
     listed = {file.path for file in manifest.files}
     models = []
     for graph in manifest.graphs:
+        if graph.purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
+            continue
         # onnx/model.onnx has the bundle's name, onnx/model_attentions.onnx that name and _attentions.
         suffix = PurePosixPath(graph.path).stem.removeprefix("model")
         models.append(ServedModel(name + suffix, graph, _model_files(directory, graph.path, listed)))

@@ -131,9 +131,10 @@ def test_weights_take_half_the_space_and_the_masks_number_is_whole(fp16_bundle: 
 
 def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None:
     manifest = read_manifest(fp16_bundle)
-    graph = manifest.graphs[2]
+    graph = manifest.graphs[3]
     assert (graph.path, graph.purpose) == ("onnx/model_fp16.onnx", GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS)
     assert [graph.precision for graph in manifest.graphs] == [
+        Precision.PRECISION_FP32,
         Precision.PRECISION_FP32,
         Precision.PRECISION_FP32,
         Precision.PRECISION_FP16,

@@ -13,11 +13,14 @@ from attnlens_server.grpc_api.requests import embed_job, encode_job
 from attnlens_server.serving.jobs import FLOAT16, AttentionView, Prompt
 from attnlens_server.text import Input, TextPair, TokenSource
 
+# Of graphs that no query reads.
+NO_LAYER_OUTPUTS = {"EMBEDDING", "TOKEN_CONTRIBUTIONS", "BASELINE", "HEAD_CONTRIBUTIONS"}
+
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "prefix", "not_served"),
     [
-        (OutputRole, manifest_pb2.OutputRole, "OUTPUT_ROLE_", {"EMBEDDING"}),
+        (OutputRole, manifest_pb2.OutputRole, "OUTPUT_ROLE_", NO_LAYER_OUTPUTS),
         (Layout, manifest_pb2.OutputLayout, "OUTPUT_LAYOUT_", set()),
         (RowSum, manifest_pb2.RowSum, "ROW_SUM_", set()),
         (AttentionView, pb.AttentionView, "ATTENTION_VIEW_", set()),
