@@ -241,7 +241,10 @@ class ExplanationChecks:
         return ""
 
 
-_NO_CONTRIBUTIONS = "the bundle has no graph of contributions: an earlier version of attnlens exported it, or the export said why"
+_NO_CONTRIBUTIONS = (
+    "the bundle has no graph of contributions: an earlier version of attnlens exported it, or the export "
+    "said why there is none"
+)
 _NO_MASKED_RUNS = "the server was started with --max-masked-runs 0"
 _WHY_NOT = {
     OUTPUT_SHARE: "an embedding of this model is no sum of token vectors",
