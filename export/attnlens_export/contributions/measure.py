@@ -53,14 +53,17 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     """
     directory, config = subject.directory, subject.config
     dense = open_layers(directory, read_pooling(directory, config.hidden_size).dense, config.hidden_size)
-    embeddings, graph = Graph(directory, EMBEDDINGS_PATH), Graph(directory, CONTRIBUTIONS_PATH)
     cases = [case for case in subject.cases if case.with_attentions]
+    inputs = {case: make_clear_inputs(case, config, subject.encoder) for case in cases}
+    # One graph after the other: two sessions would hold the weights twice.
+    graph = Graph(directory, EMBEDDINGS_PATH)
+    hidden = {case: graph.run(inputs[case])[HIDDEN_OUTPUT] for case in cases}
+    del graph
+    graph = Graph(directory, CONTRIBUTIONS_PATH)
     found = []
     for number, case in enumerate(cases):
         progress(str(case), number, len(cases))
-        inputs = make_clear_inputs(case, config, subject.encoder)
-        hidden = embeddings.run_feed(dict(inputs.feed()))[HIDDEN_OUTPUT]
-        found.append(measure_case(graph.run_feed, case, inputs, config, hidden, dense))
+        found.append(measure_case(graph.run_feed, case, inputs[case], config, hidden.pop(case), dense))
     progress("", len(cases), len(cases))
     return ContributionsResult(tuple(found))
 
