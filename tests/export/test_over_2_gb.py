@@ -111,7 +111,8 @@ def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Expo
     graphs = ("model.onnx", "model_attentions.onnx", "model_contributions.onnx")
     assert sizes.keys() == {*graphs, "model.onnx_data"}
     assert sizes["model.onnx_data"] >= WEIGHT_BYTES > 2**31
-    assert max(sizes[name] for name in graphs) < 100_000
+    assert max(sizes[name] for name in graphs[:2]) < 100_000
+    assert sizes[graphs[2]] < 300_000  # it has a matrix that says which component belongs to which head
     for name in graphs:
         onnx.checker.check_model(onnx_dir / name)
         tensors = onnx.load(onnx_dir / name, load_external_data=False).graph.initializer
@@ -124,9 +125,12 @@ def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Expo
 
 
 def test_the_export_takes_little_more_than_the_weights(exported: Exported) -> None:
-    """The encoder once, and what ONNX Runtime copies of it: no table, which is most of this one."""
+    """The encoder once, and what ONNX Runtime copies of it, for contributions with the transposes: no table.
+
+    The table is most of this one.
+    """
     print(f"peak of the export: {exported.peak_bytes / 1e9:.2f} GB")  # noqa: T201 - shown by `pytest -rP`
-    assert WEIGHT_BYTES < exported.peak_bytes < 1.75 * WEIGHT_BYTES + FLOOR_BYTES
+    assert WEIGHT_BYTES < exported.peak_bytes < 1.85 * WEIGHT_BYTES + FLOOR_BYTES
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])

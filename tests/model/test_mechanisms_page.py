@@ -20,7 +20,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "mechanisms.md").read_text(encoding="utf-8")
 SECTIONS = [section for section in re.split(r"^##+ ", PAGE, flags=re.MULTILINE)[1:] if "```json" in section]
 FIRST, *MECHANISMS = SECTIONS
-PICTURES = sorted((DOCS / "pictures").glob("*.png"))
+# Others are screenshots.
+PICTURES = sorted(path for path in (DOCS / "pictures").glob("*.png") if path.stem in ATTENTION_KINDS)
 MAX_PICTURE_BYTES = 60_000
 ROW_SUMS = {"one": "1", "unbounded": "any number"}
 PLAIN_OUTPUTS = [("attention_weights", "dense", "1")]
