@@ -55,7 +55,7 @@ def graph_times(bundle: Path, length: int) -> tuple[float, float]:
     graphs = {graph.id: graph for graph in manifest.graphs}
     runs = [_runner(bundle, graphs[name], length) for name in ("embeddings", "contributions")]
     times: list[list[float]] = [[], []]
-    for _ in range(max(8, 4000 // length)):
+    for _ in range(max(8, 2000 // length)):
         for run, own in zip(runs, times, strict=True):
             start = time.perf_counter()
             run()
