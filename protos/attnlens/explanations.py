@@ -211,10 +211,15 @@ def rank_correlation(scores: npt.NDArray[np.floating], effects: npt.NDArray[np.f
     known = np.isfinite(scores) & np.isfinite(effects)
     if np.count_nonzero(known) < 3:  # noqa: PLR2004 - two always agree or disagree
         return math.nan
-    first, second = (_ranks(np.asarray(numbers, dtype=np.float64)[known]) for numbers in (scores, effects))
-    first, second = first - first.mean(), second - second.mean()
-    length = math.sqrt(float(first @ first) * float(second @ second))
-    return float(first @ second) / length if length else math.nan
+    return spearman(scores[known], effects[known])
+
+
+def spearman(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:
+    """Return Spearman's rank correlation of two samples; equal numbers share a rank. NaN: all are equal."""
+    ranks = [_ranks(np.asarray(numbers, dtype=np.float64)) for numbers in (first, second)]
+    left, right = (numbers - numbers.mean() for numbers in ranks)
+    length = math.sqrt(float(left @ left) * float(right @ right))
+    return float(left @ right) / length if length else math.nan
 
 
 def _ranks(numbers: Float64Array) -> Float64Array:

@@ -8,7 +8,6 @@ Letters: B rows of a batch, T tokens, L layers, H heads of a layer, N heads of a
 components of an embedding.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -16,10 +15,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.explanations import pooling_weights, spearman
 from attnlens.pooling import Pooling
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, graph_inputs
-from attnlens_server.bundle import Bundle, Model
+from attnlens_server.bundle import Bundle
 from attnlens_server.engine.session import open_graph
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ def open_contributions(bundle: Bundle, threads: int = 0) -> Run | None:
         number = len(gates)
         feed = graph_inputs([ids] * number, bundle) | {
             "head_gates": gates,
-            "pooling_weights": np.tile(pooling_weights(len(ids), bundle.model), (number, 1)),
+            "pooling_weights": np.tile(pooling_weights(bundle.model.pooling, len(ids)), (number, 1)),
             "takes_maximum": np.full(number, is_max, dtype=np.float32),
             "direction": np.zeros((number, num_components), dtype=np.float32),
             "towards_itself": np.ones(number, dtype=np.float32),
@@ -112,24 +112,6 @@ def open_contributions(bundle: Bundle, threads: int = 0) -> Run | None:
         return GatedOutputs(*session.run(["embedding", "head_contributions"], feed))
 
     return run
-
-
-def pooling_weights(num_tokens: int, model: Model) -> npt.NDArray[np.float32]:
-    """Return what each token counts in the pooling of a text without a prompt, (T,)."""
-    match model.pooling:
-        case Pooling.CLS:
-            weights = np.eye(num_tokens)[0]
-        case Pooling.LAST_TOKEN:
-            weights = np.eye(num_tokens)[-1]
-        case Pooling.WEIGHTED_MEAN:
-            weights = np.arange(1, num_tokens + 1) / np.arange(1, num_tokens + 1).sum()
-        case Pooling.MEAN_SQRT_LENGTH:
-            weights = np.full(num_tokens, 1 / math.sqrt(num_tokens))
-        case Pooling.MEAN:
-            weights = np.full(num_tokens, 1 / num_tokens)
-        case Pooling.MAX:
-            weights = np.ones(num_tokens)
-    return np.asarray(weights, dtype=np.float32)
 
 
 def measure_importance(
@@ -197,14 +179,3 @@ def cosines(left: Values, right: Values) -> Values:
     lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
     result: Values = (left * right).sum(axis=-1) / lengths
     return result
-
-
-def spearman(first: Values, second: Values) -> float:
-    """Return the rank correlation of two samples; equal values share the mean of their ranks."""
-    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
-
-
-def _ranks(values: Values) -> Values:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Values = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks

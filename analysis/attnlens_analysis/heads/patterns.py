@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from attnlens.reductions.statistics import entropy
 from attnlens_analysis.heads.maps import TextMaps
 
 MIN_TOKENS = 8
@@ -80,7 +81,7 @@ class PatternSums:
         chosen = weights[:, rows]  # (N, R, T)
         behind = rows[rows + 1 < num_tokens]
         before = rows[rows > 0]
-        entropy = _entropy(chosen).sum(axis=-1)
+        entropies = entropy(chosen).sum(axis=-1)
         distances = np.abs(rows[:, None] - np.arange(num_tokens)).astype(np.float32)
         self._add("previous", weights[:, before, before - 1].sum(axis=-1))
         self._add("next", weights[:, behind, behind + 1].sum(axis=-1))
@@ -88,8 +89,8 @@ class PatternSums:
         self._add("last", chosen[:, :, -1].sum(axis=-1))
         self._add("self", weights[:, rows, rows].sum(axis=-1))
         self._add("punctuation", chosen[:, :, is_punctuation].sum(axis=(1, 2)))
-        self._add("entropy", entropy)
-        self._add("entropy_normalised", entropy / np.log(num_tokens))
+        self._add("entropy", entropies)
+        self._add("entropy_normalised", entropies / np.log(num_tokens))
         self._add("distance", np.einsum("nrt,rt->n", chosen, distances))
         self._add("diagonal_argmax", (chosen.argmax(axis=-1) == rows).sum(axis=-1))
         self._add_chance("diagonal", len(rows) / num_tokens)
@@ -116,7 +117,7 @@ class PatternSums:
         """Return the means over all rows so far.
 
         Raises:
-            ValueError: there are none.
+            ValueError: no row was added.
         """
         if not self.num_rows:
             raise ValueError(f"no text has {MIN_TOKENS} tokens: give longer texts")
@@ -131,10 +132,3 @@ class PatternSums:
             duplicate_chance=self._chances["duplicate"] / num_copies,
             punctuation_share=self._chances["punctuation"] / self.num_rows,
         )
-
-
-def _entropy(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the entropy of each row (..., T), in nats; 0 ln 0 is 0."""
-    logarithms = np.log(rows, where=rows > 0, out=np.zeros_like(rows))
-    result: npt.NDArray[np.float32] = -(rows * logarithms).sum(axis=-1)
-    return result

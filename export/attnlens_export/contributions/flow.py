@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx
 
 from attnlens_export.graph.names import EMBEDDED
+from attnlens_export.graph.simplify import CONSTANT_PREFIX, TARGET_PREFIX
 
 Constants = Mapping[str, npt.NDArray[np.generic]]
 
@@ -73,7 +74,7 @@ def find_flows(graph: onnx.GraphProto, weights: Constants, frozen: Collection[st
         frozen: the names of values that are frozen whatever makes them.
     """
     flows: dict[str, Flow] = {EMBEDDED: Flow.LINEAR}
-    parameters = {name for name in weights if not name.startswith(("constant_", "target_"))}
+    parameters = {name for name in weights if not name.startswith((CONSTANT_PREFIX, TARGET_PREFIX))}
     for node in graph.node:
         inputs = [flows.get(name, Flow.CONSTANT) for name in node.input if name]
         flow = _flow(node, inputs, weights, parameters)

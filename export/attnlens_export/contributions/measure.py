@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.dense import DenseLayer, open_layers
+from attnlens.explanations import pool_weighted
+from attnlens.pooling import Pooling, finish
 from attnlens_export.contributions.result import Completeness, ContributionsResult
 from attnlens_export.graph.names import (
     BASELINE,
@@ -141,12 +143,10 @@ def _embed(
     kept: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float64]:
     """Return the embedding (E,) of the token vectors (T, D) of a text, by numpy."""
-    weights = feed[POOLING_WEIGHTS][row].astype(np.float64)
-    pooled = hidden[weights > 0].max(axis=0) if feed[TAKES_MAXIMUM][row] else weights @ hidden
-    vectors = np.asarray(pooled, dtype=np.float32)[None]
-    for layer in dense:
-        vectors = layer(vectors)
-    return np.asarray(vectors[0].astype(np.float64) * kept)
+    pooling = Pooling.MAX if feed[TAKES_MAXIMUM][row] else Pooling.MEAN
+    pooled = pool_weighted(hidden, feed[POOLING_WEIGHTS][row].astype(np.float32), pooling)
+    [vector] = finish(pooled[None], dense)
+    return np.asarray(vector.astype(np.float64) * kept)
 
 
 def _alone_error(

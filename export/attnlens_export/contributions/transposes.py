@@ -15,7 +15,7 @@ from onnx import helper
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.simplify import Shape
+from attnlens_export.graph.simplify import Shape, constant_target
 
 Transpose = Callable[[SweepState, onnx.NodeProto, str], None]
 _WHOLE = np.iinfo(np.int64).max
@@ -111,15 +111,8 @@ def _swapped(writer: GraphWriter, matrix: str) -> str:
 def _reshape(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, value = sweep.writer, node.input[0]
     before, after = writer.shape(value), writer.shape(node.output[0])
-    target = []
-    for axis, size in enumerate(before):
-        if isinstance(size, int):
-            target.append(size)
-        elif axis < len(after) and after[axis] == size:
-            target.append(0)
-        else:
-            target.append(-1)
-    if target.count(-1) > 1:
+    target = constant_target(after, before)
+    if target is None:
         raise GraphError(
             f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target "
             "goes back"
@@ -236,7 +229,7 @@ def _normalise(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, value, weight = sweep.writer, node.input[0], node.input[1]
     shape = writer.shape(value)
     axis, width = len(shape) - 1, int(shape[-1])
-    epsilon = next((float(attribute.f) for attribute in node.attribute if attribute.name == "epsilon"), 1e-5)
+    epsilon = float(_attributes(node).get("epsilon", 1e-5))
     if len(node.input) > 2:  # noqa: PLR2004 - the bias
         sweep.settle(node, node.input[2], gradient)
     share = writer.constant(1.0 / width)

@@ -17,7 +17,7 @@ def write_contributions(source: Fp32Graph, checkpoint: Path | None, pooling: Poo
 
     Args:
         source: the graph of the embeddings.
-        checkpoint: where the layers behind the pooling are; None: there are none.
+        checkpoint: where the layers behind the pooling are; None: the bundle has no such layers.
         pooling: how the bundle embeds.
 
     Returns:

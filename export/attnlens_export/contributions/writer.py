@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from attnlens_export.errors import GraphError
-from attnlens_export.graph.simplify import TARGET_PREFIX, Shape
+from attnlens_export.graph.simplify import CONSTANT_PREFIX, TARGET_PREFIX, Shape
 
 Array = npt.NDArray[np.generic]
 
@@ -32,7 +32,7 @@ class GraphWriter:
         self._names: dict[tuple[object, ...], str] = {
             (array.dtype.str, array.shape, array.tobytes()): name
             for name, array in weights.items()
-            if name.startswith(("constant_", TARGET_PREFIX))
+            if name.startswith((CONSTANT_PREFIX, TARGET_PREFIX))
         }
         self._count = 0
         self._made: dict[tuple[object, ...], str] = {}

@@ -12,7 +12,7 @@ What is done, and why, in order (docs/bundle.md shows the result):
 5. Metadata, doc strings and shapes of inner values are dropped: they name files of the exporting machine.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from onnxscript import optimizer, rewriter
 from attnlens_export.errors import GraphError
 
 TRANSPOSED_SUFFIX = ".T"
+CONSTANT_PREFIX = "constant_"
 TARGET_PREFIX = "target_"
 IR_VERSION = 8
 
@@ -121,20 +122,24 @@ def reshape_target(node: ir.Node) -> list[int]:
     source, result = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or result.shape is None:
         raise GraphError(f"the Reshape that makes {result.name!r} has no inferred shape")
-    target = []
-    for axis, length in enumerate(result.shape):
-        if isinstance(length, int):
-            target.append(length)
-        elif axis < len(source.shape) and source.shape[axis] == length:
-            target.append(0)
-        else:
-            target.append(-1)
-    if target.count(-1) > 1:
+    target = constant_target(tuple(source.shape), tuple(result.shape))
+    if target is None:
         raise GraphError(
             f"the Reshape that makes {result.name!r} goes from {source.shape} to {result.shape}: "
             "no constant target expresses that"
         )
     return target
+
+
+def constant_target(source: Sequence[object], result: Sequence[object]) -> list[int] | None:
+    """Return the target of a Reshape between two shapes, as `reshape_target` says; None: no constant is."""
+    target = []
+    for axis, length in enumerate(result):
+        if isinstance(length, int):
+            target.append(length)
+        else:
+            target.append(0 if axis < len(source) and source[axis] == length else -1)
+    return target if target.count(-1) <= 1 else None
 
 
 def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
@@ -150,7 +155,7 @@ def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:
                 ir.convenience.replace_all_uses_with(value, first)
                 del graph.initializers[name]
             elif not name.startswith(TARGET_PREFIX):
-                value.name = f"constant_{len(seen)}"
+                value.name = f"{CONSTANT_PREFIX}{len(seen)}"
 
 
 def rename_values(graph: ir.Graph) -> dict[str, Shape]:

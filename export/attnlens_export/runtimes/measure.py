@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.dense import open_layers
+from attnlens.dense import DenseLayer, open_layers
 from attnlens_export.contributions.measure import measure_case
 from attnlens_export.contributions.result import Completeness
 from attnlens_export.graph.names import (
@@ -168,7 +168,17 @@ def _measure(
     stops: dict[str, str] = {}
     with ExitStack() as processes:
         progress("opening the graphs", 0, len(cases))
-        graphs = _open(subject, runtime, timeout_s, processes, stops)
+        graphs = [
+            graph
+            for path in GRAPH_PURPOSES
+            if (graph := _open(subject, path, runtime, timeout_s, processes, stops))
+        ]
+        explained = None
+        if (subject.directory / CONTRIBUTIONS_PATH).is_file():
+            explained = _open(subject, CONTRIBUTIONS_PATH, runtime, timeout_s, processes, stops)
+        dense = open_layers(
+            subject.directory, read_pooling(subject.directory, config.hidden_size).dense, config.hidden_size
+        )
         for number, case in enumerate(cases):
             progress(str(case), number, len(cases))
             inputs = make_clear_inputs(case, config, subject.encoder)
@@ -176,31 +186,34 @@ def _measure(
             invariants += [run.invariants for run in runs.values()]
             if runs:
                 measurements += compare_case(subject, case, inputs, runs)
-            contributions += _contributions(subject, case, inputs, graphs, stops)
+            if explained and case.with_attentions and CONTRIBUTIONS_PATH not in stops:
+                contributions += _contributions(subject, case, inputs, explained, dense, stops)
     progress("", len(cases), len(cases))
     parity = ParityResult(
         tuple(cases), tuple(measurements), tuple(invariants), subject.reference_name, config.max_tokens
     )
-    reduced = [graph.precision for graph in graphs if graph.precision != FP32]
+    opened = graphs if explained is None else [*graphs, explained]
+    reduced = [graph.precision for graph in opened if graph.precision != FP32]
     return RuntimeResult(
         runtime.name, runtime.version, [*reduced, FP32][0], parity, stops, tuple(contributions)
     )
 
 
 def _open(
-    subject: Subject, runtime: Installed, timeout_s: float, processes: ExitStack, stops: dict[str, str]
-) -> list[_ProcessGraph]:
-    graphs = []
-    further = [CONTRIBUTIONS_PATH] if (subject.directory / CONTRIBUTIONS_PATH).is_file() else []
-    for path in (*GRAPH_PURPOSES, *further):
-        process = GraphProcess(runtime, subject.directory / path, timeout_s)
-        try:
-            opened = processes.enter_context(process)
-        except RuntimeFailureError as error:
-            stops[path] = f"does not open: {error}"
-        else:
-            graphs.append(_ProcessGraph(path, opened, subject.config))
-    return graphs
+    subject: Subject,
+    path: str,
+    runtime: Installed,
+    timeout_s: float,
+    processes: ExitStack,
+    stops: dict[str, str],
+) -> _ProcessGraph | None:
+    """Open a graph in a process of its own; note why where it does not open."""
+    try:
+        process = processes.enter_context(GraphProcess(runtime, subject.directory / path, timeout_s))
+    except RuntimeFailureError as error:
+        stops[path] = f"does not open: {error}"
+        return None
+    return _ProcessGraph(path, process, subject.config)
 
 
 def _run_case(
@@ -213,8 +226,6 @@ def _run_case(
     """Run a case in the graphs that have not stopped; note those that stop at it."""
     runs = {}
     for graph in graphs:
-        if graph.path == CONTRIBUTIONS_PATH:
-            continue
         if graph.path in stops or not (case.with_attentions or graph.path == EMBEDDINGS_PATH):
             continue
         try:
@@ -228,20 +239,14 @@ def _contributions(
     subject: Subject,
     case: Case,
     inputs: Inputs,
-    graphs: Sequence[_ProcessGraph],
+    graph: _ProcessGraph,
+    dense: Sequence[DenseLayer],
     stops: dict[str, str],
 ) -> list[Completeness]:
-    """Run a case in the graph of contributions, if there is one that has not stopped; note if it stops."""
-    config = subject.config
-    found = [graph for graph in graphs if graph.path == CONTRIBUTIONS_PATH and graph.path not in stops]
-    if not found or not case.with_attentions:
-        return []
-    dense = open_layers(
-        subject.directory, read_pooling(subject.directory, config.hidden_size).dense, config.hidden_size
-    )
+    """Run a case in the graph of contributions; nothing, and a note, if it stops."""
     hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     try:
-        return [measure_case(found[0].run_feed, case, inputs, config, hidden, dense)]
+        return [measure_case(graph.run_feed, case, inputs, subject.config, hidden, dense)]
     except RuntimeFailureError as error:
         stops[CONTRIBUTIONS_PATH] = f"stopped at {case}: {error}"
         return []

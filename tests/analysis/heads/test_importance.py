@@ -7,14 +7,13 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import spearmanr
 
+from attnlens.explanations import pooling_weights, spearman
 from attnlens_analysis.heads.importance import (
     GatedOutputs,
     ScoredPair,
     cosines,
     measure_importance,
     measure_task,
-    pooling_weights,
-    spearman,
     spread,
 )
 from attnlens_analysis.heads.maps import MapSource
@@ -90,4 +89,4 @@ def test_cosines_of_rows() -> None:
 
 
 def test_a_mean_gives_each_token_its_share(source: MapSource) -> None:
-    assert pooling_weights(4, source.bundle.model).tolist() == [0.25] * 4
+    assert pooling_weights(source.bundle.model.pooling, 4).tolist() == [0.25] * 4
