@@ -1,8 +1,8 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
-A subcommand NAME is the attribute NAME of the module `attnlens_cli.commands.NAME`, or of one in a folder
-there. Its value for an option comes from the command line, else the environment
-(`ATTNLENS_NAME_OPTION`), else the file given by `--config-file`, else the default.
+A subcommand is the attribute of the module in `SECTIONS` that has the module's name. The value of an option
+comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
+`--config-file`, else the default.
 """
 
 import sys
@@ -16,24 +16,32 @@ import click
 
 from attnlens_cli.frame import config_file, failures, logs
 
-COMMANDS = {
-    "export": "Turn a checkpoint into a verified ONNX bundle.",
-    "check": "Check a bundle: hashes, then parity with PyTorch.",
-    "layout": "Lay a bundle out for Triton or OpenVINO Model Server.",
-    "serve": "Serve a bundle over gRPC.",
-    "bench": "Find the settings of serve that suit this machine.",
-    "info": "Show a served model: sizes, limits, parity, versions.",
-    "embed": "Turn the lines of a file into vectors.",
-    "attend": "Show which tokens attend to which.",
-    "view": "Write a page: what made a vector, and its attention.",
-    "heads": "Measure what every attention head does.",
-    "teach": "Walk a token through one attention head, step by step.",
-    "profile": "Show which part of the graph takes the time, by length.",
-    "explain": "Show which words made a vector, or a similarity.",
-    "compare": "Show why two texts are similar.",
+SECTIONS = {
+    "Make and check bundles": {
+        "export": ("bundles.export", "Turn a checkpoint into a verified ONNX bundle."),
+        "check": ("bundles.check", "Check a bundle: hashes, then parity with PyTorch."),
+        "layout": ("bundles.layout", "Lay a bundle out for Triton or OpenVINO Model Server."),
+    },
+    "Serve": {
+        "serve": ("serving.serve", "Serve a bundle over gRPC."),
+        "bench": ("serving.bench", "Find the settings of serve that suit this machine."),
+    },
+    "Ask a server": {
+        "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),
+        "embed": ("asking.embed", "Turn the lines of a file into vectors."),
+        "attend": ("asking.attend", "Show which tokens attend to which."),
+        "explain": ("asking.explain", "Show which words made a vector, or a similarity."),
+        "compare": ("asking.compare", "Show why two texts are similar."),
+        "view": ("asking.view", "Write a page: what made a vector, and its attention."),
+    },
+    "Study a model": {
+        "heads": ("studies.heads", "Measure what every attention head does."),
+        "teach": ("studies.teach", "Walk a token through one attention head, step by step."),
+        "profile": ("studies.profile", "Show which part of the graph takes the time, by length."),
+    },
 }
-# Those whose modules are in a folder of their own.
-STUDIES = frozenset({"heads", "teach", "profile"})
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+"""Each subcommand: its module below `attnlens_cli.commands`, and one line of help."""
 
 
 @dataclass
@@ -57,8 +65,9 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in COMMANDS:
             return None
-        module = f"studies.{cmd_name}" if cmd_name in STUDIES else cmd_name
-        return cast("click.Command", getattr(import_module(f"attnlens_cli.commands.{module}"), cmd_name))
+        module, _help = COMMANDS[cmd_name]
+        attribute = module.rpartition(".")[2]
+        return cast("click.Command", getattr(import_module(f"attnlens_cli.commands.{module}"), attribute))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -80,8 +89,9 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_module, text) in commands.items()])
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:

@@ -100,7 +100,8 @@ def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
 
 def test_a_bug_says_that_it_is_one(run: Run) -> None:
     broken = _program(
-        "import click, attnlens_cli.commands.info as module", "module.info = click.command()(lambda: 1 / 0)"
+        "import click, attnlens_cli.commands.asking.info as module",
+        "module.info = click.command()(lambda: 1 / 0)",
     )
     _assert_one_line(
         run("info", command=broken),
@@ -113,7 +114,7 @@ def test_a_bug_says_that_it_is_one(run: Run) -> None:
 
 def test_an_interrupt_is_reported_and_has_an_exit_code_of_its_own(run: Run) -> None:
     stopped = _program(
-        "import click, attnlens_cli.commands.info as module",
+        "import click, attnlens_cli.commands.asking.info as module",
         "def stop(): raise KeyboardInterrupt",
         "module.info = click.command()(stop)",
     )

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from attnlens.bundle import read_manifest
 from attnlens.pattern_messages import read_pattern
 from attnlens.patterns import BlockTable
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export import check_bundle
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_model import Encoder, load_checkpoint, read_config

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from google.protobuf import json_format
 
 from attnlens.bundle import BundleError, read_manifest
-from attnlens_cli.commands.check import check
+from attnlens_cli.commands.bundles.check import check
 from attnlens_export import ExportOptions, check_bundle, export_bundle
 from attnlens_export.graph.trace import TracedGraph
 from attnlens_export.parity.grid import small_grid

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Manifest, Pooling
-from attnlens_cli.commands.check import check
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.check import check
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export import bundle
 from attnlens_export.graph.names import role_name
 from attnlens_export.manifest import describe_bundle

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens.bundle import read_manifest
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.export import export
 from attnlens_model import AttentionConfig, EncoderConfig
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from attnlens_model.config_part import ConfigPart, field_types, join, parts_in

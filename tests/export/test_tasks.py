@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens.bundle import BundleError, read_manifest
-from attnlens_cli.commands.check import check
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.check import check
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export import ExportOptions, check_bundle, export_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_model import read_config

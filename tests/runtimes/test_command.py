@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from attnlens_cli.commands.check import check
+from attnlens_cli.commands.bundles.check import check
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.runtimes import measure as runtime_parity
 from attnlens_runtimes import FP32, RUNTIMES, GraphProcess, Installed

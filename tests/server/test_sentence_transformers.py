@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from transformers import BertConfig, BertModel
 
 from attnlens.bundle import BundleError
-from attnlens_cli.commands.embed import embed
-from attnlens_cli.commands.info import info
+from attnlens_cli.commands.asking.embed import embed
+from attnlens_cli.commands.asking.info import info
 from attnlens_client import Client, InputTooLongError, InvalidRequestError
 from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.check import check_bundle

@@ -15,29 +15,31 @@ import click
 
 from attnlens_cli.files.text_lines import is_sendable
 from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.sections import in_section
 
 if TYPE_CHECKING:
     import grpc
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MAX_TIMEOUT_S = 31_536_000  # a year, as for the client
+_option = in_section("Server")
 _OPTIONS = (
-    click.option(
+    _option(
         "--address", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The server."
     ),
-    click.option("--model", default="", help="The model's name.  [default: the server's only one]"),
-    click.option(
+    _option("--model", default="", help="The model's name.  [default: the server's only one]"),
+    _option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
         default=60.0,
         show_default=True,
         help="Seconds that a call may take, retries included.",
     ),
-    click.option("--tls", is_flag=True, help="Use TLS, and trust the roots that gRPC brings."),
-    click.option("--tls-ca", type=_FILE, help="Use TLS, and trust these roots (PEM)."),
-    click.option("--tls-cert", type=_FILE, help="Use TLS, and identify with this certificate (PEM)."),
-    click.option("--tls-key", type=_FILE, help="The private key of --tls-cert (PEM)."),
-    click.option("--tls-server-name", metavar="NAME", help="The name to expect in the server's certificate."),
+    _option("--tls", is_flag=True, help="Use TLS, and trust the roots that gRPC brings."),
+    _option("--tls-ca", type=_FILE, help="Use TLS, and trust these roots (PEM)."),
+    _option("--tls-cert", type=_FILE, help="Use TLS, and identify with this certificate (PEM)."),
+    _option("--tls-key", type=_FILE, help="The private key of --tls-cert (PEM)."),
+    _option("--tls-server-name", metavar="NAME", help="The name to expect in the server's certificate."),
 )
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import click
 
 from attnlens.v1.manifest_pb2 import Pooling
-from attnlens_cli.commands.bench import bench
 from attnlens_cli.commands.options import POOLINGS
-from attnlens_cli.commands.serve import serve
+from attnlens_cli.commands.serving.bench import bench
+from attnlens_cli.commands.serving.serve import serve
 from attnlens_server.config import ServerConfig
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(ServerConfig) if field.name != "bundle"}

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from attnlens.bundle import BundleError, read_manifest, verify_files
 from attnlens.explanations import ExplainMethod
 from attnlens.v1 import explanation_pb2
-from attnlens_cli.commands.check import check
+from attnlens_cli.commands.bundles.check import check
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness import measure
 from attnlens_export.faithfulness.measure import measure_faithfulness

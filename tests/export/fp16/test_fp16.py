@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from attnlens.bundle import BundleError, read_manifest
 from attnlens.v1.manifest_pb2 import GateKind, GraphPurpose, Precision
-from attnlens_cli.commands.check import check
+from attnlens_cli.commands.bundles.check import check
 from attnlens_export import ExportOptions, Fp16, GraphError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.fp16.convert import Fp16Weights, count_rounded, fp16_values, to_fp16

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from attnlens.bundle import read_manifest
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.graph.lint import allowed_operators
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from attnlens.bundle import BundleError, read_manifest, write_manifest
 from attnlens.v1.manifest_pb2 import Precision
 from attnlens.v1.quantization_pb2 import Quantization, QuantizationMethod
-from attnlens_cli.commands.check import check
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.check import check
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export import AccuracyError, ExportOptions, Int8, SourceError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.contents import bundle_files

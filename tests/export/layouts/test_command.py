@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest, write_manifest
-from attnlens_cli.commands.export import export
-from attnlens_cli.commands.layout import layout
+from attnlens_cli.commands.bundles.export import export
+from attnlens_cli.commands.bundles.layout import layout
 from attnlens_cli.commands.options import LAYOUT_NAMES
 from attnlens_export.layouts import LAYOUTS
 from attnlens_model import EncoderConfig

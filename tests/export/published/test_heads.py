@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Pooling
-from attnlens_cli.commands.export import export
+from attnlens_cli.commands.bundles.export import export
 from attnlens_export.check import check_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.published.heads import find_head

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
-from attnlens_cli.commands.info import info
+from attnlens_cli.commands.asking.info import info
 from attnlens_client import AttentionQuery, Client
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, ServerConfig

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.show.printable import printable_json
 from attnlens_cli.show.progress import shown_stages
 
@@ -24,7 +25,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COLUMNS = 3
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path))
 @click.option(
     "--conllu",

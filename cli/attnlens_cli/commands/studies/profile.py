@@ -10,6 +10,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, config_option
 from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.progress import shown_stages
 
@@ -27,7 +28,7 @@ _MB = 1e6
 _HEADINGS = {"projections": "projec-\ntions", "feed-forward": "feed-\nforward"}
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--lengths",

@@ -10,6 +10,7 @@ import click
 
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.sections import SectionCommand
 
 if TYPE_CHECKING:
     from attnlens_analysis.teach import Question
@@ -24,7 +25,7 @@ _COST_LENGTHS = (16, 128, 256, 512)
 _MAX_WIDTH = 100
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("text")
 @click.option(

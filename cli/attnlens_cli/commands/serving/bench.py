@@ -13,6 +13,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.files.text_lines import read_lines
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.show.progress import shown_stages
 from attnlens_server.config import ConfigError, ServerConfig
 
@@ -65,7 +66,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         return tuple(numbers)
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
 @config_option("provider", "Where to run.", PROVIDERS)
 @config_option("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)

@@ -5,7 +5,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.attention.map import AttentionMap
 from attnlens_client import Attention
 
 

@@ -5,15 +5,17 @@ import dataclasses
 
 import click
 
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable_json
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens info --address localhost:50051
-  attnlens info --json | jq .limits"""
+  attnlens info --json | jq .limits""",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options

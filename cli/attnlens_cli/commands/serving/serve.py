@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
 @config_option("host", "Address to listen on.")
 @config_option("port", "Port to listen on; 0 picks a free one.")

@@ -13,6 +13,7 @@ from attnlens_cli.commands.options import (
     too_long_explained,
 )
 from attnlens_cli.files.page_file import checked_page_path, write_page
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens compare "A man is playing a guitar." "Someone plays an instrument."
-  attnlens compare "A man is playing a guitar." "Someone plays an instrument." --matrix interaction"""
+  attnlens compare "A man is playing a guitar." "Someone plays an instrument." --matrix interaction""",
 )
 @click.argument("first", metavar="TEXT")
 @click.argument("second", metavar="TEXT")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from attnlens_cli.files.new_file import replacing
-from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.attention.map import AttentionMap
 
 _INCHES_A_TOKEN, _MIN_INCHES, _MAX_INCHES = 0.26, 4.0, 24.0
 _MARGIN_INCHES = 2.0

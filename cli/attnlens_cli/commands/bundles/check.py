@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import parity_tokens_option
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.checks.faithfulness import show_faithfulness
 from attnlens_cli.show.checks.further import show_further
@@ -29,7 +30,7 @@ Example:
   attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--source",

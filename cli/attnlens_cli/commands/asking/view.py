@@ -7,6 +7,7 @@ import click
 
 from attnlens_cli.commands.options import PAIR_MATRICES, check_sendable
 from attnlens_cli.files.page_file import checked_page_path, write_page
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 
 if TYPE_CHECKING:
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens view "The animal didn't cross the street because it was too tired." -o animal.html
   attnlens view "A man is playing a guitar." "Someone plays an instrument." -o pair.html
-  attnlens view "my query" "the hit" --rather-than "the one below it" -o why.html"""
+  attnlens view "my query" "the hit" --rather-than "the one below it" -o why.html""",
 )
 @click.argument("text")
 @click.argument("text2", required=False)

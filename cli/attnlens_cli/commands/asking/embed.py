@@ -17,6 +17,7 @@ from attnlens_cli.commands.options import POOLINGS
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import Batches, Line, read_lines
 from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import counted
 from attnlens_cli.show.progress import TextProgress, shown_progress
@@ -59,10 +60,11 @@ class Counts:
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
-  zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl"""
+  zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
 )
 @click.argument("file", default=_STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option(

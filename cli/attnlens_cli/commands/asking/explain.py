@@ -7,6 +7,7 @@ import click
 
 from attnlens_cli.commands.options import EXPLAIN_METHODS, POOLINGS, check_sendable, too_long_explained
 from attnlens_cli.files.page_file import checked_page_path, write_page
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
@@ -18,11 +19,12 @@ VERIFIER = "leave_one_out"
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens explain "The animal didn't cross the street because it was too tired."
   attnlens explain "A man is playing a guitar." --to "Someone plays an instrument." --verify
-  attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words"""
+  attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words""",
 )
 @click.argument("text")
 @click.option(

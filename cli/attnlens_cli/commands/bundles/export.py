@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.commands.options import LAYOUT_NAMES, POOLINGS, link_option, parity_tokens_option
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.checks.further import show_further
 from attnlens_cli.show.checks.parity import parity_table, raise_failures
@@ -39,7 +40,7 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     return prompts
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("source", required=False)
 @click.option(
     "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory to make."

@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attnlens_cli.show.attention_map import AttentionMap
+from attnlens_cli.show.attention.map import AttentionMap
 from attnlens_cli.show.printable import counted
 
 _CELL_WIDTHS = (

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from attnlens_cli.commands.options import LAYOUT_NAMES, link_option
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.layout_summary import describe_layout
 
@@ -14,7 +15,7 @@ Example:
   tritonserver --model-repository=$PWD/models"""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("kind", metavar="triton|ovms", type=click.Choice(LAYOUT_NAMES))
 @click.option(

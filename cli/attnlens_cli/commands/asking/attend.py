@@ -8,11 +8,12 @@ import click
 
 from attnlens_cli.files.new_file import checked_path
 from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
-    from attnlens_cli.show.attention_map import AttentionMap
+    from attnlens_cli.show.attention.map import AttentionMap
     from attnlens_client import AttentionQuery, ModelInfo
     from attnlens_client.arguments import RoleName
 
@@ -42,12 +43,13 @@ class _Which:
 
 
 @click.command(
+    cls=SectionCommand,
     epilog="""\b
 Example:
   attnlens attend "The animal didn't cross the street because it was too tired." --token it
   attnlens attend "It rained." --layer 3 --head 1 --png rain.png
   attnlens attend "It was unbelievably wet." --words --no-special --layer mean
-  attnlens attend "How did it get wet?" --pair "It rained." --layer 3"""
+  attnlens attend "How did it get wet?" --pair "It rained." --layer 3""",
 )
 @click.argument("text")
 @click.option(
@@ -126,7 +128,7 @@ def attend(
     _check_reduction(which)
     attention = _fetch(text, pair, which, server, options)
     if png_path:
-        from attnlens_cli.show.attention_png import write_png
+        from attnlens_cli.show.attention.png import write_png
 
         note = write_png(attention, png_path)
         click.echo(f"{png_path}: {attention.caption}{note}", err=True)
@@ -167,11 +169,11 @@ def _check_reduction(which: _Which) -> None:
 
 def _print_all(attention: "AttentionMap", top: int | None) -> None:
     if attention.role == "head_gates":
-        from attnlens_cli.show.gates_table import print_gates
+        from attnlens_cli.show.attention.gates import print_gates
 
         print_gates(attention)
     else:
-        from attnlens_cli.show.attention_text import print_map
+        from attnlens_cli.show.attention.text import print_map
 
         print_map(attention, top)
 
@@ -184,7 +186,7 @@ def _fetch(
     options: dict[str, Any],
 ) -> "AttentionMap":
     """Ask for weights."""
-    from attnlens_cli.show.attention_map import AttentionMap
+    from attnlens_cli.show.attention.map import AttentionMap
     from attnlens_client import Client, InputTooLongError
 
     with Client(server.address, **server.client_settings()) as client:
@@ -259,7 +261,7 @@ def _check_number(kind: str, number: int, count: int, model_name: str) -> None:
 
 
 def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None:
-    from attnlens_cli.show.attention_text import print_row
+    from attnlens_cli.show.attention.text import print_row
 
     rows = attention.find(wanted)
     if not rows:
@@ -271,7 +273,7 @@ def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None
 
 def _as_json(attention: "AttentionMap") -> dict[str, object]:
     if attention.role == "head_gates":
-        from attnlens_cli.show.gates_table import gates_as_json
+        from attnlens_cli.show.attention.gates import gates_as_json
 
         return _described(attention) | gates_as_json(attention)
     result = attention.result.attention[0]

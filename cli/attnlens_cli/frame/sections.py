@@ -1,0 +1,40 @@
+"""Options in sections: `--help` lists those that belong together under one title."""
+
+from functools import partial
+from typing import Any
+
+import click
+
+_FIRST = "Options"
+
+
+class SectionOption(click.Option):
+    """An option that `--help` lists under the title `section`."""
+
+    def __init__(self, *args: Any, section: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **settings)
+        self.section = section
+
+
+class SectionCommand(click.Command):
+    """A command whose `--help` has a list of options for each section, in the order of their first option.
+
+    Options of no section come first, under "Options"; `--help` itself is the last of these.
+    """
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the lists."""
+        records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
+        for title, lines in records.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+
+def in_section(title: str) -> Any:  # noqa: ANN401 - `click.option` with two arguments given
+    """Return `click.option` for options of the section `title`."""
+    return partial(click.option, cls=SectionOption, section=title)

@@ -1,0 +1,1 @@
+"""How attention is shown: as text, as a picture, as JSON."""
