@@ -1,16 +1,20 @@
 """What the command line's tests share."""
 
+import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from attnlens_cli import app
 from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+RunHere = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +42,25 @@ def run() -> Run:
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(max_text_bytes=1000) as server:
         yield server
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
+    """Run `attnlens ARGS` in this process: its exit code, standard output and standard error."""
+    root, signals = logging.getLogger(), (signal.SIGTERM, signal.SIGHUP)
+    handlers, level = list(root.handlers), root.level
+    on_signals = [signal.getsignal(number) for number in signals]
+
+    def run_attnlens(*args: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        with monkeypatch.context() as patched:
+            for name in [name for name in os.environ if name.startswith("ATTNLENS_")]:
+                patched.delenv(name)
+            for name, value in {"COLUMNS": "100", **(env or {})}.items():
+                patched.setenv(name, value)
+            code = app.run([str(arg) for arg in args])
+        return code, *capfd.readouterr()
+
+    yield run_attnlens
+    root.handlers[:], root.level = handlers, level
+    for number, handler in zip(signals, on_signals, strict=True):
+        signal.signal(number, handler)

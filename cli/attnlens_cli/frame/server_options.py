@@ -3,10 +3,12 @@
 import functools
 import logging
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -14,18 +16,46 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from attnlens_cli.files.text_lines import is_sendable
-from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.sections import in_section
+from attnlens_cli.frame.failures import BadReplyFailure, variable_of_command
+from attnlens_cli.frame.sections import SectionOption
 
 if TYPE_CHECKING:
     import grpc
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MAX_TIMEOUT_S = 31_536_000  # a year, as for the client
-_option = in_section("Server")
+
+
+class ServerOption(SectionOption):
+    """An option that has a variable for all commands, such as ATTNLENS_ADDRESS, beside that of the command.
+
+    The variable of the command, such as ATTNLENS_EMBED_ADDRESS, comes first.
+    """
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the variable of the command, else of the one for all."""
+        return super().resolve_envvar_value(ctx) or os.environ.get(self._shared_variable(ctx)) or None
+
+    def variable(self, ctx: click.Context) -> str:
+        """Return the name of the variable that has the value."""
+        return (
+            variable_of_command(self, ctx)
+            if super().resolve_envvar_value(ctx)
+            else self._shared_variable(ctx)
+        )
+
+    def _shared_variable(self, ctx: click.Context) -> str:
+        return f"{ctx.find_root().auto_envvar_prefix}_{str(self.name).upper()}"
+
+
+_option = partial(click.option, cls=ServerOption, section="Server")
 _OPTIONS = (
     _option(
-        "--address", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The server."
+        "--address",
+        default="127.0.0.1:50051",
+        show_default=True,
+        metavar="HOST:PORT",
+        help="The server; for all commands: ATTNLENS_ADDRESS.",
     ),
     _option("--model", default="", help="The model's name.  [default: the server's only one]"),
     _option(

@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import click
 
+from attnlens_cli.show.printable import counted
+
 TextProgress: TypeAlias = Callable[[int, int], None]
 """Takes how many texts are done, and the byte of the input at which the last one ends."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
@@ -25,17 +27,17 @@ def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
 
     columns = (
         BarColumn(),
-        TextColumn("{task.fields[texts]:,} texts"),
+        TextColumn("{task.fields[texts]}"),
         TextColumn("{task.fields[rate]:,.0f} texts/s"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
+        task = bar.add_task("", total=total_bytes, texts="", rate=0.0)
 
         def advance(texts: int, end_byte: int) -> None:
             rate = texts / (bar.tasks[0].elapsed or 1.0)
-            bar.update(task, completed=end_byte, texts=texts, rate=rate)
+            bar.update(task, completed=end_byte, texts=counted(texts, "text"), rate=rate)
 
         yield advance
 
