@@ -5,7 +5,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,7 +116,9 @@ def embed(
 
     FILE holds one text a line. An empty line is an empty text, so that row i belongs to line i. A file of
     JSON lines holds objects with the text under "text", and for a pair of texts that the model reads as one
-    input the second one under "text_pair". The output appears under its name only when it is complete.
+    input the second one under "text_pair". JSON lines that are written keep the other keys, such as "id". An
+    .npy file has a row for each line; of JSON lines, for each that is not blank. The output appears under its
+    name only when it is complete.
     """
     if options["prompt_name"] is not None and options["prompt"] is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
@@ -140,7 +142,7 @@ def embed(
 
 
 async def _run(settings: Settings, server: ServerOptions) -> Counts:
-    from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
+    from attnlens_cli.files.vector_files import JSONL_KEYS, JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
     connection = server.client_settings()
@@ -158,7 +160,10 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
                 target = stack.enter_context(replacing(Path(settings.output)))
             is_npy = settings.output.endswith(".npy")
             writer: VectorWriter = (NpyWriter if is_npy else JsonlWriter)(target, like.vectors)
-            batches = Batches(lambda: _lines(settings, model.limits.max_text_bytes), settings.batch_size)
+            own_keys = None if is_npy else JSONL_KEYS
+            batches = Batches(
+                lambda: _lines(settings, model.limits.max_text_bytes, own_keys), settings.batch_size
+            )
             progress = stack.enter_context(shown_progress(_size(settings.input)))
             counts = Counts()
             try:
@@ -172,7 +177,7 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
             return counts
 
 
-def _lines(settings: Settings, max_text_bytes: int) -> Iterator[Line]:
+def _lines(settings: Settings, max_text_bytes: int, own_keys: Collection[str] | None) -> Iterator[Line]:
     """Yield the lines of the input; the thread that reads them also opens and closes the file."""
     name = _name(settings.input)
     try:
@@ -180,7 +185,13 @@ def _lines(settings: Settings, max_text_bytes: int) -> Iterator[Line]:
         with open(
             0 if settings.input == _STDIO else settings.input, "rb", closefd=settings.input != _STDIO
         ) as file:
-            yield from read_lines(file, name, is_jsonl=settings.is_jsonl, max_text_bytes=max_text_bytes)
+            yield from read_lines(
+                file,
+                name,
+                is_jsonl=settings.is_jsonl,
+                max_text_bytes=max_text_bytes,
+                own_keys=own_keys,
+            )
     except OSError as error:
         error.filename = name
         raise
@@ -212,7 +223,7 @@ async def _pump(
                 f"the reply is wrong: the version of the model is {result.model_version!r} now instead of "
                 f"{like.model_version!r}"
             )
-        writer.write([line.text for line in batch], result.vectors)
+        writer.write(batch, result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
         counts.truncated += sum(usage.truncated for usage in result.usages)
