@@ -28,6 +28,7 @@ SECTIONS = {
     },
     "Ask a server": {
         "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),
+        "health": ("asking.health", "Tell whether a server serves, for probes of containers."),
         "embed": ("asking.embed", "Turn the lines of a file into vectors."),
         "attend": ("asking.attend", "Show which tokens attend to which."),
         "explain": ("asking.explain", "Show which words made a vector, or a similarity."),

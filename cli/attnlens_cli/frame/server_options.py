@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -48,29 +47,32 @@ class ServerOption(SectionOption):
         return f"{ctx.find_root().auto_envvar_prefix}_{str(self.name).upper()}"
 
 
-_option = partial(click.option, cls=ServerOption, section="Server")
-_OPTIONS = (
-    _option(
-        "--address",
-        default="127.0.0.1:50051",
-        show_default=True,
-        metavar="HOST:PORT",
-        help="The server; for all commands: ATTNLENS_ADDRESS.",
-    ),
-    _option("--model", default="", help="The model's name.  [default: the server's only one]"),
-    _option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
-        default=60.0,
-        show_default=True,
-        help="Seconds that a call may take, retries included.",
-    ),
+_option = functools.partial(click.option, cls=ServerOption, section="Server")
+_ADDRESS = _option(
+    "--address",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The server; for all commands: ATTNLENS_ADDRESS.",
+)
+_MODEL = _option("--model", default="", help="The model's name.  [default: the server's only one]")
+_TLS = (
     _option("--tls", is_flag=True, help="Use TLS, and trust the roots that gRPC brings."),
     _option("--tls-ca", type=_FILE, help="Use TLS, and trust these roots (PEM)."),
     _option("--tls-cert", type=_FILE, help="Use TLS, and identify with this certificate (PEM)."),
     _option("--tls-key", type=_FILE, help="The private key of --tls-cert (PEM)."),
     _option("--tls-server-name", metavar="NAME", help="The name to expect in the server's certificate."),
 )
+
+
+def _timeout(default_s: float) -> Any:  # noqa: ANN401 - what `click.option` returns
+    return _option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
+        default=default_s,
+        show_default=True,
+        help="Seconds that a call may take, retries included.",
+    )
 
 
 # Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
@@ -189,19 +191,28 @@ def _read_pem(path: Path | None, option: str) -> bytes | None:
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options to `command`, which gets them as one argument, `server`."""
+    return _with_options(command, (_ADDRESS, _MODEL, _timeout(60.0), *_TLS))
+
+
+def connection_options(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the same without a model, for a command that asks for none; `timeout_s` is its default."""
+    return functools.partial(_with_options, options=(_ADDRESS, _timeout(timeout_s), *_TLS))
+
+
+def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Callable[..., None]:
     names = [field.name for field in fields(ServerOptions)]
 
     @functools.wraps(command)
-    def with_server(*args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever click passes
-        server = ServerOptions(**{name: options.pop(name) for name in names})
+    def with_server(*args: Any, **given: Any) -> None:  # noqa: ANN401 - whatever click passes
+        server = ServerOptions(**{name: given.pop(name, "") for name in names})
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
                 signal.signal(number, _interrupt)
         logging.getLogger("grpc").setLevel(logging.CRITICAL)  # gRPC's failures come as exceptions
         with server.failures_explained():
-            command(*args, server=server, **options)
+            command(*args, server=server, **given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         with_server = option(with_server)
     return with_server
 
