@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
@@ -13,6 +15,7 @@ import click
 # A line of JSON may hold more than its text: the characters as \\u1234, and other fields.
 _JSON_BYTES_A_BYTE = 6
 _JSON_OTHER_BYTES = 1 << 20
+STDIO = "-"
 # How long an incomplete batch waits for more lines.
 _PAUSE_S = 0.1
 
@@ -29,12 +32,59 @@ class Line:
     end_byte: int
     other_keys: str = ""
 
-    def as_json(self, index: int) -> str:
+    def as_json(self, index: int | None) -> str:
         """Return a JSON object with the row's number, the text and the other keys, without its last brace."""
         first, *second = (self.text,) if isinstance(self.text, str) else self.text
+        number = {} if index is None else {"index": index}
         texts = {"text": first, **({"text_pair": second[0]} if second else {})}
-        told = json.dumps({"index": index, **texts}, ensure_ascii=False).removesuffix("}")
+        told = json.dumps(number | texts, ensure_ascii=False).removesuffix("}")
         return f"{told}, {self.other_keys}" if self.other_keys else told
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of texts, or standard input."""
+
+    path: str  # STDIO: standard input
+    is_jsonl: bool
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "standard input" if self.path == STDIO else self.path
+
+    @property
+    def size_bytes(self) -> int | None:
+        """How large it is. None: that is not known."""
+        return None if self.path == STDIO or not Path(self.path).is_file() else Path(self.path).stat().st_size
+
+    def lines(self, max_text_bytes: int, own_keys: Collection[str] | None) -> Iterator[Line]:
+        """Open it, yield its lines as `read_lines` does, and close it."""
+        try:
+            # Not sys.stdin: at exit the interpreter would wait for the lock of a thread that reads.
+            with open(0 if self.path == STDIO else self.path, "rb", closefd=self.path != STDIO) as file:
+                yield from read_lines(
+                    file,
+                    self.name,
+                    is_jsonl=self.is_jsonl,
+                    max_text_bytes=max_text_bytes,
+                    own_keys=own_keys,
+                )
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
+def input_file(path: str, input_format: str) -> InputFile:
+    """Return the file for the value of `--input-format`: auto, lines or jsonl.
+
+    Raises:
+        click.UsageError: it is standard input, which is closed.
+    """
+    if path == STDIO and sys.stdin is None:
+        raise click.UsageError("standard input is closed: give FILE")
+    is_jsonl = input_format == "jsonl" or (input_format == "auto" and path.lower().endswith(".jsonl"))
+    return InputFile(path, is_jsonl)
 
 
 def read_lines(

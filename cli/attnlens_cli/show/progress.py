@@ -2,8 +2,10 @@
 # ruff: noqa: PLC0415 - rich is loaded only where there is something to draw
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import click
@@ -14,6 +16,34 @@ TextProgress: TypeAlias = Callable[[int, int], None]
 """Takes how many texts are done, and the byte of the input at which the last one ends."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
 """Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much has been done so far."""
+
+    texts: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def summary(self) -> str:
+        """Return the line that is printed at the end."""
+        seconds = time.monotonic() - self.started
+        cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
+        rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
+        done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
+        return f"{done} in {seconds:.1f} s ({rate})"
+
+    @contextmanager
+    def told_by_failures(self) -> Iterator[None]:
+        """Say in a failure how much was done before it."""
+        try:
+            yield
+        except Exception as error:
+            if self.texts:
+                error.add_note(f"{counted(self.texts, 'text')} {'was' if self.texts == 1 else 'were'} done")
+            raise
 
 
 @contextmanager
