@@ -29,7 +29,9 @@ SECTIONS = {
     "Ask a server": {
         "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),
         "health": ("asking.health", "Tell whether a server serves, for probes of containers."),
+        "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, places."),
         "embed": ("asking.embed", "Turn the lines of a file into vectors."),
+        "encode": ("asking.encode", "Write all that the model computes of texts: .npz or JSON."),
         "attend": ("asking.attend", "Show which tokens attend to which."),
         "explain": ("asking.explain", "Show which words made a vector, or a similarity."),
         "compare": ("asking.compare", "Show why two texts are similar."),

@@ -74,6 +74,7 @@ def check_health(
 
 
 def _ask(channel: grpc.Channel, service: str, timeout_s: float) -> HealthStatus:
+    ask: grpc.UnaryUnaryMultiCallable[StringValue, bytes]
     ask = channel.unary_unary(_METHOD, request_serializer=StringValue.SerializeToString)
     try:
         reply = ask(StringValue(value=service), timeout=timeout_s)

@@ -9,22 +9,13 @@ from typing import Any, BinaryIO, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_cli.files.json_text import json_of
 from attnlens_cli.files.text_lines import Line
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Enough digits for a number to be read back from its text exactly.
-_FORMATS = {"float16": "%.5g", "float32": "%.9g"}
 JSONL_KEYS = frozenset({"index", "embedding"})
 """What a line of `JsonlWriter` has of its own."""
-
-
-def json_of(array: Array) -> str:
-    """Return an array of float16 or float32 as JSON: lists in lists, with as many digits as it needs."""
-    if array.ndim > 1:
-        return f"[{', '.join(map(json_of, array))}]"
-    number = _FORMATS[array.dtype.name]
-    return f"[{', '.join([number % value for value in array.tolist()])}]"
 
 
 class VectorWriter(Protocol):
