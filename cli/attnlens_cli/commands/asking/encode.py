@@ -131,8 +131,8 @@ def encode(
     """Write all that the model computes of TEXT, or of each line of --input FILE.
 
     That is its tokens, its embedding, the token vectors of the last layer, and the attention weights of every
-    layer and head. Numbers come in a stream, so a text may be of any length. The output appears under its name
-    only when it is complete. docs/json_output.md lists the names in .npz and in JSON.
+    layer and head. Numbers come in a stream, so a reply may be of any size. The output appears under its
+    name only when it is complete. docs/json_output.md lists the names in .npz and in JSON.
     """
     if output != STDIO:
         checked_path(output, "--output", (".npz", ".jsonl", ".json"))
