@@ -84,6 +84,7 @@ check: .venv/ready ## format, lint, types, imports, protos
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
 docs: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+	$(BIN)/python docs/json_tables.py
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
 
