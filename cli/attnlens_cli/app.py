@@ -1,8 +1,8 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
 A subcommand is the attribute of the module in `SECTIONS` that has the module's name. The value of an option
-comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
-`--config-file`, else the default.
+comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`; options of the server also
+`ATTNLENS_OPTION`, for all commands), else the file given by `--config-file`, else the default.
 """
 
 import sys

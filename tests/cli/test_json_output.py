@@ -1,4 +1,4 @@
-"""What commands print as JSON is as docs/schemas/ and docs/json_output.md say. See also tests of bench, check, heads."""
+"""What commands print as JSON is as docs/schemas/ says; tests of bench, check, heads, profile look, too."""
 
 import copy
 import json
@@ -50,7 +50,7 @@ OUTPUTS = {
 def test_an_object_is_as_its_schema_says(run_here: RunHere, minilm_server: ServerProcess, name: str) -> None:
     code, out, err = run_here(*OUTPUTS[name], "--address", minilm_server.address)
     assert (code, err, out.count("\n") if name != "info" else 1) == (0, "", 1)
-    conforms(name.split()[0], out)
+    conforms(name.partition(" ")[0], out)
 
 
 @pytest.mark.parametrize(
