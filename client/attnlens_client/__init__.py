@@ -13,6 +13,7 @@ from attnlens.reductions import (
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import Client
+from attnlens_client.driver import check_health
 from attnlens_client.errors import (
     AttnlensError,
     BadReplyError,
@@ -108,4 +109,5 @@ __all__ = [
     "UnavailableError",
     "Usage",
     "Violation",
+    "check_health",
 ]
