@@ -1,4 +1,7 @@
-"""How `Client` carries out the steps of the core: with blocking calls. See async_driver.py. And health."""
+"""How `Client` carries out the steps of the core: with blocking calls. See async_driver.py.
+
+Beside that: `check_health`, one question that needs no client.
+"""
 
 import time
 from collections.abc import Generator, Sequence
@@ -151,7 +154,7 @@ def check_health(
 ) -> HealthStatus:
     """Return what the server at `address` says of `service`, by gRPC's health protocol.
 
-    grpcio-health-checking is not needed: the messages of grpc.health.v1 are those of two wrappers of protobuf,
+    grpcio-health-checking is not needed: messages of grpc.health.v1 are those of two wrappers of protobuf,
     byte by byte. A request is a string with the number 1, a response an enumeration with the number 1.
 
     Args:
