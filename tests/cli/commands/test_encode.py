@@ -26,6 +26,11 @@ def encoded(address: str, text: str | tuple[str, str], **reduction: Any) -> tupl
         return found, client.embed([text])[0]
 
 
+def states_of(found: EncodedText) -> np.ndarray:
+    assert found.hidden_states is not None
+    return found.hidden_states
+
+
 def test_an_archive_has_all_that_the_server_returns(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -41,7 +46,7 @@ def test_an_archive_has_all_that_the_server_returns(
         assert arrays["token_words"].tolist()[:3] == [-1, 0, 1]
         assert arrays["token_sources"].tolist()[:2] == ["special", "text"]
         np.testing.assert_allclose(arrays["embedding"], embedding, atol=1e-6)
-        np.testing.assert_allclose(arrays["hidden_states"], found.hidden_states, atol=1e-5)
+        np.testing.assert_allclose(arrays["hidden_states"], states_of(found), atol=1e-5)
         np.testing.assert_allclose(arrays["attention"], found.weights, atol=1e-6)
         about = json.loads(str(arrays["about"]))
     assert about["attention"] == {"layers": list(range(6)), "heads": list(range(12)), "row_sum": "one"}
@@ -60,7 +65,7 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     assert (code, told["text"], told["text_pair"]) == (0, TEXT, SECOND)
     assert (told["attention"]["layers"], told["attention"]["heads"]) == ([5, 0], [3])
     np.testing.assert_allclose(told["embedding"], embedding, atol=1e-6)
-    np.testing.assert_allclose(told["hidden_states"], found.hidden_states, atol=1e-5)
+    np.testing.assert_allclose(told["hidden_states"], states_of(found), atol=1e-5)
     np.testing.assert_allclose(told["attention"]["weights"], expected.weights[[5, 0]][:, [3]], atol=1e-6)
     assert expected.special_mass is not None
     assert expected.unit_of_token is not None
