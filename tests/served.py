@@ -11,10 +11,11 @@ from typing import Self
 
 
 class ServerProcess:
-    """`attnlens serve BUNDLE --port 0 ARGS`, ready when the block is entered, stopped when it is left."""
+    """`attnlens serve BUNDLE --port 0 ARGS`, where ARGS have no address; ready when the block is entered, stopped when it is left."""
 
     def __init__(self, bundle: Path, *args: str) -> None:
-        self.command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0", *args]
+        where = [] if "--address" in args else ["--port", "0"]
+        self.command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), *where, *args]
         self.address = ""
         self.ready_line = ""
 
