@@ -11,7 +11,10 @@ from typing import Self
 
 
 class ServerProcess:
-    """`attnlens serve BUNDLE --port 0 ARGS`, where ARGS have no address; ready when the block is entered, stopped when it is left."""
+    """`attnlens serve BUNDLE --port 0 ARGS`, without the port where ARGS have an address.
+
+    It is ready when the block is entered, and stopped when it is left.
+    """
 
     def __init__(self, bundle: Path, *args: str) -> None:
         where = [] if "--address" in args else ["--port", "0"]

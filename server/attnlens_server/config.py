@@ -164,8 +164,8 @@ class ServerConfig:
     def _check_address(self) -> None:
         if self.address and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
             raise ConfigError(
-                f"address is {self.address!r}, and there is host or port as well: give address alone, or host "
-                "and port"
+                f"address is {self.address!r}, and there is host or port as well: give address alone, or the "
+                "other two"
             )
         try:
             self.listens_at  # noqa: B018 - it is checked by being read

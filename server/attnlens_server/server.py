@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -30,6 +29,8 @@ from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.reflection import add_reflection
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, why_not
+from attnlens_server.listening.tls import tls_context, validity_trouble
+from attnlens_server.serving.request_log import can_be_seen
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.text import TextEncoder
 from attnlens_server.web import Viewer, start_viewer
@@ -41,7 +42,6 @@ ATTENTIONS_NAME = f"{SERVICE_NAME}.attentions"
 """What health calls the part of the service that needs the attention graph."""
 # What ends the process in good order. SIGHUP comes when a terminal is closed.
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,10 @@ class Server:
         self._bundle = open_bundle(config.bundle, config.precision)
         self._model = self._bundle.model
         self._max_tokens = _max_tokens(self._model, config)
+        logger.debug(
+            "bundle verified",
+            extra={"bundle": str(config.bundle), "model": self._model.name, "version": self._model.version},
+        )
         self._engine = Engine(self._bundle, config)
         path = self._bundle.tokenizer_path
         self._service = ModelService(
@@ -103,7 +107,12 @@ class Server:
             self._service.workers,
             max_calls=config.max_calls,
             stall_timeout_s=config.stall_timeout_s,
+            log_requests=config.log_requests,
         )
+        if config.log_requests and not can_be_seen():
+            logger.warning(
+                "--log-requests writes at level info, which is hidden: use --log-level info or debug"
+            )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._viewer: Viewer | None = None
         self._viewer_url = ""
@@ -173,6 +182,7 @@ class Server:
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
         address = self._bind(grpc_server)
         await grpc_server.start()
+        logger.debug("listening on %s", address)
         return grpc_server, address
 
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
@@ -318,7 +328,7 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
         return None
     roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
     chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    if trouble := _validity_trouble(context, config.tls_cert):
+    if trouble := validity_trouble(context, config.tls_cert):
         logger.warning("clients will refuse %s: %s", config.tls_cert, trouble)
     return grpc.ssl_server_credentials(
         [chain], root_certificates=roots, require_client_auth=roots is not None
@@ -326,51 +336,9 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 
 def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return the standard library's TLS as configured. It also says what is wrong with a file, gRPC does not.
-
-    Raises:
-        StartupError: a file can't be used.
-    """
     if config.tls_cert is None or config.tls_key is None:
         return None
-    key, certificate = config.tls_key, config.tls_cert
-
-    def refuse_passphrase() -> str:  # without it, the library asks on the terminal
-        raise StartupError(
-            f"{key} is encrypted with a passphrase, and nobody can be asked for it: decrypt it with "
-            "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
-        )
-
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key, refuse_passphrase)
-        if config.tls_client_ca is not None:
-            context.load_verify_locations(config.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        files = ", ".join(str(path) for path in (certificate, key, config.tls_client_ca) if path)
-        raise StartupError(f"can't use the PEM files {files}: {error}") from error
-    return context
-
-
-def _validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return what is wrong with the dates of a certificate, by a handshake with ourselves, in memory."""
-    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client_context.check_hostname = False
-    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
-    client_context.load_verify_locations(certificate)
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server)
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    try:
-        for side in (client, server, client):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message if error.verify_code in _DATE_ERRORS else None
-    except ssl.SSLError:  # what else may be wrong, clients and gRPC will say
-        return None
-    return None
+    return tls_context(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:

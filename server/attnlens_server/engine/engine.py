@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+import onnxruntime
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
@@ -79,6 +80,18 @@ class Engine:
         }
         if model.contributions is not None and self._config.explain:
             limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+        logger.debug(
+            "engine",
+            extra={
+                "provider": provider,
+                "threads": self._threads,
+                "lanes": self._num_lanes,
+                "cpus": cpu_count(),
+                "max_batch_tokens": self.max_batch_tokens,
+                "graphs": " ".join(limits),
+                "onnxruntime": onnxruntime.__version__,
+            },
+        )
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
@@ -205,14 +218,14 @@ def _check_threads(threads: int, lanes: int) -> None:
     """
     if lanes > threads:
         raise ConfigError(
-            f"lanes is {lanes} with {threads} threads: a lane needs a thread, so it must be from 1 to {threads}. "
-            "Leave it out for one a thread, or give more threads"
+            f"lanes is {lanes} with {threads} threads: a lane needs a thread, so it must be from 1 to "
+            f"{threads}. Leave it out for one a thread, or give more threads"
         )
     num_cpus = cpu_count()
     if threads > num_cpus:
         logger.warning(
-            "%d threads on %d CPUs that this process may use: they wait for each other. Leave out --threads for "
-            "one a physical core",
+            "%d threads on %d CPUs that this process may use: they wait for each other. Leave out --threads "
+            "for one a physical core",
             threads,
             num_cpus,
         )

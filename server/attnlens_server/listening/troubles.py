@@ -2,10 +2,12 @@
 
 import errno
 import socket
+from typing import Any
 
 from attnlens_server.listening.address import AbstractAddress, TcpAddress
 
 PRIVILEGED_PORTS = 1024
+_IN_USE = "another program listens there. Stop it, or choose another"
 
 
 def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
@@ -28,27 +30,26 @@ def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
 def told(error: OSError, address: TcpAddress | AbstractAddress, option: str = "port") -> str:
     """Return what an error of `bind` means for a user."""
     if isinstance(address, AbstractAddress):
-        if error.errno == errno.EADDRINUSE:
-            return "another program listens there. Stop it, or choose another name"
-        return error.strerror or str(error)
+        in_use = error.errno == errno.EADDRINUSE
+        return f"{_IN_USE} name" if in_use else error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         return f"{address.host!r} is no address here ({error})"
-    if error.errno == errno.EADDRINUSE:
-        return f"another program listens there. Stop it, or choose another --{option}, or 0 for a free one"
-    if error.errno == errno.EACCES and address.port < PRIVILEGED_PORTS:
-        return (
-            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or give the process "
-            "CAP_NET_BIND_SERVICE"
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
+    reasons = {
+        errno.EADDRINUSE: f"{_IN_USE} --{option}, or 0 for a free one",
+        errno.EADDRNOTAVAIL: (
             "no interface of this machine has that address. Use one that it has: 127.0.0.1 for this machine "
             "alone, 0.0.0.0 for all interfaces"
+        ),
+    }
+    if address.port < PRIVILEGED_PORTS:
+        reasons[errno.EACCES] = (
+            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or give the "
+            "process CAP_NET_BIND_SERVICE"
         )
-    return error.strerror or str(error)
+    return reasons.get(error.errno or 0, error.strerror or str(error))
 
 
-def _names(address: TcpAddress | AbstractAddress) -> "list[tuple[int, object]]":
+def _names(address: TcpAddress | AbstractAddress) -> list[tuple[int, Any]]:
     if isinstance(address, AbstractAddress):
         return [(socket.AF_UNIX, b"\0" + address.name)]
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

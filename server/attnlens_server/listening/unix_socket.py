@@ -1,8 +1,8 @@
 """A socket file: it appears with its permissions, takes nobody's place, and goes when the server stops.
 
 gRPC removes whatever socket has the path that it binds, one in use too, and the file that it makes has the
-permissions of the umask. So gRPC binds another name in the same directory, and the file gets its own name, by a
-link, which fails where that name is taken, when all is right.
+permissions of the umask. So gRPC binds another name in the same directory. When all is right the file gets
+its own name by a link, which fails where that name is taken.
 """
 
 import errno
@@ -51,8 +51,8 @@ class UnixSocket:
             raise self._refused(f"there is no directory {directory}. Make it first")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise self._refused(
-                f"the user of this process may not make files in {directory}. Give the directory to that user, "
-                "or choose another one"
+                f"the user of this process may not make files in {directory}. Give the directory to that "
+                "user, or choose another one"
             )
         if len(os.fsencode(self.bound.path)) > MAX_PATH_BYTES:
             raise self._refused(
@@ -109,7 +109,7 @@ class UnixSocket:
         raise self._taken()
 
     def _remove_stale(self, identity: tuple[int, int]) -> None:
-        """Remove what was looked at. Where another server has taken the place meanwhile, put its file back."""
+        """Remove what was looked at. If another server has taken the place meanwhile, put its file back."""
         aside = self._other_name()
         with suppress(FileNotFoundError):
             self._path.rename(aside)
