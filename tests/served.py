@@ -1,5 +1,6 @@
 """A real server process for tests: `attnlens serve` on a free port."""
 
+import os
 import re
 import signal
 import subprocess
@@ -69,6 +70,6 @@ class ServerProcess:
         self._stderr.close()
 
     def log(self) -> str:
-        """Return what it wrote to stderr."""
-        self._stderr.seek(0)
-        return self._stderr.read()
+        """Return what it wrote to stderr. It may be writing: the two share a place in the file."""
+        number = self._stderr.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode()

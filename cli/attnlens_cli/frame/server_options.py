@@ -25,7 +25,11 @@ _MAX_TIMEOUT_S = 31_536_000  # a year, as for the client
 _option = in_section("Server")
 _OPTIONS = (
     _option(
-        "--address", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The server."
+        "--address",
+        default="127.0.0.1:50051",
+        show_default=True,
+        metavar="ADDRESS",
+        help="The server: HOST:PORT or unix:PATH.",
     ),
     _option("--model", default="", help="The model's name.  [default: the server's only one]"),
     _option(
@@ -144,7 +148,8 @@ class ServerOptions:
         if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
             remedy = "give another --address, or --tls where the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
-        remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
+        where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
+        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
         if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
             remedy += ", or --tls where the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"
