@@ -157,7 +157,7 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="address has a path of 108 bytes.* use a relative path or a shorter"
+        ValueError, match=r"address has a path of 108 bytes.* use a relative path or a shorter"
     ):
         Client("unix:/" + 107 * "l")
 
