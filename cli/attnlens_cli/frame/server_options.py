@@ -52,8 +52,8 @@ _ADDRESS = _option(
     "--address",
     default="127.0.0.1:50051",
     show_default=True,
-    metavar="HOST:PORT",
-    help="The server; for all commands: ATTNLENS_ADDRESS.",
+    metavar="ADDRESS",
+    help="The server: HOST:PORT or unix:PATH. For all commands: ATTNLENS_ADDRESS.",
 )
 _MODEL = _option("--model", default="", help="The model's name.  [default: the server's only one]")
 _TLS = (
@@ -176,7 +176,8 @@ class ServerOptions:
         if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
             remedy = "give another --address, or --tls where the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
-        remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
+        where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
+        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
         if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
             remedy += ", or --tls where the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"

@@ -8,6 +8,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.show.printable import counted
 from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
 @config_option("host", "Address to listen on.")
 @config_option("port", "Port to listen on; 0 picks a free one.")
+@config_option(
+    "address",
+    "Where to listen, in place of --host and --port: unix:PATH, unix-abstract:NAME or HOST:PORT, the same as "
+    "--address of the commands that ask a server.",
+)
+@config_option("socket_mode", "Permissions of the socket file of unix:PATH; who may write may connect.")
 @config_option(
     "provider", "Where to run. With cuda, the server refuses to start unless CUDA runs the model.", PROVIDERS
 )
@@ -64,6 +71,10 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     int,
 )
 @config_option("viewer_host", "Address that the page listens on.")
+@config_option(
+    "log_requests",
+    "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
+)
 def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
     """Serve the bundle in DIR over gRPC until SIGTERM.
 
@@ -83,9 +94,16 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerCo
 
 
 def _print_ready(ready: "Ready") -> None:
-    click.echo(
-        f"attnlens is ready at {ready.address}: model {ready.model}, {ready.execution_provider}, "
-        f"warm-up {ready.warm_up_s:.2f} s"
+    parts = (
+        f"model {ready.model}",
+        ready.execution_provider,
+        ready.precision,
+        f"texts up to {counted(ready.max_tokens, 'token')}",
+        counted(ready.threads, "thread"),
+        counted(ready.lanes, "lane"),
+        f"batches of {counted(ready.max_batch_tokens, 'token')}",
+        f"warm-up {ready.warm_up_s:.2f} s",
     )
+    click.echo(f"attnlens is ready at {ready.address}: {', '.join(parts)}")
     if ready.viewer_url:
         click.echo(f"The viewer is at {ready.viewer_url}")
