@@ -1,11 +1,11 @@
 """Whether this tree can be released: `make release-check`, which gives it the bundle that it serves.
 
-Builds wheel and sdist from the committed files, installs them into empty environments of each Python that is
-installed here, with the oldest and with the newest dependencies, and uses them. Leaves in dist/: the wheel, the sdist, the
+Builds wheel and sdist from the committed files, installs them into empty environments of Python 3.11 to 3.13,
+with the oldest and with the newest dependencies, and uses them. Leaves in dist/: the wheel, the sdist, the
 licences of what an installation brings, and its SBOM (CycloneDX).
 
-`[export]` is installed with the versions of constraints.txt, because the newest PyTorch brings CUDA along, and
-with the oldest. uv finds packages that lie on the machine by UV_FIND_LINKS.
+`[export]` is installed with the versions of constraints.txt, because the newest PyTorch brings CUDA along,
+and with the oldest. uv finds packages that lie on the machine by UV_FIND_LINKS.
 """
 
 import os
@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TOOLS = Path(sys.executable).parent
 PYTHONS = ("3.11", "3.12", "3.13")
-# What a user may need to know before installing: no licence here asks to publish changes to one's own code, but
-# the Mozilla licence, for changes to the files of that package.
+# None of them asks a user to publish code of their own. Mozilla's asks it for changes to the package's files.
 LICENCES = (
     "Apache",
     "BSD",

@@ -1,4 +1,4 @@
-"""What must work wherever attnlens[server] is installed: serve a bundle, and ask every method. Run by check.py."""
+"""What must work wherever `attnlens[server]` is installed: serve a bundle and ask. check.py runs it."""
 
 import subprocess
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 from attnlens_client import AttentionQuery, Client
 
 TEXT = "It rained, so it was wet."
+TOLERANCE = 1e-3
 
 
 def main(bundle: str) -> None:
@@ -33,7 +34,7 @@ def ask(address: str) -> None:
         width = client.get_model().embedding_size
         assert client.embed([TEXT, "A cat."]).shape == (2, width)
         [result] = client.encode([TEXT], attention=AttentionQuery())
-        assert abs(result.weights.sum(-1) - 1).max() < 1e-3
+        assert abs(result.weights.sum(-1) - 1).max() < TOLERANCE
         [explanation] = client.explain([TEXT])
         print(explanation)
 
