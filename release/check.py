@@ -8,6 +8,7 @@ licences of what an installation brings, and its SBOM (CycloneDX).
 and with the oldest. uv finds packages that lie on the machine by UV_FIND_LINKS.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -164,7 +165,11 @@ def report(environment: Environment, extra: str) -> None:
     licences = DIST / f"licences-{extra}.md"
     run(TOOLS / "pip-licenses", *target, "--format", "markdown", "--with-urls", "--output-file", licences)
     sbom = DIST / f"sbom-{extra}.cdx.json"
-    run(TOOLS / "cyclonedx-py", "environment", "--output-file", sbom, environment.python)
+    found = json.loads(run(TOOLS / "cyclonedx-py", "environment", environment.python))
+    for component in found["components"]:  # where the wheel lay when it was installed is nobody's business
+        references = component.get("externalReferences", [])
+        component["externalReferences"] = [ref for ref in references if not ref["url"].startswith("file:")]
+    sbom.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def run(*command: object, cwd: Path | None = None) -> str:
