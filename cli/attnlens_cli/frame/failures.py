@@ -38,6 +38,7 @@ _EXTRAS_BY_COMMAND = {
     "attnlens profile": "export",
     "attnlens serve": "server",
     "attnlens teach": "export",
+    "attnlens try": "server",
 }
 
 

@@ -80,11 +80,11 @@ def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> Non
     )
     entry.clear()
     started = time.monotonic()
-    revision = ["--revision", checkpoint.revision] if checkpoint.revision else []
-    precision = ["--precision", entry.wanted.precision]
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "attnlens_cli.main", "export", "--output", entry.directory, "--force"]
-        + [*precision, *revision, "--", checkpoint.name],
+    options = ["--output", str(entry.directory), "--precision", entry.wanted.precision, "--force"]
+    if checkpoint.revision is not None:
+        options += ["--revision", checkpoint.revision]
+    child = subprocess.Popen(  # noqa: S603 - our own program; no shell reads the arguments
+        [sys.executable, "-P", "-m", "attnlens_cli.main", "export", *options, "--", checkpoint.name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # of this process it is for the ready line
         env=without_options(),

@@ -42,8 +42,8 @@ def find_source(given: Path) -> Path | Checkpoint:
         if any((given / name).is_file() for name in _SIGNS_OF_A_CHECKPOINT):
             return Checkpoint(str(given), given)
         raise click.ClickException(
-            f"{given} is not a bundle (it has no {MANIFEST_NAME}) and not a checkpoint (it has no config.json): "
-            f"{_holdings(given)}"
+            f"{given} is not a bundle (it has no {MANIFEST_NAME}) and not a checkpoint (it has no "
+            f"config.json): {_holdings(given)}"
         )
     if given.exists():
         raise click.ClickException(f"{given} is a file: give the directory of a bundle or of a checkpoint")
