@@ -6,7 +6,6 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,15 +16,6 @@ from attnlens_cli.sources.cache import Entry, default_directory, entry_of, wante
 from attnlens_cli.sources.source import Checkpoint, find_source
 
 _NEEDED = ("torch", "onnx", "onnxscript", "onnx_ir", "huggingface_hub", "safetensors", "tokenizers")
-
-source_argument = click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-cache_option: Any = click.option(
-    "--cache",
-    metavar="DIR",
-    envvar="ATTNLENS_CACHE",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where bundles of checkpoints are kept.  [default: ~/.cache/attnlens; ATTNLENS_CACHE]",
-)
 
 
 def resolve(source: Path, cache: Path | None, precision: str) -> Path:

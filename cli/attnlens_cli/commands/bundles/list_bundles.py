@@ -8,7 +8,7 @@ import click
 
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.show.printable import printable_json
-from attnlens_cli.sources.resolve import cache_option
+from attnlens_cli.sources.options import cache_option
 
 EPILOG = """\b
 Example:

@@ -9,7 +9,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.sources.resolve import cache_option, resolve, source_argument
+from attnlens_cli.sources.options import cache_option, source_argument
 from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
     """
     # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from attnlens_cli.sources.resolve import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 

@@ -13,7 +13,7 @@ from attnlens_cli.commands.options import check_sendable
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
-from attnlens_cli.sources.resolve import cache_option, resolve, source_argument
+from attnlens_cli.sources.options import cache_option, source_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,12 +45,13 @@ def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precisi
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
-    bundle = resolve(source, cache, precision)
     from attnlens_cli.show.explanations.bars import make_console
     from attnlens_cli.show.first_look import print_look, print_model, print_similarities
     from attnlens_cli.sources.child_server import child_server
+    from attnlens_cli.sources.resolve import resolve
     from attnlens_client import Client
 
+    bundle = resolve(source, cache, precision)
     with stopped_by_signals(), child_server(bundle, precision) as address, Client(address) as client:
         model = client.get_model()
         looks = _looks(client, model, texts)
