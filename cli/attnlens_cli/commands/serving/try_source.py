@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attnlens_cli.show.first_look import Look
-    from attnlens_client import Client, ModelInfo
+    from attnlens_client import Client, Explanation, ModelInfo
 
 EPILOG = """\b
 Example:
@@ -87,7 +87,7 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
     query = AttentionQuery(view="head_mean", reduction=reduction) if is_mapped else None
     encoded = client.encode(texts, attention=query, hidden_states=False, truncate=True)
     vectors = client.embed(texts, truncate=True)
-    explanations = [None] * len(texts)
+    explanations: Sequence[Explanation | None] = [None] * len(texts)
     if "contributions" in model.explain_methods:
         explanations = client.explain(texts, level="words", truncate=True)
     prompt = model.prompts.get(model.default_prompt_name, "")
