@@ -25,7 +25,8 @@ from attnlens_cli.sources.source import Checkpoint
 # What an export may read of a directory: there, and in the directories of modules such as 1_Pooling.
 _READ = {".bin", ".json", ".md", ".model", ".safetensors", ".txt"}
 _MODULE = re.compile(r"[0-9]+_\w+")
-_UNSAFE = re.compile(r"[^\w.-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_MOST_LETTERS = 80
 _PARTIAL = r"\.{name}\.[0-9a-f]{{8}}\.(partial|replaced)"
 
 
@@ -174,15 +175,20 @@ class Entry:
 
 def entry_of(cache: Path, wanted: Wanted) -> Entry:
     """Return the place of a bundle: a readable name for each source, revision and precision."""
-    parts = [_UNSAFE.sub("-", wanted.source.replace("/", "--"))]
+    parts = [_readable(wanted.source.replace("/", "--"))]
     if wanted.files_sha256:  # directories of one name lie in many places
         place = hashlib.sha256(os.fsencode(wanted.source)).hexdigest()[:8]
-        parts = [_UNSAFE.sub("-", Path(wanted.source).name) or "root", place]
+        parts = [_readable(Path(wanted.source).name), place]
     if wanted.revision is not None:
-        parts.append(_UNSAFE.sub("-", wanted.revision))
+        parts.append(_readable(wanted.revision))
     if wanted.precision != "fp32":
         parts.append(wanted.precision)
     return Entry(cache / "--".join(parts), wanted)
+
+
+def _readable(name: str) -> str:
+    # No hidden name, and none that is too long together with what is put around it.
+    return _UNSAFE.sub("-", name).strip(".-")[:_MOST_LETTERS] or "model"
 
 
 def _hash_of_manifest(directory: Path) -> str:

@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +17,6 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens_cli.commands.serving.serve import serve
-from attnlens_cli.sources import cache as cache_module
 from attnlens_cli.sources import resolve as resolve_module
 from attnlens_cli.sources.cache import default_directory, entry_of, wanted
 from attnlens_cli.sources.resolve import resolve
@@ -101,6 +102,21 @@ def test_each_revision_and_precision_is_a_bundle_of_its_own(
         "fp32 --force --revision refs/pr/1 -- org/model",
         "int8 --force -- org/model",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [(".hidden", "hidden--"), ("東京", "model--"), ("\udcff x", "x--"), ("a" * 250, f"{'a' * 80}--")],
+)
+def test_a_bundle_of_any_directory_has_a_name_that_lists_and_files_can_have(
+    name: str, start: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    entry = entry_of(tmp_path, wanted(Checkpoint("", directory), "fp32"))
+    assert re.fullmatch(f"{start}[0-9a-f]{{8}}", entry.directory.name)
+    with entry.locked():
+        assert entry.reason_to_export() == "it is not in the cache yet"
 
 
 def _append(path: Path, text: str) -> None:
@@ -231,7 +247,7 @@ def test_of_two_processes_one_exports_and_the_other_waits(
     other = threading.Thread(target=export_elsewhere)
     other.start()
     assert is_held.wait(60)
-    monkeypatch.setattr(cache_module.click, "echo", note)
+    monkeypatch.setattr(click, "echo", note)
     assert resolved(checkpoint, tmp_path) == entry.directory
     other.join()
     assert told == [f"waiting: another process exports {entry.directory}"]
@@ -245,25 +261,29 @@ def find_checkpoint(directory: Path) -> Checkpoint:
 
 
 def test_sigterm_ends_the_export_and_the_command(
-    exporter: Exporter, checkpoint: Path, tmp_path: Path
+    exporter: Exporter, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exporter(f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    exporter("exec sleep 600")
+    is_waiting, pids = threading.Event(), []
 
-    def stop_once_it_runs() -> None:
-        while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text().strip()):
-            if ended.wait(0.01):
-                return
+    class Watched(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            pids.append(self.pid)
+            is_waiting.set()
+            return super().wait(timeout)
+
+    def stop_once_it_waits() -> None:
+        assert is_waiting.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    ended = threading.Event()
-    stopper = threading.Thread(target=stop_once_it_runs)
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    stopper = threading.Thread(target=stop_once_it_waits)
     stopper.start()
     result = CliRunner().invoke(serve, [str(checkpoint), "--cache", str(tmp_path / "cache")])
-    ended.set()
     stopper.join()
     assert result.exit_code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+        os.kill(pids[0], 0)
 
 
 def test_without_the_extra_one_line_says_what_to_install(
