@@ -98,7 +98,14 @@ class Connection:
             batch_size=self.batch_size,
             max_in_flight=self.max_in_flight,
             may_retry=self.max_attempts > 1,
+            uses_tls=self.credentials is not None,
         )
+
+    def __repr__(self) -> str:
+        # Metadata and options may hold secrets.
+        parts = [repr(self.address), *(["TLS"] if self.credentials is not None else [])]
+        models = {model.name: f"model={model.name!r}" for model in self._session.models.values()}
+        return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
 
 
 def _check_number(name: str, value: int, most: float) -> None:
