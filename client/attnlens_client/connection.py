@@ -91,7 +91,7 @@ class Connection:
             ("max_in_flight", math.inf),
             ("max_attempts", MAX_ATTEMPTS),
         ):
-            _check_number(name, getattr(self, name), most)
+            check_number(name, getattr(self, name), most)
         self._session = Session(
             address=self.address,
             timeout_s=self.timeout_s,
@@ -108,7 +108,13 @@ class Connection:
         return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
 
 
-def _check_number(name: str, value: int, most: float) -> None:
+def check_number(name: str, value: int, most: float = math.inf) -> None:
+    """Check a whole number from 1.
+
+    Raises:
+        ValueError: it is out of range.
+        TypeError: it is none.
+    """
     try:
         number = operator.index(value)
     except TypeError as error:
