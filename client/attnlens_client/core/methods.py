@@ -123,7 +123,8 @@ def _call_all(
     waiting = plan.requests(model, session.batch_size)
     calls = _Calls(session, plan.method)
     num_texts: dict[int, int] = {}
-    num_done, responses = 0, {}
+    responses: dict[int, Response] = {}
+    num_done = 0
     report(0, len(plan.inputs))
     while True:
         while len(calls) < limit and (following := next(waiting, None)) is not None:

@@ -81,7 +81,8 @@ def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - whatever an ite
             case TokenIds():
                 ids, type_ids = _whole_numbers(index, text.ids), _whole_numbers(index, text.type_ids)
                 return pb.Input(token_ids=pb.TokenIds(ids=ids, type_ids=type_ids))
-        if isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(text, Iterable):
+        is_no_list = isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or _is_missing(text)
+        if is_no_list or not isinstance(text, Iterable):
             raise _wrong_entry(index, text)
         return pb.Input(token_ids=pb.TokenIds(ids=_whole_numbers(index, text)))
     except ValueError as error:
@@ -103,13 +104,13 @@ def _whole_numbers(index: int, numbers: Iterable[Any]) -> list[int]:
     return found
 
 
+def _is_missing(value: object) -> bool:
+    is_nan = isinstance(value, (float, np.floating)) and np.isnan(value)
+    return value is None or bool(is_nan) or type(value).__name__ in _MISSING_TYPES
+
+
 def _wrong_entry(index: int, value: object) -> TypeError:
-    is_missing = (
-        value is None
-        or (isinstance(value, (float, np.floating)) and np.isnan(value))
-        or type(value).__name__ in _MISSING_TYPES
-    )
-    if is_missing:
+    if _is_missing(value):
         return TypeError(
             f"texts[{index}] is a missing value ({value!r}): leave it out, or give '' in its place"
         )
