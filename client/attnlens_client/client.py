@@ -303,6 +303,8 @@ class Client(Connection, BlockingMethods):
     (2, 384)
     """
 
+    _driver: Driver
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._driver = Driver(self)

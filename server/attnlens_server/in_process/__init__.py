@@ -3,6 +3,6 @@
 method ─▶ steps of the client's core ─▶ driver ─▶ host's thread: the handlers of `grpc_api` ─▶ engine
 """
 
-from attnlens_server.in_process.local import Local, local
+from attnlens_server.in_process.local_model import Local, local
 
 __all__ = ["Local", "local"]

@@ -6,7 +6,7 @@ A call runs on the host's event loop. Events go to the thread that waits for the
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
@@ -38,7 +38,7 @@ class CallError(grpc.RpcError):
         """Return the message."""
         return self._message
 
-    def trailing_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+    def trailing_metadata(self) -> Any:  # noqa: ANN401 - gRPC's own type
         """Return the trailers."""
         return self._trailers
 

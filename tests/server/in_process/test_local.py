@@ -34,7 +34,7 @@ from attnlens_client import (
 from attnlens_server import Local, ServerConfig, in_process
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
-from attnlens_server.in_process.local import LocalSettings
+from attnlens_server.in_process.local_model import LocalSettings
 from served import ServerProcess
 
 TEXTS = ["The animal didn't cross the street because it was too tired.", "", "Zoë 東京 😀", "word " * 90]

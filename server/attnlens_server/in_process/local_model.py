@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 from attnlens_client.client import BlockingMethods
 from attnlens_client.connection import MAX_TIMEOUT_S, check_number
 from attnlens_client.core.session import Session
-from attnlens_server.config import ConfigError, Precision, Provider, ServerConfig
+from attnlens_server.config import Precision, Provider, ServerConfig
 from attnlens_server.in_process.driver import LocalDriver
 from attnlens_server.in_process.host import Host
 
@@ -127,6 +127,3 @@ def _unknown(name: str) -> str:
     return f"local() has no setting {name!r}: " + (
         f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known[1:])}"
     )
-
-
-__all__ = ["ConfigError", "Local", "LocalSettings", "local"]
