@@ -174,7 +174,7 @@ async def test_an_asynchronous_iterable_is_refused_with_the_remedy(server: Scrip
 
     async with AsyncClient(server.address) as client:
         with pytest.raises(TypeError, match=r"asynchronous: give a list, \[text async for text in texts\]"):
-            client.embed_iter(texts())  # type: ignore[arg-type]
+            client.embed_iter(texts())
 
 
 def test_embeddings_iterate_over_their_vectors() -> None:
