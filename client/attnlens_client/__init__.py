@@ -12,7 +12,7 @@ from attnlens.reductions import (
 )
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
-from attnlens_client.client import Client
+from attnlens_client.client import BlockingMethods, Client
 from attnlens_client.errors import (
     AttnlensError,
     BadReplyError,
@@ -62,6 +62,7 @@ __all__ = [
     "AttentionQuery",
     "AttnlensError",
     "BadReplyError",
+    "BlockingMethods",
     "Client",
     "Comparison",
     "DeadlineExceededError",

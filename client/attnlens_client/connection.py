@@ -104,17 +104,30 @@ class Connection:
             ("max_in_flight", math.inf),
             ("max_attempts", MAX_ATTEMPTS),
         ):
-            _check_number(name, getattr(self, name), most)
+            check_number(name, getattr(self, name), most)
         self._session = Session(
             address=self.address,
             timeout_s=self.timeout_s,
             batch_size=self.batch_size,
             max_in_flight=self.max_in_flight,
             may_retry=self.max_attempts > 1,
+            uses_tls=self.credentials is not None,
         )
 
+    def __repr__(self) -> str:
+        # Metadata and options may hold secrets.
+        parts = [repr(self.address), *(["TLS"] if self.credentials is not None else [])]
+        models = {model.name: f"model={model.name!r}" for model in self._session.models.values()}
+        return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
 
-def _check_number(name: str, value: int, most: float) -> None:
+
+def check_number(name: str, value: int, most: float = math.inf) -> None:
+    """Check a whole number from 1.
+
+    Raises:
+        ValueError: it is out of range.
+        TypeError: it is none.
+    """
     try:
         number = operator.index(value)
     except TypeError as error:

@@ -16,23 +16,19 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
-from attnlens_server.bundle import Model, open_bundle
-from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine import Engine
+from attnlens_server.config import ServerConfig
 from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
-from attnlens_server.grpc_api.calls import Calls, remember_creators
+from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.grpc_log import leave_out_what_clients_do
 from attnlens_server.grpc_api.health import HealthService
-from attnlens_server.grpc_api.methods import SERVICE_NAME, EncoderService, add_service
-from attnlens_server.grpc_api.model_info import ModelDescriber
+from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
-from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, why_not
 from attnlens_server.listening.tls import tls_context, validity_trouble
+from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.request_log import can_be_seen
-from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import TextEncoder
+from attnlens_server.serving.service import State
 from attnlens_server.web import Viewer, start_viewer
 from attnlens_server.web.pages import Pages
 
@@ -84,31 +80,9 @@ class Server:
             ConfigError: an option does not fit it.
         """
         self._config = config
-        self._bundle = open_bundle(config.bundle, config.precision)
-        self._model = self._bundle.model
-        self._max_tokens = _max_tokens(self._model, config)
-        logger.debug(
-            "bundle verified",
-            extra={"bundle": str(config.bundle), "model": self._model.name, "version": self._model.version},
-        )
-        self._engine = Engine(self._bundle, config)
-        path = self._bundle.tokenizer_path
-        self._service = ModelService(
-            self._bundle,
-            config,
-            self._engine,
-            TextEncoder(path, self._max_tokens) if path else None,
-            max_tokens=self._max_tokens,
-            costs=reply_costs(config.max_message_bytes),
-        )
-        self._calls = Calls(
-            self._service.admission,
-            self._service.check_serving,
-            self._service.workers,
-            max_calls=config.max_calls,
-            stall_timeout_s=config.stall_timeout_s,
-            log_requests=config.log_requests,
-        )
+        served = self._served = ServedModel(config)
+        self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
+        self._engine, self._service, self._calls = served.engine, served.service, served.calls
         if config.log_requests and not can_be_seen():
             logger.warning(
                 "--log-requests writes at level info, which is hidden: use --log-level info or debug"
@@ -172,12 +146,7 @@ class Server:
             # Calls whose requests have not come in full count here alone; others are refused with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
-        methods = EncoderService(
-            self._service,
-            Responses(self._model.name, self._model.version),
-            ModelDescriber(self._bundle, self._config, self._engine, self._service),
-        )
-        add_service(grpc_server, methods, self._calls, self._config.max_inputs_per_request)
+        add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
         address = self._bind(grpc_server)
@@ -282,17 +251,6 @@ def _let_batches_finish() -> None:
     with suppress(OSError):  # a sandbox or a C library may not have it; it is no more than a hint
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _max_tokens(model: Model, config: ServerConfig) -> int:
-    if config.max_tokens is None:
-        return model.max_tokens
-    limit = model.max_positions
-    if config.max_tokens > limit:
-        raise ConfigError(
-            f"max_tokens is {config.max_tokens}: it must be from 1 to {limit}, the positions of the model"
-        )
-    return config.max_tokens
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:

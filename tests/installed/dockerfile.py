@@ -38,7 +38,7 @@ def _note(stage: Stage, instruction: str, rest: str) -> None:
     match instruction:
         case "ARG" | "ENV":
             known = stage.args if instruction == "ARG" else stage.env
-            known.update(pair.split("=", 1) for pair in rest.split())
+            known.update((name, text) for name, _, text in (pair.partition("=") for pair in rest.split()))
         case "RUN":
             stage.run.append(rest)
         case "USER":

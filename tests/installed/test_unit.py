@@ -21,7 +21,7 @@ def test_systemd_verifies_the_unit_and_finds_it_well_confined(tmp_path: Path) ->
     unit.write_text(UNIT.read_text("utf-8").replace("/opt/attnlens/bin/attnlens", "/bin/true"), "utf-8")
     verified = subprocess.run([program, "verify", unit], check=False, capture_output=True, text=True)
     assert (verified.returncode, verified.stderr) == (0, "")
-    command = [program, "security", "--offline=yes", "--threshold=20", unit]
+    command = [program, "security", "--offline=yes", "--threshold=20", str(unit)]
     confined = subprocess.run(command, check=False, capture_output=True, text=True)
     assert confined.returncode == 0, confined.stdout
 
