@@ -104,7 +104,7 @@ def test_a_request_is_told_with_what_it_took(logged: Logged, stub: EncoderServic
     request = pb.EmbedRequest(inputs=[pb.Input(text=SECRET), pb.Input(text=f"the {SECRET}")])
     replies = []
     line = logged.after(
-        lambda: replies.append(stub.Embed(request, metadata=[("x-request-id", "job-7/a")], timeout=60))
+        lambda: replies.append(stub.Embed(request, metadata=(("x-request-id", "job-7/a"),), timeout=60))
     )
     [reply] = replies
     assert (line["method"], line["status"], line["request_id"]) == ("Embed", "OK", "job-7/a")
