@@ -25,7 +25,7 @@ class ServerConfig:
 
     Attributes:
         bundle: the bundle directory.
-        address: where to listen, as clients type it: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`. Empty:
+        address: where to listen, as clients type it: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`. None:
             `host` and `port` say it.
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
@@ -74,7 +74,7 @@ class ServerConfig:
     """
 
     bundle: Path
-    address: str = ""
+    address: str | None = None
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     socket_mode: str = "660"
@@ -144,7 +144,7 @@ class ServerConfig:
     @property
     def listens_at(self) -> Address:
         """Where the server listens."""
-        return parse_address(self.address) if self.address else TcpAddress(self.host, self.port)
+        return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
 
     @property
     def inputs_limit(self) -> int:
@@ -162,7 +162,7 @@ class ServerConfig:
         return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
 
     def _check_address(self) -> None:
-        if self.address and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
+        if self.address is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
             raise ConfigError(
                 f"address is {self.address!r}, and there is host or port as well: give address alone, or the "
                 "other two"

@@ -19,6 +19,7 @@ from attnlens_server.config import ConfigError, ServerConfig
             {"address": "localhost"},
             "address is 'localhost': give HOST:PORT with a port from 0 to 65535, unix:",
         ),
+        ({"address": ""}, "address is '': give HOST:PORT"),
         ({"address": "unix:a", "port": 1}, "there is host or port as well: give address alone, or the other"),
         ({"socket_mode": "999"}, "socket_mode is '999': give three octal digits, such as 660"),
     ],

@@ -104,7 +104,7 @@ def test_a_request_is_told_with_what_it_took(logged: Logged, stub: EncoderServic
     request = pb.EmbedRequest(inputs=[pb.Input(text=SECRET), pb.Input(text=f"the {SECRET}")])
     replies = []
     line = logged.after(
-        lambda: replies.append(stub.Embed(request, metadata=[("x-request-id", "job-7/a")], timeout=60))
+        lambda: replies.append(stub.Embed(request, metadata=(("x-request-id", "job-7/a"),), timeout=60))
     )
     [reply] = replies
     assert (line["method"], line["status"], line["request_id"]) == ("Embed", "OK", "job-7/a")
@@ -172,7 +172,7 @@ def test_requests_of_the_viewer_are_told_without_what_could_be_a_text(logged: Lo
     assert (line["method"], line["status"], line["reason"]) == ("GET /", "404", "NO_SUCH_PATH")
     headers = {"Content-Type": "application/json", "X-Request-Id": "page-1"}
     page = Request(f"{url}page", json.dumps({"text": SECRET}).encode(), headers)
-    line = logged.after(lambda: urlopen(page).close())
+    line = logged.after(lambda: urlopen(page).read())
     assert (line["method"], line["status"], line["request_id"]) == ("POST /page", "200", "page-1")
     assert line["inputs"] == 1
     assert line["tokens"] > 0

@@ -186,14 +186,14 @@ class HttpServer:
         finally:
             if reply.over is not None:
                 reply.over()
-        record.ended(str(reply.status), record.reason)
+        record.ended(str(reply.status), "")
         if not came_whole:
             await _linger(reader)
 
     def _refused(self, error: HttpError, record: RequestRecord) -> HttpReply:
         """Return the reply that tells an error, and note it."""
         record.method = record.method or "-"  # the request has not come in full
-        record.reason = error.reason
+        record.ended(str(error.status), error.reason)
         return self._refuse(error)
 
     async def _request(
