@@ -13,6 +13,7 @@ from attnlens.reductions import (
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
 from attnlens_client.client import BlockingMethods, Client
+from attnlens_client.drivers.health import check_health
 from attnlens_client.errors import (
     AttnlensError,
     BadReplyError,
@@ -109,4 +110,5 @@ __all__ = [
     "UnavailableError",
     "Usage",
     "Violation",
+    "check_health",
 ]

@@ -5,6 +5,7 @@ import json
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -102,13 +103,14 @@ def test_a_schema_refuses_what_has_drifted(run_here: RunHere, server: ScriptedSe
     right = json.loads(run_here("attend", "abc", "--json", "--address", server.address)[1])
     validator = Draft202012Validator(schema("attend"))
     assert validator.is_valid(right)
-    for change in (
+    changes: list[Callable[[Any], object]] = [
         lambda value: value.pop("tokens"),
         lambda value: value.update(new=1),
         lambda value: value["tokens"][0].update(new=1),
         lambda value: value.update(layer="1"),
         lambda value: value.pop("layer"),
-    ):
+    ]
+    for change in changes:
         wrong = copy.deepcopy(right)
         change(wrong)
         assert not validator.is_valid(wrong)

@@ -221,8 +221,9 @@ class JsonWriter:
         text = self._text
         tokens = [dataclasses.asdict(token) for token in text.encoded.tokens]
         begun = text.line.as_json(text.index)
-        pieces = [json_line(begun, text.described() | {"tokens": tokens}).removesuffix("}")]
-        pieces += [f'"{name}": {json_of(array)}' for name, array in text.arrays.items()]
+        self._write(json_line(begun, text.described() | {"tokens": tokens}).removesuffix("}"))
+        for name, array in text.arrays.items():
+            self._write(f', "{name}": {json_of(array)}')
         for name, (output, rows) in self._outputs.items():
             described = output.described()
             if output.unit_of_token is not None:
@@ -231,10 +232,15 @@ class JsonWriter:
             if output.special_mass:
                 told.append(f'"special_mass": {json_of(np.stack(output.special_mass))}')
             key = "gates" if name == "head_gates" else "weights"
-            told.append(f'"{key}": [{", ".join(rows)}]')
-            pieces.append(f'"{name}": {{{", ".join(told)}}}')
-        self._file.write(f"{', '.join(pieces)}}}\n".encode())
+            self._write(f', "{name}": {{{", ".join(told)}, "{key}": [')
+            for number, layer in enumerate(rows):
+                self._write(f"{', ' if number else ''}{layer}")
+            self._write("]}")
+        self._write("}\n")
         self._file.flush()
+
+    def _write(self, piece: str) -> None:
+        self._file.write(piece.encode())
 
 
 @contextmanager

@@ -31,7 +31,8 @@ class Counts:
         """Return the line that is printed at the end."""
         seconds = time.monotonic() - self.started
         cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
-        rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
+        per_s = self.texts / seconds if seconds else 0.0
+        rate = f"{per_s:,.0f} texts/s" if per_s >= 10 or not per_s else f"{per_s:.2g} texts/s"  # noqa: PLR2004
         done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
         return f"{done} in {seconds:.1f} s ({rate})"
 
