@@ -162,8 +162,9 @@ def test_a_bundle_that_is_none_is_refused_as_a_server_refuses_it(tmp_path: Path)
 
 
 def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
-    settings: LocalSettings = {"max_message_bytes": 1 << 17, "explain": False}
-    with attnlens_server.local(minilm_bundle, max_request_text_bytes=1 << 17, **settings) as small:
+    with attnlens_server.local(
+        minilm_bundle, explain=False, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17
+    ) as small:
         with pytest.raises(ResponseTooLargeError, match="131072"):
             small.encode([TEXTS[3]], attention=AttentionQuery())
         query = AttentionQuery(layers=[0], heads=[0])
