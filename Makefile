@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -75,11 +75,12 @@ test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools a
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
 	$(BIN)/python -m bench $(BENCH)
 
-check: .venv/ready ## format, lint, types, imports, protos
+check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
@@ -101,5 +102,13 @@ release-record: .venv/ready ## keep this version's protocol, bundle and messages
 	cd protos && ../$(BIN)/buf build --exclude-source-info -o baseline/v$(VERSION).binpb
 	$(BIN)/python tests/compatibility/record.py $(VERSION)
 
+.release/ready: release/requirements.txt
+	$(PYTHON) -m venv --clear .release
+	.release/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+release-check: $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licences, SBOM
+	.release/bin/python release/check.py .minilm
+
 clean:
-	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .release .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build

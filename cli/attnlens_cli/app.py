@@ -20,10 +20,12 @@ SECTIONS = {
     "Make and check bundles": {
         "export": ("bundles.export", "Turn a checkpoint into a verified ONNX bundle."),
         "check": ("bundles.check", "Check a bundle: hashes, then parity with PyTorch."),
+        "list": ("bundles.list_bundles", "List bundles: sizes, precisions, verdict, where from."),
         "layout": ("bundles.layout", "Lay a bundle out for Triton or OpenVINO Model Server."),
     },
     "Serve": {
-        "serve": ("serving.serve", "Serve a bundle over gRPC."),
+        "try": ("serving.try_source", "Show what a model makes of a text, in one go."),
+        "serve": ("serving.serve", "Serve a bundle or a checkpoint over gRPC."),
         "bench": ("serving.bench", "Find the settings of serve that suit this machine."),
     },
     "Ask a server": {

@@ -58,7 +58,7 @@ def test_without_a_command_there_is_help(run: Run) -> None:
     ("args", "line"),
     [
         (["embd"], "attnlens: no such command embd (did you mean embed?): there are export, check, "),
-        (["quux"], "attnlens: no such command quux: there are export, check, layout, serve, bench, "),
+        (["quux"], "attnlens: no such command quux: there are export, check, list, layout, try, "),
         (["--verison"], "attnlens: no such option --verison (did you mean --version?)"),
         (["embed", "--addres", "x"], "attnlens embed: no such option --addres (did you mean --address?)"),
         (["embed", "--quux"], "attnlens embed: no such option --quux"),

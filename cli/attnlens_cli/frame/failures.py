@@ -40,6 +40,7 @@ _EXTRAS_BY_COMMAND = {
     "attnlens profile": "export",
     "attnlens serve": "server",
     "attnlens teach": "export",
+    "attnlens try": "server",
 }
 # The names of arguments that are texts, and how click begins to say that there is one argument more.
 _TEXTS = {"text", "first", "second"}

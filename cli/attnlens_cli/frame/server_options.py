@@ -52,8 +52,8 @@ _ADDRESS = _option(
     "--address",
     default="127.0.0.1:50051",
     show_default=True,
-    metavar="HOST:PORT",
-    help="The server; for all commands: ATTNLENS_ADDRESS.",
+    metavar="ADDRESS",
+    help="The server: HOST:PORT or unix:PATH. For all commands: ATTNLENS_ADDRESS.",
 )
 _MODEL = _option("--model", default="", help="The model's name.  [default: the server's only one]")
 _TLS = (
@@ -73,12 +73,6 @@ def _timeout(default_s: float) -> Any:  # noqa: ANN401 - what `click.option` ret
         show_default=True,
         help="Seconds that a call may take, retries included.",
     )
-
-
-# Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
-_SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
-_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
-_SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
 class ClientSettings(TypedDict):
@@ -159,25 +153,28 @@ class ServerOptions:
             if error.reason:  # an attnlens server said so itself
                 raise
             answered = isinstance(error, ServerError)
-            raise click.ClickException(self._explained(error.message, answered=answered)) from error
+            raise click.ClickException(self._explained(error.__cause__, answered=answered)) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
                 f"no server answered at {self.address} within {self.timeout:g} s: is one there? If so, give "
                 "a larger --timeout"
             ) from error
 
-    def _explained(self, message: str, *, answered: bool) -> str:
-        cause = message.rpartition("last error: ")[2]
-        if self._uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
+    def _explained(self, error: BaseException | None, *, answered: bool) -> str:
+        from attnlens_client.errors import Trouble, trouble_of  # noqa: PLC0415 - heavy
+
+        trouble, cause = trouble_of(error, answered=answered, uses_tls=self._uses_tls)
+        if trouble is Trouble.OTHER_TLS:
             return (
                 f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or leave "
                 f"out these and --tls for a server without TLS ({cause})"
             )
-        if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+        if trouble is Trouble.OTHER_PROGRAM:
             remedy = "give another --address, or --tls where the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
-        remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
-        if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
+        where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
+        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
+        if trouble is Trouble.NO_SERVER_OR_TLS:
             remedy += ", or --tls where the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"
 

@@ -11,7 +11,7 @@ from attnlens_cli.frame.server_options import ServerOptions, connection_options
 from attnlens_cli.show.printable import printable_json
 
 if TYPE_CHECKING:
-    from attnlens_client.driver import HealthStatus
+    from attnlens_client.drivers.health import HealthStatus
 
 _MAX_WAIT_S = 86_400  # a day
 _WORDS = {
@@ -47,7 +47,7 @@ def health(attentions: bool, wait_s: float, as_json: bool, server: ServerOptions
     It asks by gRPC's health protocol and needs no model, so it suits the probes of containers.
     """
     from attnlens_client.connection import SERVICE
-    from attnlens_client.driver import ATTENTIONS, check_health
+    from attnlens_client.drivers.health import ATTENTIONS, check_health
 
     service = ATTENTIONS if attentions else SERVICE
     settings = server.client_settings()

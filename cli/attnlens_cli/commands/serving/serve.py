@@ -1,5 +1,6 @@
-"""`attnlens serve DIR`."""
+"""`attnlens serve SOURCE`."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,18 +9,30 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.show.printable import counted
+from attnlens_cli.sources.options import cache_option, source_argument
 from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
 
-EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
+EPILOG = """\b
+Example:
+  attnlens serve bundles/minilm --port 50051 --provider auto
+  attnlens serve sentence-transformers/all-MiniLM-L6-v2"""
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
-@click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
+@source_argument
+@cache_option
 @config_option("host", "Address to listen on.")
 @config_option("port", "Port to listen on; 0 picks a free one.")
+@config_option(
+    "address",
+    "Where to listen, in place of --host and --port: unix:PATH, unix-abstract:NAME or HOST:PORT, the same as "
+    "--address of the commands that ask a server.",
+)
+@config_option("socket_mode", "Permissions of the socket file of unix:PATH; who may write may connect.")
 @config_option(
     "provider", "Where to run. With cuda, the server refuses to start unless CUDA runs the model.", PROVIDERS
 )
@@ -64,18 +77,29 @@ EPILOG = "Example: attnlens serve bundles/minilm --port 50051 --provider auto"
     int,
 )
 @config_option("viewer_host", "Address that the page listens on.")
-def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerConfig
-    """Serve the bundle in DIR over gRPC until SIGTERM.
+@config_option(
+    "log_requests",
+    "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
+)
+def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
+    """Serve SOURCE over gRPC until SIGTERM.
+
+    SOURCE is the directory of a bundle. It may also be a checkpoint, a directory or a hub id such as org/name
+    or org/name@revision: then it is exported into a cache first, with its --precision, and the next start
+    takes it from there. `attnlens list` shows what is there.
 
     Prints one line when ready. A bundle that was altered, or whose parity failed, is refused.
     """
     # gRPC's own lines on stderr are not our format, and a client can bring them about as often as it likes.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from attnlens_cli.sources.resolve import resolve  # noqa: PLC0415 - heavy
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 
     try:
-        serve_bundle(ServerConfig(**options), _print_ready)
+        config = ServerConfig(bundle=source, **options)
+        bundle = resolve(source, cache, config.precision)
+        serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except StartupError as error:
@@ -83,9 +107,16 @@ def serve(**options: Any) -> None:  # noqa: ANN401 - each is a field of ServerCo
 
 
 def _print_ready(ready: "Ready") -> None:
-    click.echo(
-        f"attnlens is ready at {ready.address}: model {ready.model}, {ready.execution_provider}, "
-        f"warm-up {ready.warm_up_s:.2f} s"
+    parts = (
+        f"model {ready.model}",
+        ready.execution_provider,
+        ready.precision,
+        f"texts up to {counted(ready.max_tokens, 'token')}",
+        counted(ready.threads, "thread"),
+        counted(ready.lanes, "lane"),
+        f"batches of {counted(ready.max_batch_tokens, 'token')}",
+        f"warm-up {ready.warm_up_s:.2f} s",
     )
+    click.echo(f"attnlens is ready at {ready.address}: {', '.join(parts)}")
     if ready.viewer_url:
         click.echo(f"The viewer is at {ready.viewer_url}")
