@@ -6,7 +6,6 @@ import pytest
 
 from attnlens.reductions import RowStatistics, SparseRows, TopWeights
 from attnlens_client import AsyncClient, Client, Token, TokenizedText, Usage
-from attnlens_client.errors import Trouble, trouble_of
 from scripted import ScriptedServer
 
 INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
@@ -56,33 +55,3 @@ async def test_a_client_shows_its_address_and_model_and_no_secret(server: Script
         assert repr(client) == f"Client({server.address!r}, model='scripted')"
     async with AsyncClient("there:1", credentials=grpc.ssl_channel_credentials()) as encrypted:
         assert repr(encrypted) == "AsyncClient('there:1', TLS)"
-
-
-class Failure(grpc.RpcError):
-    """A failed call, as gRPC tells it."""
-
-    def details(self) -> str:
-        return str(self)
-
-
-@pytest.mark.parametrize(
-    ("details", "answered", "uses_tls", "trouble"),
-    [
-        ("x; last error: UNKNOWN: Connection refused", False, False, Trouble.NO_SERVER),
-        ("x; last error: Connection refused", False, True, Trouble.NO_SERVER),
-        ("Socket closed", False, False, Trouble.NO_SERVER_OR_TLS),
-        ("Socket closed", False, True, Trouble.NO_SERVER),
-        ("Ssl handshake failed", False, True, Trouble.OTHER_TLS),
-        ("Trying to connect an http1.x server", False, False, Trouble.OTHER_PROGRAM),
-        ("Method not found!", True, False, Trouble.OTHER_PROGRAM),
-    ],
-)
-def test_why_no_server_answers_follows_from_what_grpc_says(
-    details: str, answered: bool, uses_tls: bool, trouble: Trouble
-) -> None:
-    found, cause = trouble_of(Failure(details), answered=answered, uses_tls=uses_tls)
-    assert (found, cause) == (trouble, details.rpartition("last error: ")[2])
-
-
-def test_without_an_error_of_grpc_there_is_no_cause() -> None:
-    assert trouble_of(None, answered=False, uses_tls=False) == (Trouble.NO_SERVER, "")

@@ -12,7 +12,6 @@ import scripted
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client import (
     AttentionQuery,
-    AttnlensError,
     BadReplyError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -326,37 +325,6 @@ def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> Non
     simulation.answer = failing(LATE)
     with pytest.raises(DeadlineExceededError, match=r"a call to there:1 took more than 0.3 s: give a larger"):
         list(simulation.items(methods.run(session, plans.embed(["a"]))))
-
-
-@pytest.mark.parametrize(
-    ("error", "uses_tls", "message"),
-    [
-        (AWAY, False, r"^no server answers at there:1: start one with `attnlens serve DIR`, or .* \(away\)$"),
-        (Refusal(grpc.StatusCode.UNAVAILABLE), False, "or give another address$"),
-        (
-            Refusal(grpc.StatusCode.UNAVAILABLE, "Socket closed"),
-            False,
-            r", or credentials for TLS \(Socket closed\)$",
-        ),
-        (
-            Refusal(grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed"),
-            True,
-            r"^no TLS with there:1: check the credentials, or leave them out",
-        ),
-        (
-            Refusal(grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
-            False,
-            r"^the program at there:1 is not an attnlens server: give another address, or credentials",
-        ),
-    ],
-)
-def test_where_no_server_answers_the_address_is_named(error: Refusal, uses_tls: bool, message: str) -> None:
-    simulation = Simulation(lambda start: [Failed(start.call_id, error)])
-    session = simulation.session()
-    session.uses_tls = uses_tls
-    with pytest.raises(AttnlensError, match=message) as caught:
-        list(simulation.items(methods.run(session, plans.embed(["a"]))))
-    assert (caught.value.code, caught.value.__cause__) == (error.code(), error)
 
 
 def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
