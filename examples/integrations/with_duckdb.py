@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from encoder import Encoder
 
+from attnlens_client import Explanation
+
 
 def load(database: duckdb.DuckDBPyConnection, corpus: str, vectors: str) -> None:
     """Make the table `passages`: the lines of `corpus` with the rows (N, D) of `vectors`."""
@@ -45,11 +47,15 @@ def main(address: str, query: str, corpus: str, vectors: str) -> None:
             print(f"{cosine:.4f} {text}")
         [(hit, _), (other, _), *_] = hits
         [words] = encoder.client.explain([query], to=hit, rather_than=other, level="words")
-        print("Words of the query, for the first hit rather than the second:", words.top(3))
+        print("for the first rather than the second:", shown(words))
         [words] = encoder.client.explain([hit], to=query, level="words")
-        print("Words of the first hit, for the query:", words.top(3))
-        [(account, _), *_] = search(database, encoder, query, where="topic = 'network'")
-        print("The nearest about the network:", account)
+        print("the first's own words:", shown(words))
+        [(nearest, _), *_] = search(database, encoder, query, where="topic = 'network'")
+        print("about the network:", nearest)
+
+
+def shown(explanation: Explanation) -> str:
+    return ", ".join(f"{word} {score:+.3f}" for word, score in explanation.top(3))
 
 
 if __name__ == "__main__":

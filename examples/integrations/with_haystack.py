@@ -17,6 +17,7 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 class AttnlensTextEmbedder:
     def __init__(self, address: str = "127.0.0.1:50051") -> None:
         self.encoder = Encoder(address)
+        self.address = address  # a stored pipeline has it
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
@@ -27,6 +28,7 @@ class AttnlensTextEmbedder:
 class AttnlensDocumentEmbedder:
     def __init__(self, address: str = "127.0.0.1:50051") -> None:
         self.encoder = Encoder(address)
+        self.address = address
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:

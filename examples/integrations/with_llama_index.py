@@ -22,6 +22,10 @@ class AttnlensEmbedding(BaseEmbedding):
         self._encoder = Encoder(self.address)
         self.model_name = self._encoder.model.name
 
+    @classmethod
+    def class_name(cls) -> str:
+        return "AttnlensEmbedding"
+
     def _get_query_embedding(self, query: str) -> list[float]:
         return self._encoder.encode_query(query).tolist()
 

@@ -1,7 +1,7 @@
 """Inside the environment of the recipes: `python asked.py ADDRESS VECTORS RESULTS`.
 
-Runs each recipe as a user does, and asks each adapter more than its recipe does. What is printed and returned goes to
-the JSON file RESULTS, under the name of the recipe.
+Runs each recipe as a user does, and asks each adapter more than its recipe does. What is printed and returned
+goes to the JSON file RESULTS, under the name of the recipe.
 """
 
 import asyncio
