@@ -46,9 +46,10 @@ class Encoder:
             prompt_name=prompt_name,
             prompt=prompt,
             normalize=True if normalize_embeddings else None,
-            dimensions=truncate_dim,
+            # sentence-transformers scales vectors before it cuts them, and again only if told.
+            dimensions=truncate_dim if normalize_embeddings else None,
             truncate=self.truncate,
-        )
+        )[:, :truncate_dim]
         result = vectors[0] if isinstance(sentences, str) else vectors
         if convert_to_tensor:
             import torch  # noqa: PLC0415 - only who asks for a tensor needs it

@@ -44,7 +44,7 @@ def test_its_options_mean_the_same(encoder: Encoder, oracle: Any) -> None:
         {"truncate_dim": 64, "normalize_embeddings": True},
         {"prompt": "query: ", "batch_size": 2, "show_progress_bar": False},
     ):
-        vectors, expected = encoder.encode(TEXTS, **options), oracle.encode(TEXTS, **options)  # type: ignore[arg-type]
+        vectors, expected = encoder.encode(TEXTS, **options), oracle.encode(TEXTS, **options)
         np.testing.assert_allclose(vectors, expected, rtol=0, atol=TOLERANCE)
     with pytest.raises(TypeError, match="precision"):
         encoder.encode(TEXTS, precision="int8")  # type: ignore[call-arg]
