@@ -72,7 +72,7 @@ test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools a
 	$(BIN)/python -m pytest -m ecosystem
 
 # Frameworks and databases of the recipes. The list is complete, so that pip need not choose.
-.integrations/ready: tests/integrations/requirements.txt pyproject.toml
+.integrations/ready: tests/integrations/requirements.txt
 	$(PYTHON) -m venv --clear .integrations
 	.integrations/bin/python -m pip install --quiet --no-compile --no-deps --requirement $< --editable .
 	touch $@

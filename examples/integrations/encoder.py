@@ -40,7 +40,7 @@ class Encoder:
         device: str | None = None,  # noqa: ARG002
     ) -> Any:
         """Return a vector (D,) of a str, or vectors (N, D) of a sequence; float32."""
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        texts = [sentences] if isinstance(sentences, str) else sentences
         vectors = self.client.embed(
             texts,
             prompt_name=prompt_name,
@@ -73,9 +73,13 @@ class Encoder:
 
     def similarity(self, a: Array, b: Array) -> Array:
         """Return the cosines (N, M) of the vectors a (N, D) and b (M, D)."""
-        a, b = (np.atleast_2d(vectors) for vectors in (a, b))
-        a, b = (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True) for vectors in (a, b))
-        return np.asarray(a @ b.T)
+        return np.asarray(_scaled(a) @ _scaled(b).T)
 
     def get_sentence_embedding_dimension(self) -> int:
         return self.model.embedding_size
+
+
+def _scaled(vectors: Array) -> Array:
+    """Return vectors of length 1, shape (N, D); a vector of zeros stays one."""
+    vectors = np.atleast_2d(vectors)
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12))

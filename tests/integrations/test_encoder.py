@@ -56,6 +56,15 @@ def test_its_similarities_are_those_of_sentence_transformers(encoder: Encoder, o
     np.testing.assert_allclose(encoder.similarity(vectors[:2], vectors), expected, rtol=0, atol=TOLERANCE)
     one = encoder.similarity(vectors[0], vectors[1])
     np.testing.assert_allclose(one, expected[:1, 1:2], rtol=0, atol=TOLERANCE)
+    assert encoder.similarity(np.zeros((1, 3)), np.ones((2, 3))).tolist() == [[0, 0]]
+
+
+def test_it_takes_arrays_of_texts_and_refuses_what_is_no_list_of_them(encoder: Encoder) -> None:
+    np.testing.assert_array_equal(encoder.encode(np.array(TEXTS[:2])), encoder.encode(TEXTS[:2]))
+    assert encoder.encode([]).shape == (0, 384)
+    for wrong in ({"a": 1}, {"a"}, 5, b"bytes", [None]):
+        with pytest.raises(TypeError):
+            encoder.encode(wrong)  # type: ignore[arg-type]
 
 
 def test_the_functions_of_sentence_transformers_take_it(encoder: Encoder) -> None:
