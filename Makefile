@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem test-integrations bench check docs viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -71,6 +71,15 @@ browser: | node ## Chromium, which the tests of the page open it in
 test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(BIN)/python -m pytest -m ecosystem
 
+# Frameworks and databases of the recipes. The list is complete, so that pip need not choose.
+.integrations/ready: tests/integrations/requirements.txt
+	$(PYTHON) -m venv --clear .integrations
+	.integrations/bin/python -m pip install --quiet --no-compile --no-deps --requirement $< --editable .
+	touch $@
+
+test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/integrations, in frameworks and databases
+	$(BIN)/python -m pytest -m integrations tests/integrations
+
 # Takes minutes, on a machine that does nothing else; the first run also makes the environments of the peers.
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
 	$(BIN)/python -m bench $(BENCH)
@@ -111,4 +120,4 @@ release-check: $(MINILM) .release/ready ## build, install on each Python with ol
 	.release/bin/python release/check.py .minilm
 
 clean:
-	rm -rf .venv .ecosystem .release .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
