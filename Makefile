@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs docs-pages docs-site viewer node browser format protos release-record clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -83,9 +83,16 @@ check: .venv/ready ## format, lint, types, imports, protos
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
-docs: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+docs: docs-pages ## the pages, with what is generated in them, and the site
+	$(MAKE) docs-site
+
+docs-pages: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
+
+# It reads our sources and runs none of them. The variable silences an advertisement of the theme.
+docs-site: .venv/ready ## the pages as a site in .site, with a search and a reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 format: .venv/ready
 	$(BIN)/ruff format
@@ -101,4 +108,4 @@ release-record: .venv/ready ## keep this version's protocol, bundle and messages
 	$(BIN)/python tests/compatibility/record.py $(VERSION)
 
 clean:
-	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .pythons .minilm .bench .site tests/node/node_modules viewer/node_modules dist build
