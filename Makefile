@@ -89,6 +89,7 @@ docs: docs-pages ## the pages, with what is generated in them, and the site
 docs-pages: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
+	$(BIN)/python docs/list_options.py
 
 # It reads our sources and runs none of them. The variable silences an advertisement of the theme.
 docs-site: .venv/ready ## the pages as a site in .site, with a search and a reference
