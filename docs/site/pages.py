@@ -63,7 +63,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     linked = {target for page in pages for target in _targets(page)}
     pages += sorted(target for target in linked if target.endswith(".md") and target not in pages)
     ours = [_file(page, config) for page in [*pages, *ASSETS]]
-    for target in sorted({target for page in pages for target in _targets(page)} - set(pages)):
+    others = {target for page in pages for target in _targets(page)} - set(pages)
+    folders = {target for target in others if (ROOT / target).is_dir()}
+    for folder in folders:
+        ours.append(File.generated(config, f"{folder}/index.md", content=_folder(folder)))
+    for target in sorted((others - folders).union(*map(_files_in, folders))):
         if Path(target).suffix in {".png", ".svg"}:
             ours.append(_file(target, config))
         else:
@@ -80,8 +84,10 @@ def on_page_markdown(markdown: str, page: Page, **_others: object) -> str:
 
     def to_page(link: re.Match[str]) -> str:
         target, anchor = link[1], link[2] or ""
-        is_other = (ROOT / page.file.src_uri).parent.joinpath(target).is_file() and "." in target
-        keeps = target.endswith((".md", ".png", ".svg")) or not is_other
+        place = (ROOT / page.file.src_uri).parent / target
+        if place.is_dir():
+            return f"]({target.rstrip('/')}/index.md)"
+        keeps = target.endswith((".md", ".png", ".svg")) or not place.is_file()
         return link[0] if keeps else f"]({_as_page(target)}{anchor})"
 
     return LINK.sub(to_page, markdown)
@@ -111,6 +117,18 @@ def _source(target: str) -> str:
     lines = ["---", "search: {exclude: true}", "---", f"# {path.name}", "", f"`{target}`", ""]
     lines += [f"````{LANGUAGES.get(path.suffix, 'text')}", path.read_text("utf-8"), "````"]
     return "\n".join(lines)
+
+
+def _folder(target: str) -> str:
+    """Return the page of a folder that a page links to."""
+    names = [Path(file).name for file in _files_in(target)]
+    return "\n".join([f"# {target}", "", *(f"- [{name}]({_as_page(name)})" for name in names)])
+
+
+def _files_in(target: str) -> list[str]:
+    """Return what people wrote in a folder, by the paths from the root."""
+    files = sorted(path for path in (ROOT / target).iterdir() if path.suffix in LANGUAGES)
+    return [str(path.relative_to(ROOT)) for path in files if "_pb2" not in path.name]
 
 
 def _reference(name: str) -> str:
