@@ -65,8 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     ours = [_file(page, config) for page in [*pages, *ASSETS]]
     others = {target for page in pages for target in _targets(page)} - set(pages)
     folders = {target for target in others if (ROOT / target).is_dir()}
-    for folder in folders:
-        ours.append(File.generated(config, f"{folder}/index.md", content=_folder(folder)))
+    ours += [File.generated(config, f"{name}/index.md", content=_folder(name)) for name in sorted(folders)]
     for target in sorted((others - folders).union(*map(_files_in, folders))):
         if Path(target).suffix in {".png", ".svg"}:
             ours.append(_file(target, config))

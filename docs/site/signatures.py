@@ -44,5 +44,6 @@ def _replace_parameters(function: griffe.Function, loader: griffe.GriffeLoader) 
     for decorator in function.decorators:
         if isinstance(decorator.value, griffe.ExprCall) and str(decorator.value.function) == "takes":
             [made] = decorator.value.arguments
+            assert isinstance(made, griffe.Expr)
             plan = loader.modules_collection[made.canonical_path]
             function.parameters = griffe.Parameters(function.parameters["self"], *plan.parameters)
