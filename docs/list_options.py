@@ -59,8 +59,9 @@ def _table(command: click.Command, context: click.Context) -> Iterator[str]:
         record = option.get_help_record(context) if isinstance(option, click.Option) else None
         if isinstance(option, click.Option) and record is not None:
             names = ", ".join(f"`{name}`" for name in dict.fromkeys(variables(option, context)))
-            row = [f"`{record[0]}`", names, " ".join(record[1].split())]
-            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+            # An escaped bar in code is shown with its backslash by some programs.
+            row = [f"`{record[0].replace('|', '/')}`", names, " ".join(record[1].split()).replace("|", "\\|")]
+            yield f"| {' | '.join(row)} |"
 
 
 if __name__ == "__main__":
