@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem test-integrations bench check docs viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -93,10 +93,18 @@ check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
-docs: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+docs: docs-pages ## the pages, with what is generated in them, and the site
+	$(MAKE) docs-site
+
+docs-pages: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
 	$(BIN)/python docs/json_tables.py
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
+	$(BIN)/python docs/list_options.py
+
+# It reads our sources and runs none of them. The variable silences an advertisement of the theme.
+docs-site: .venv/ready ## the pages as a site in .site, with a search and a reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 format: .venv/ready
 	$(BIN)/ruff format
@@ -120,4 +128,4 @@ release-check: $(MINILM) .release/ready ## build, install on each Python with ol
 	.release/bin/python release/check.py .minilm
 
 clean:
-	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site tests/node/node_modules viewer/node_modules dist build
