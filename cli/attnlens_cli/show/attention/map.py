@@ -45,7 +45,7 @@ class AttentionMap:
         return weights
 
     def has_weight(self, place: int) -> npt.NDArray[np.bool_]:
-        """Where (T, T) a layer of the stack has weights: not beyond a window, nor where blocks do not attend."""
+        """Where (T, T) a layer of the stack has weights: not beyond a window, nor between some blocks."""
         attention = self.result.attention[0]
         if not attention.patterns:
             return np.ones(self.stack.shape[-2:], dtype=np.bool_)

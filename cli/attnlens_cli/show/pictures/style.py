@@ -45,12 +45,14 @@ def drawing(texts: list[str], path: Path) -> Iterator[list[str]]:
     """Set fonts and lines for a picture of `texts`; yield a list of what the user should know of it."""
     families, missing = families_for(texts)
     notes: list[str] = []
-    if missing and path.suffix != ".svg":  # a browser looks for fonts by itself
+    if missing:
         shown = " ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")  # noqa: PLR2004 - a short line
-        notes.append(
-            f"no font here has {shown}, shown as boxes: install one, such as Noto, or write an .svg, for "
-            "which the reader's fonts are used"
+        remedy = (
+            "the reader's own fonts are used"
+            if path.suffix == ".svg"
+            else "shown as boxes; install one, such as Noto, or write an .svg, which uses the reader's fonts"
         )
+        notes.append(f"no font here has {shown}: {remedy}")
     settings = {
         "axes.edgecolor": _FAINT_INK,
         "axes.linewidth": 0.5,
@@ -59,7 +61,7 @@ def drawing(texts: list[str], path: Path) -> Iterator[list[str]]:
         "font.size": LABEL_POINTS,
         "image.interpolation": "nearest",
         "pdf.fonttype": 42,
-        "svg.fonttype": "none",
+        "svg.fonttype": "none" if missing else "path",  # paths look the same everywhere
         "svg.hashsalt": "attnlens",
         "text.color": _INK,
         "xtick.major.size": 2.0,
