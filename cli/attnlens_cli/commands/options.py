@@ -10,19 +10,20 @@ from contextlib import contextmanager
 import click
 
 from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.sections import in_section
 
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
 LAYOUT_NAMES = ("triton", "ovms")
 EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
 PAIR_MATRICES = ("output", "interaction", "input")
 
-parity_tokens_option = click.option(
+parity_tokens_option = in_section("Parity")(
     "--parity-tokens",
     type=click.IntRange(min=1),
     help="Longest input to compare.  [default: what 1 GiB of attention maps allows]",
 )
 
-link_option = click.option(
+link_option = in_section("Model repositories")(
     "--link/--copy",
     default=False,
     help="Hard links to the bundle's files, to save space, or copies.  [default: copies, because "

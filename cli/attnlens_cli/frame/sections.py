@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 _FIRST = "Options"
+_MIN_NAMES = 18  # columns; an option with a longer name has its help on the next line
 
 
 class SectionOption(click.Option):
@@ -19,7 +20,7 @@ class SectionOption(click.Option):
 class SectionCommand(click.Command):
     """A command whose `--help` has a list of options for each section, in the order of their first option.
 
-    Options of no section come first, under "Options"; `--help` itself is the last of these.
+    Options of no section come first, under "Options"; `--help` is the last of these, and alone comes last.
     """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -27,12 +28,13 @@ class SectionCommand(click.Command):
         records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and record[1]:  # an argument without help stands in the usage line
                 records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
+        if len(records[_FIRST]) == 1:
+            records[_FIRST] = records.pop(_FIRST)
         for title, lines in records.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+            with formatter.section(title):
+                formatter.write_dl(lines, col_max=max(_MIN_NAMES, formatter.width // 3))
 
 
 def in_section(title: str) -> Any:  # noqa: ANN401 - `click.option` with two arguments given
