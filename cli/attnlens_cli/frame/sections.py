@@ -25,16 +25,23 @@ class SectionCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists."""
-        records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and record[1]:  # an argument without help stands in the usage line
-                records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
-        if len(records[_FIRST]) == 1:
-            records[_FIRST] = records.pop(_FIRST)
-        for title, lines in records.items():
-            with formatter.section(title):
-                formatter.write_dl(lines, col_max=max(_MIN_NAMES, formatter.width // 3))
+        write_options(self, ctx, formatter)
+
+
+def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write a list of the command's options for each section."""
+    records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and record[1]:  # an argument without help stands in the usage line
+            records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
+    if len(records[_FIRST]) == 1:
+        records[_FIRST] = records.pop(_FIRST)
+    most = max(_MIN_NAMES, formatter.width // 3)
+    for title, lines in records.items():
+        widest = max((len(name) for name, _ in lines if len(name) <= most), default=most)
+        with formatter.section(title):
+            formatter.write_dl(lines, col_max=widest)
 
 
 def in_section(title: str) -> Any:  # noqa: ANN401 - `click.option` with two arguments given
