@@ -25,9 +25,8 @@ EPILOG = """\b
 Example:
   attnlens check bundles/minilm
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
-  attnlens check bundles/minilm --runtime all
-  attnlens check bundles/minilm --faithfulness
-  attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
+  attnlens check bundles/minilm --runtime openvino --runtime tract
+  attnlens check bundles/minilm --faithfulness --texts sentences.txt"""
 
 _parity = in_section("Parity")
 _runtimes = in_section("Other runtimes")

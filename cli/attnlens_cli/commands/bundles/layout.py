@@ -12,7 +12,9 @@ from attnlens_cli.show.layout_summary import describe_layout
 EPILOG = """\b
 Example:
   attnlens layout bundles/minilm triton --output models
-  tritonserver --model-repository=$PWD/models"""
+  attnlens layout bundles/minilm ovms --output models-ovms
+
+Then start the server there, for instance: tritonserver --model-repository=$PWD/models"""
 
 _repository = in_section("Model repositories")
 

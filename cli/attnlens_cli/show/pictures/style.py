@@ -100,8 +100,8 @@ def save(figure: Figure, path: Path, tokens_per_inch: float) -> None:
 def colours(attention: AttentionMap, scale: Scale) -> tuple[Colormap, Normalize]:
     """Return the colours of weights, from 0 or, where some are negative, from both sides of it."""
     largest, is_signed = attention.largest, bool(attention.stack.min() < 0)
-    colormap = mpl.colormaps["RdBu_r"].copy() if is_signed else _white_to_black()
-    colormap.set_bad(_NO_WEIGHT)
+    colormap = mpl.colormaps["RdBu_r"] if is_signed else _white_to_black()
+    colormap = colormap.with_extremes(bad=_NO_WEIGHT)
     least = -largest if is_signed else 0.0
     if scale == "linear":
         return colormap, Normalize(least, largest)
