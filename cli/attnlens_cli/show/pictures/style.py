@@ -55,6 +55,7 @@ def drawing(texts: list[str], path: Path) -> Iterator[list[str]]:
         notes.append(f"no font here has {shown}: {remedy}")
     settings = {
         "axes.edgecolor": _FAINT_INK,
+        "axes.labelcolor": _INK,
         "axes.linewidth": 0.5,
         "font.family": [*families, "sans-serif"],
         "font.sans-serif": [FIRST],
@@ -64,8 +65,10 @@ def drawing(texts: list[str], path: Path) -> Iterator[list[str]]:
         "svg.fonttype": "none" if missing else "path",  # paths look the same everywhere
         "svg.hashsalt": "attnlens",
         "text.color": _INK,
+        "xtick.color": _INK,
         "xtick.major.size": 2.0,
         "xtick.major.width": 0.5,
+        "ytick.color": _INK,
         "ytick.major.size": 2.0,
         "ytick.major.width": 0.5,
     }
@@ -131,7 +134,7 @@ def show_weights(axes: Axes, attention: AttentionMap, place: tuple[int, int], lo
     layer, head = place
     weights = np.ma.masked_array(attention.stack[layer, head], mask=~attention.has_weight(layer))
     axes.imshow(weights, cmap=look.cmap, norm=look.norm, aspect="auto")
-    axes.tick_params(pad=1.5, colors=_INK)
+    axes.tick_params(pad=1.5)
 
 
 def add_colour_bar(
