@@ -22,7 +22,7 @@ def print_overview(attention: AttentionMap) -> None:
     if shares:
         console.print(
             f"Shares of the weight, in %: on the {unit} itself, the previous one, the next one, special "
-            f"tokens. Spread: how many {unit}s a row reaches, as 2 to its entropy in bits. Largest: the "
+            f"tokens. Spread: how many {unit}s a row reaches, the exponential of its entropy. Largest: the "
             "largest weight to what is not special."
         )
     table = _table(attention, *((*_NEIGHBOURS, "special", "spread") if shares else ()))
@@ -71,8 +71,8 @@ def _shares(weights: npt.NDArray[np.floating], special: npt.NDArray[np.bool_]) -
     wide = weights.astype(np.float64)
     of_neighbours = [np.trace(wide, offset) / len(wide) for offset in _NEIGHBOURS.values()]
     shares = [*of_neighbours, wide[:, special].sum() / len(wide)]
-    entropy = -(wide * np.log2(np.where(wide > 0, wide, 1))).sum(axis=-1)
-    return [*(f"{100 * share:.0f}" for share in shares), f"{2 ** entropy.mean():.1f}"]
+    entropy = -(wide * np.log(np.where(wide > 0, wide, 1))).sum(axis=-1)
+    return [*(f"{100 * share:.0f}" for share in shares), f"{np.exp(entropy.mean()):.1f}"]
 
 
 def _largest(
