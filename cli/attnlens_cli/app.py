@@ -15,6 +15,7 @@ from typing import Any, cast
 import click
 
 from attnlens_cli.frame import config_file, failures, logs
+from attnlens_cli.frame.sections import write_options
 
 SECTIONS = {
     "Make and check bundles": {
@@ -43,6 +44,9 @@ SECTIONS = {
         "heads": ("studies.heads", "Measure what every attention head does."),
         "teach": ("studies.teach", "Walk a token through one attention head, step by step."),
         "profile": ("studies.profile", "Show which part of the graph takes the time, by length."),
+    },
+    "Set up": {
+        "completion": ("completion", "Print the script that lets a shell complete commands and options."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
@@ -79,7 +83,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, note its name for failures, and check its table of the configuration file."""
         name = args[0]
-        if name not in COMMANDS:
+        if name not in COMMANDS and not ctx.resilient_parsing:  # as when a shell completes a line
             raise failures.unknown_name("command", name, COMMANDS, ctx)
         invocation = ctx.find_object(Invocation)
         if invocation is not None:
@@ -90,6 +94,11 @@ class LazyGroup(click.Group):
                 resolved[1], ctx.default_map[name], f"table [{name}]"
             )
         return resolved
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options as each command does, then the commands."""
+        write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""

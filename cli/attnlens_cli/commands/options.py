@@ -12,6 +12,7 @@ import click
 
 from attnlens_cli.files.text_lines import is_sendable
 from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.sections import in_section
 
 if TYPE_CHECKING:
     from attnlens_client import AttnlensError
@@ -21,13 +22,13 @@ LAYOUT_NAMES = ("triton", "ovms")
 EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
 PAIR_MATRICES = ("output", "interaction", "input")
 
-parity_tokens_option = click.option(
+parity_tokens_option = in_section("Parity")(
     "--parity-tokens",
     type=click.IntRange(min=1),
     help="Longest input to compare.  [default: what 1 GiB of attention maps allows]",
 )
 
-link_option = click.option(
+link_option = in_section("Model repositories")(
     "--link/--copy",
     default=False,
     help="Hard links to the bundle's files, to save space, or copies.  [default: copies, because "

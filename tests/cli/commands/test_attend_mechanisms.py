@@ -96,7 +96,7 @@ def test_a_band_is_shown_as_the_weights_that_it_stands_for(attend: Run, tmp_path
     assert outside.any()
     assert (weights[outside] == 0).all()
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-    result = attend("--layer", "0", "--png", tmp_path / "band.png")
+    result = attend("--layer", "0", "--image", tmp_path / "band.png")
     assert result.returncode == 0
     assert (tmp_path / "band.png").read_bytes().startswith(b"\x89PNG")
 

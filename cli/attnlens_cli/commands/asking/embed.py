@@ -14,7 +14,7 @@ import click
 from attnlens_cli.commands.options import POOLINGS, text_failure
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
@@ -34,6 +34,12 @@ class Settings:
     options: dict[str, Any]
 
 
+_file = in_section("Files")
+_read = in_section("What to read")
+_vectors = in_section("Vectors")
+_calls = in_section("Calls")
+
+
 @click.command(
     cls=SectionCommand,
     epilog="""\b
@@ -42,41 +48,39 @@ Example:
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
 )
 @click.argument("file", default=STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option(
+@_file(
     "--output",
     "-o",
     default=STDIO,
     type=click.Path(dir_okay=False, allow_dash=True),
     help="A name ending in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
 )
-@click.option(
+@_file(
     "--input-format",
     type=click.Choice(["auto", "lines", "jsonl"]),
     default="auto",
     show_default=True,
     help="auto: jsonl where FILE ends in .jsonl, else lines.",
 )
-@click.option("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
-@click.option(
+@_vectors("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
+@_vectors(
     "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
 )
-@click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
-@click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
-@click.option("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
-@click.option(
+@_read("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
+@_read("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
+@_vectors("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
+@_vectors(
     "--dtype",
     type=click.Choice(["float32", "float16"]),
     default="float32",
     show_default=True,
     help="The element type.",
 )
-@click.option("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
-@click.option(
+@_read("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
+@_calls(
     "--batch-size", type=click.IntRange(1, 65_536), default=128, show_default=True, help="Texts in one call."
 )
-@click.option(
-    "--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time."
-)
+@_calls("--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time.")
 @server_options
 def embed(
     file: str,
