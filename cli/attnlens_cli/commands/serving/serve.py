@@ -29,6 +29,7 @@ _explain = partial(config_option, section="Explanations")
 _limit = partial(config_option, section="Limits")
 _time = partial(config_option, section="Time limits")
 _tls = partial(config_option, section="TLS")
+_log = partial(config_option, section="Logs")
 _viewer = partial(config_option, section="Viewer")
 
 
@@ -87,7 +88,7 @@ _viewer = partial(config_option, section="Viewer")
     int,
 )
 @_viewer("viewer_host", "Address that the page listens on.")
-@config_option(
+@_log(
     "log_requests",
     "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
 )
