@@ -28,7 +28,7 @@ def config_option(
     A field that is false by default becomes a flag, one that is true a pair: `--NAME/--no-NAME`.
     """
     default, option = _DEFAULTS[name], name.replace("_", "-")
-    add: Callable[[_Command], _Command] = in_section(section)(
+    return in_section(section)(
         f"--{option}/--no-{option}" if default is True else f"--{option}",
         type=type,
         default=default,
@@ -36,4 +36,3 @@ def config_option(
         is_flag=isinstance(default, bool),
         help=help,
     )
-    return add

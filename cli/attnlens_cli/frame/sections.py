@@ -1,9 +1,12 @@
 """Options in sections: `--help` lists those that belong together under one title."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FIRST = "Options"
 _MIN_NAMES = 18  # columns; an option with a longer name has its help on the next line
@@ -44,6 +47,6 @@ def write_options(command: click.Command, ctx: click.Context, formatter: click.H
             formatter.write_dl(lines, col_max=widest)
 
 
-def in_section(title: str) -> Any:  # noqa: ANN401 - `click.option` with two arguments given
+def in_section(title: str) -> Callable[..., Callable[[_Command], _Command]]:
     """Return `click.option` for options of the section `title`."""
     return partial(click.option, cls=SectionOption, section=title)

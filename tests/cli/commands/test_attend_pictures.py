@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from matplotlib.cm import ScalarMappable
+from matplotlib import font_manager
 from matplotlib.image import imread
 
 from attnlens_cli.show.attention.map import AttentionMap
@@ -91,7 +91,7 @@ def test_boxes_in_a_png_are_named_with_the_remedy(fetch: Fetch, tmp_path: Path) 
 
 def test_a_font_that_has_what_the_first_lacks_is_found() -> None:
     of_stix = fonts._letters(fonts._plain_fonts()["STIXGeneral"])
-    lacking = min(of_stix - fonts._letters(fonts.font_manager.findfont(fonts.FIRST)))
+    lacking = min(of_stix - fonts._letters(font_manager.findfont(fonts.FIRST)))
     families, missing = fonts.families_for(["plain", lacking])
     assert (families[0], len(families), missing) == (fonts.FIRST, 2, "")
     assert fonts.families_for(["plain \u200d"]) == ([fonts.FIRST], "")
@@ -100,13 +100,13 @@ def test_a_font_that_has_what_the_first_lacks_is_found() -> None:
 @pytest.mark.parametrize("scale", ["sqrt", "linear"])
 def test_a_larger_weight_is_a_darker_colour(fetch: Fetch, scale: style.Scale) -> None:
     attention = fetch("It rained.", layers=[0])
-    look = ScalarMappable(*reversed(style.colours(attention, scale)))
+    norm, colormap = style.colours(attention, scale)
     weights = np.linspace(0, attention.largest, 50)
-    colours = np.asarray(look.to_rgba(weights))[:, :3]
+    colours = np.asarray(colormap(norm(weights)))[:, :3]
     assert (colours[0] == 1).all()
     assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) < 0).all()
     small = attention.largest / 100
-    assert look.norm(small) == pytest.approx({"sqrt": 0.1, "linear": 0.01}[scale])
+    assert norm(small) == pytest.approx({"sqrt": 0.1, "linear": 0.01}[scale])
 
 
 def test_the_map_is_where_the_weights_are(fetch: Fetch, tmp_path: Path) -> None:

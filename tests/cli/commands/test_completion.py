@@ -30,8 +30,8 @@ def offered(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def complete(*words: str) -> list[str]:
-        command = ["bash", "--norc", "-euc", COMPLETE, "bash", script, "attnlens", *words]
-        done = subprocess.run(
+        command = ["bash", "--norc", "-euc", COMPLETE, "bash", str(script), "attnlens", *words]
+        done: subprocess.CompletedProcess[str] = subprocess.run(
             command, capture_output=True, text=True, check=True, env=os.environ | {"PATH": path}
         )
         assert done.stderr == ""

@@ -25,7 +25,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COLUMNS = 3
 
 _measure = in_section("What to measure")
-_write = in_section("What to write")
+_file = in_section("What to write")
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
@@ -57,9 +57,9 @@ _write = in_section("What to write")
     show_default=True,
     help="How many pairs of --stsb, at even distances.",
 )
-@_write("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
-@_write("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
-@_write("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
+@_file("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
+@_file("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
+@_file("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
 @click.option(
     "--threads",
     type=click.IntRange(min=0),

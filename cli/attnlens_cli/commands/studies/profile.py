@@ -28,7 +28,7 @@ _MB = 1e6
 _HEADINGS = {"projections": "projec-\ntions", "feed-forward": "feed-\nforward"}
 
 _measure = in_section("What to measure")
-_write = in_section("What to write")
+_file = in_section("What to write")
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
@@ -44,9 +44,9 @@ _write = in_section("What to write")
     "precision", "Which of the bundle's graphs for embeddings.", PRECISIONS, section="What to measure"
 )
 @_measure("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of ONNX Runtime.")
-@_write("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
-@_write("--html", metavar="FILE", help="Write a page with a chart (.html).")
-@_write("--svg", metavar="FILE", help="Write the chart alone (.svg).")
+@_file("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
+@_file("--html", metavar="FILE", help="Write a page with a chart (.html).")
+@_file("--svg", metavar="FILE", help="Write the chart alone (.svg).")
 def profile(
     directory: Path,
     lengths: str,

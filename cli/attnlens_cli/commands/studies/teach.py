@@ -25,7 +25,7 @@ _COST_LENGTHS = (16, 128, 256, 512)
 _MAX_WIDTH = 100
 
 _follow = in_section("What to follow")
-_write = in_section("What to write")
+_file = in_section("What to write")
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
@@ -49,10 +49,10 @@ _write = in_section("What to write")
     metavar="TOKEN|NUMBER",
     help="What it should attend to less.  [default: the next of the weights]",
 )
-@_write("--cost/--no-cost", default=True, show_default=True, help="Measure the cost by length too.")
-@_write("--markdown", metavar="FILE", help="Write a page in Markdown (.md).")
-@_write("--html", metavar="FILE", help="Write one HTML file with pictures (.html).")
-@_write("--npz", metavar="FILE", help="Write the head's q, k, v, scores and weights for numpy (.npz).")
+@_file("--cost/--no-cost", default=True, show_default=True, help="Measure the cost by length too.")
+@_file("--markdown", metavar="FILE", help="Write a page in Markdown (.md).")
+@_file("--html", metavar="FILE", help="Write one HTML file with pictures (.html).")
+@_file("--npz", metavar="FILE", help="Write the head's q, k, v, scores and weights for numpy (.npz).")
 def teach(
     directory: Path,
     text: str,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 
 from attnlens_cli.show.attention.map import AttentionMap
@@ -47,7 +46,7 @@ def _single(attention: AttentionMap, scale: style.Scale) -> tuple[Figure, float,
     """Return the figure, the inches of the map's sides, and what it leaves out."""
     side = min(max(len(attention.labels) * _INCHES_A_TOKEN, _MIN_INCHES), _MAX_INCHES)
     figure = Figure(figsize=(side, side))
-    look = ScalarMappable(*reversed(style.colours(attention, scale)))
+    look = style.colours(attention, scale)
     axes = figure.add_axes((0, 0, 1, 1))
     style.show_weights(axes, attention, (0, 0), look)
     step = _label(axes, attention, side, columns=True, rows=True)
@@ -85,7 +84,7 @@ def _grid(attention: AttentionMap, scale: style.Scale) -> tuple[Figure, float, s
     down = panel + (_PANEL_TITLE_INCHES if is_list else _PANEL_GAP_INCHES)
     width, height = columns * (panel + _PANEL_GAP_INCHES), rows * down
     figure = Figure(figsize=(width, height))
-    look = ScalarMappable(*reversed(style.colours(attention, scale)))
+    look = style.colours(attention, scale)
     has_labels = len(attention.labels) * style.LABEL_PITCH_INCHES <= panel
     maps = []
     for number, place in enumerate(places):

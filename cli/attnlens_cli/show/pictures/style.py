@@ -22,6 +22,7 @@ from attnlens_cli.show.pictures.fonts import FIRST, families_for
 from attnlens_cli.show.printable import printable
 
 Scale = Literal["sqrt", "linear"]
+Look = tuple[Normalize, Colormap]
 
 LABEL_POINTS = 7.0
 LABEL_PITCH_INCHES = 0.115
@@ -84,11 +85,11 @@ def save(figure: Figure, path: Path, tokens_per_inch: float) -> None:
     """
     dots_per_token = -(-_MIN_DOTS_PER_INCH // tokens_per_inch)
     kind = path.suffix[1:]
-    settings: dict[str, Any] = {
+    settings: dict[str, dict[str, Any]] = {
         "png": {"pil_kwargs": {"compress_level": 3}},  # 6 takes three times as long
         "svg": {"metadata": {"Date": None}},
         "pdf": {"metadata": {"CreationDate": None}},
-    }[kind]
+    }
     with replacing(path) as file:
         figure.savefig(
             file,
@@ -96,19 +97,19 @@ def save(figure: Figure, path: Path, tokens_per_inch: float) -> None:
             dpi=dots_per_token * tokens_per_inch,
             bbox_inches="tight",
             pad_inches=0.08,
-            **settings,
+            **settings[kind],
         )
 
 
-def colours(attention: AttentionMap, scale: Scale) -> tuple[Colormap, Normalize]:
-    """Return the colours of weights, from 0 or, where some are negative, from both sides of it."""
+def colours(attention: AttentionMap, scale: Scale) -> Look:
+    """Return scale and colours of weights, from 0 or, where some are negative, from both sides of it."""
     largest, is_signed = attention.largest, bool(attention.stack.min() < 0)
     colormap = mpl.colormaps["RdBu_r"] if is_signed else _white_to_black()
     colormap = colormap.with_extremes(bad=_NO_WEIGHT)
     least = -largest if is_signed else 0.0
     if scale == "linear":
-        return colormap, Normalize(least, largest)
-    return colormap, FuncNorm((_square_root, _square), least, largest)
+        return Normalize(least, largest), colormap
+    return FuncNorm((_square_root, _square), least, largest), colormap
 
 
 def _white_to_black() -> Colormap:
@@ -129,20 +130,18 @@ def _square(values: npt.ArrayLike) -> npt.NDArray[Any]:
     return squares
 
 
-def show_weights(axes: Axes, attention: AttentionMap, place: tuple[int, int], look: ScalarMappable) -> None:
+def show_weights(axes: Axes, attention: AttentionMap, place: tuple[int, int], look: Look) -> None:
     """Draw the map of one layer and head; grey is where there is no weight at all, as beyond a window."""
     layer, head = place
     weights = np.ma.masked_array(attention.stack[layer, head], mask=~attention.has_weight(layer))
-    axes.imshow(weights, cmap=look.cmap, norm=look.norm, aspect="auto")
+    axes.imshow(weights, norm=look[0], cmap=look[1], aspect="auto")
     axes.tick_params(pad=1.5)
 
 
-def add_colour_bar(
-    figure: Figure, axes: Axes, attention: AttentionMap, look: ScalarMappable, scale: Scale
-) -> None:
+def add_colour_bar(figure: Figure, axes: Axes, attention: AttentionMap, look: Look, scale: Scale) -> None:
     """Fill `axes` with the colour bar; its ticks keep a distance on either scale."""
-    bar = figure.colorbar(look, cax=axes)
-    ticks = _ticks(look.norm)
+    bar = figure.colorbar(ScalarMappable(*look), cax=axes)
+    ticks = _ticks(look[0])
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
     what = "composed attention weight" if attention.role == "attention_composed" else "attention weight"
@@ -172,7 +171,12 @@ def add_title(axes: Axes, attention: AttentionMap, width_inches: float, gap_poin
     characters = int(width_inches * _CHARACTERS_AN_INCH)
     texts = [attention.texts["text"], *filter(None, [attention.texts.get("second_text")])]
     lines = [line for text in texts for line in _wrapped(text, characters)]
-    above = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "parse_math": False}
+    above: dict[str, Any] = {
+        "xycoords": "axes fraction",
+        "textcoords": "offset points",
+        "va": "bottom",
+        "parse_math": False,
+    }
     for number, line in enumerate(reversed(lines)):
         place = (0, gap_points + number * _LINE_POINTS)
         axes.annotate(line, (0, 1), xytext=place, fontsize=_TITLE_POINTS - 1, color=_FAINT_INK, **above)
@@ -184,7 +188,7 @@ def add_title(axes: Axes, attention: AttentionMap, width_inches: float, gap_poin
 
 def _wrapped(text: str, cells: int) -> list[str]:
     """Return the text in a few lines of so many cells, in quotes; what does not fit is left out."""
-    left, lines = printable(" ".join(text.split())), []
+    left, lines = printable(" ".join(text.split())), list[str]()
     while left and len(lines) < _MAX_TEXT_LINES:
         line = left if cell_len(left) <= cells else set_cell_size(left, cells).rstrip()
         is_cut_in_word = len(line) < len(left) and not left[len(line)].isspace()
