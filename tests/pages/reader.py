@@ -99,7 +99,7 @@ class Reader:
             text=True,
         )
         assert result.returncode == 0, f"{block.place}\n{result.stdout}{result.stderr}"
-        return result.output
+        return result.stdout
 
     def _cli_env(self) -> dict[str, str | None]:
         return {name: None for name in os.environ if name.startswith("ATTNLENS_")} | self.env

@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
 
+from attnlens_cli.app import attnlens
 from pages.blocks import PAGES, ROOT, Block, blocks_of
-from pages.exceptions import ELSEWHERE, NO_CODE, NOT_RUN
+from pages.exceptions import ELSEWHERE, IN_HELP, NO_CODE, NOT_RUN
 from pages.reader import FORMS, reader
 from served import ServerProcess
 
@@ -17,7 +19,7 @@ def exceptions_of(block: Block) -> list[tuple[str, str]]:
     """The entries that take in this block."""
     return [
         (page, words)
-        for table in (ELSEWHERE, NOT_RUN, NO_CODE)
+        for table in (ELSEWHERE, IN_HELP, NOT_RUN, NO_CODE)
         for page, words in table
         if page == block.page and words in block.first and (table is not NO_CODE or block.form == "text")
     ]
@@ -39,12 +41,25 @@ def test_every_block_is_in_one_class(page: str) -> None:
 
 def test_every_exception_takes_in_a_block() -> None:
     used = {entry for page in PAGES for block in blocks_of(page) for entry in exceptions_of(block)}
-    assert {*ELSEWHERE, *NOT_RUN, *NO_CODE} - used == set()
+    assert {*ELSEWHERE, *IN_HELP, *NOT_RUN, *NO_CODE} - used == set()
 
 
-@pytest.mark.parametrize(("entry", "test"), ELSEWHERE.items(), ids=lambda value: "-".join(value))
-def test_a_test_that_runs_blocks_elsewhere_names_the_page(entry: tuple[str, str], test: str) -> None:
-    assert re.search(rf"\b{re.escape(Path(entry[0]).name)}\b", (TESTS / test).read_text("utf-8"))
+@pytest.mark.parametrize(("page", "test"), sorted({(page, test) for (page, _), test in ELSEWHERE.items()}))
+def test_a_test_that_runs_blocks_elsewhere_names_the_page(page: str, test: str) -> None:
+    assert re.search(rf"\b{re.escape(Path(page).name)}\b", (TESTS / test).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in IN_HELP}))
+def test_lines_that_a_test_of_help_runs_are_in_a_help(page: str) -> None:
+    for block in blocks_of(page):
+        if IN_HELP.intersection(exceptions_of(block)):
+            assert block.code in help_examples(block.code.split()[1]), block.place
+
+
+def help_examples(name: str) -> list[str]:
+    command = attnlens.get_command(click.Context(attnlens), name)
+    assert command is not None
+    return [line.strip() for line in (command.epilog or "").splitlines()]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_to_run(page)])
