@@ -10,10 +10,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "bench/README.md",
-    *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")),
+    path.relative_to(ROOT).as_posix()
+    for path in sorted([*ROOT.glob("*.md"), ROOT / "bench" / "README.md", *ROOT.glob("docs/*.md")])
 ]
 # The first words of commands, where no `$` stands before them.
 TOOLS = re.compile(
@@ -26,8 +24,8 @@ FORM_OF_LANGUAGE = {"console": "command"}
 class Block:
     """One thing to run or to parse: a whole block, or one command line of it.
 
-    form: the language of the block; "command" for one command line, "json lines", and "text" for all that is
-        neither. shown: what the page says that it prints, empty if the page shows nothing.
+    form: the language of the block; "command" for one command line, "json lines", "variables", and "text" for
+        all that is none of them. shown: what the page says that it prints, empty if the page shows nothing.
     """
 
     page: str
@@ -80,8 +78,10 @@ def _blocks(token: Token, page: str) -> Iterator[Block]:
 
 
 def _form(content: str) -> str:
-    if content.startswith("$ ") or TOOLS.fullmatch(content.split()[0]):
+    if content.startswith("$ ") or TOOLS.fullmatch(content.split(maxsplit=1)[0]):
         return "command"
+    if re.match(r"[A-Z_]+=", content):
+        return "variables"
     return "json lines" if content.startswith('{"') else "text"
 
 

@@ -20,8 +20,8 @@ ELSEWHERE = {
     ("docs/tls.md", ""): "docs/test_tls_page.py",
 }
 
-# (page, words) of command lines that stand in the help of their commands too: cli/test_help_examples.py runs them, with
-# a small checkpoint in the place of one from the hub.
+# (page, words) of command lines that stand in the help of their commands too: cli/test_help_examples.py runs
+# them, with a small checkpoint in the place of one from the hub.
 IN_HELP = {
     ("README.md", "attnlens export"),
     ("docs/operations.md", "attnlens bench"),
@@ -73,7 +73,6 @@ NO_CODE = {
     ("docs/mechanisms.md", ""): "a formula",
     ("docs/operations.md", "2,000 random texts"): "figures of one machine",
     ("docs/performance.md", "batch x length"): "figures of one machine",
-    ("docs/systemd.md", "ATTNLENS_"): "a file of variables",
 }
 
 # What stands between two blocks of such a page goes on: the names of one are known in the next.

@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from attnlens_cli.app import Invocation, attnlens
-from pages.blocks import Block
+from pages.blocks import ROOT, Block
 from pages.exceptions import CONTINUED
 from pages.shown import difference
 from served import ServerProcess
@@ -45,7 +45,7 @@ class Reader:
         }
 
     def follow(self, block: Block) -> None:
-        """Run or parse one block. Raises AssertionError with its place if it does not do what the page says."""
+        """Run or parse one block. Raises AssertionError with its place if it does something else."""
         assert block.form in FORMS, f"{block.place}: no way is known to run or parse {block.form!r}"
         printed = FORMS[block.form](self, block)
         shown = block.shown
@@ -127,12 +127,20 @@ class Reader:
         tomllib.loads(block.code)
         return ""
 
+    def variables(self, block: Block) -> str:
+        """Hold that each is one that an option reads: another test holds docs/options.md to be complete."""
+        known = (ROOT / "docs" / "options.md").read_text("utf-8")
+        for name in re.findall(r"^(\w+)=", block.code, re.MULTILINE):
+            assert f"`{name}`" in known, f"{block.place}: no option reads {name}"
+        return ""
+
 
 FORMS = {
     "python": Reader.python,
     "command": Reader.command,
     "json": Reader.json,
     "json lines": Reader.json_lines,
+    "variables": Reader.variables,
     "yaml": Reader.yaml,
     "toml": Reader.toml,
 }
