@@ -1,21 +1,19 @@
 """docs/tls.md, step by step: openssl, real servers, the commands, Python and `buf curl`."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from pages.blocks import ROOT, Block, blocks_of
 from served import ServerProcess
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tls.md").read_text("utf-8")
-STEPS, ERRORS = PAGE.split("\n## What goes wrong\n")
-BLOCKS = re.findall(r"^```(console|python)\n(.*?)^```", STEPS, re.DOTALL | re.MULTILINE)
+_, ERRORS = (ROOT / "docs" / "tls.md").read_text("utf-8").split("\n## What goes wrong\n")
+BLOCKS = blocks_of("docs/tls.md")
 EXAMPLE_ADDRESS = "127.0.0.1:50051"
 
 
@@ -39,34 +37,26 @@ class Follower:
             text=True,
         )
 
-    def follow(self, language: str, block: str) -> None:
-        if language == "python":
-            (self.folder / "example.py").write_text(block.replace(EXAMPLE_ADDRESS, self.address))
+    def follow(self, block: Block) -> None:
+        if block.form == "python":
+            (self.folder / "example.py").write_text(block.code.replace(EXAMPLE_ADDRESS, self.address))
             result = self.run(f"{sys.executable} example.py")
             assert (result.returncode, result.stdout) == (0, "(1, 384)\n")
             return
-        for command, shown in commands_in(block):
-            if command.startswith("attnlens serve "):
-                self.serve(command)
-                continue
-            result = self.run(command)
-            assert result.returncode == 0, f"{command}\n{result.stdout}"
-            if shown:
-                assert result.stdout == shown
+        assert block.form == "command", block.place
+        if block.code.startswith("attnlens serve "):
+            self.serve(block.code)
+            return
+        result = self.run(block.code)
+        assert result.returncode == 0, f"{block.place}\n{result.stdout}"
+        if block.shown:
+            assert result.stdout == block.shown
 
     def serve(self, command: str) -> None:
         words = shlex.split(command)[3:]  # behind `attnlens serve bundles/minilm`
         options = [word if word.startswith("--") else str(self.folder / word) for word in words]
         server = ServerProcess(self.bundle, *options)
         self.address = self._stack.enter_context(server).address
-
-
-def commands_in(block: str) -> Iterator[tuple[str, str]]:
-    """Each command after a `$`, and what is shown below it."""
-    joined = block.replace("\\\n", " ")
-    for part in re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
-        yield command, shown
 
 
 @pytest.mark.slow
@@ -76,10 +66,10 @@ def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
     with ExitStack() as stack:
         follower = Follower(tmp_path, minilm_bundle, stack)
         encrypted = ""
-        for language, block in BLOCKS:
-            if "--tls-client-ca" in block:
+        for block in BLOCKS:
+            if "--tls-client-ca" in block.code:
                 encrypted = encrypted or follower.address
-            follower.follow(language, block)
+            follower.follow(block)
         (tmp_path / "ca.der").write_bytes(b"\x30\x82")
         assert (
             follower.run("openssl pkey -in server.key -aes256 -passout pass:x -out locked.key").returncode

@@ -15,7 +15,8 @@ PAGES = [
 ]
 # The first words of commands, where no `$` stands before them.
 TOOLS = re.compile(
-    r"attnlens|docker|gpu/bin/\w+|install|journalctl|make|(\S*/)?pip3?|(\S*/)?python3?|rm|systemctl|tritonserver|ovms"
+    r"(attnlens|docker|gpu/bin/\w+|install|journalctl|make|ovms|(\S*/)?pip|(\S*/)?python3?|rm|systemctl"
+    r"|tritonserver)\s"
 )
 FORM_OF_LANGUAGE = {"console": "command"}
 
@@ -78,7 +79,7 @@ def _blocks(token: Token, page: str) -> Iterator[Block]:
 
 
 def _form(content: str) -> str:
-    if content.startswith("$ ") or TOOLS.fullmatch(content.split(maxsplit=1)[0]):
+    if content.startswith("$ ") or TOOLS.match(content):
         return "command"
     if re.match(r"[A-Z_]+=", content):
         return "variables"

@@ -6,8 +6,9 @@ An entry takes in every block of its page whose first line has the words; empty 
 # (page, words) -> the test that runs them, or holds them to be what runs, below tests/.
 ELSEWHERE = {
     ("docs/bundle.md", "--faithfulness"): "export/faithfulness/test_faithfulness.py",
-    ("docs/configuration.md", ""): "export/test_configuration_page.py",
-    ("docs/ecosystem.md", ""): "ecosystem/test_docs.py",
+    ("docs/configuration.md", "{"): "export/test_configuration_page.py",
+    ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",
+    ("docs/ecosystem.md", "// A bundle in "): "ecosystem/test_docs.py",
     ("docs/explanations.md", "Spearman 0.86 with"): "export/faithfulness/test_faithfulness.py",
     ("docs/how_attention_works.md", ""): "analysis/teach/test_page.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
@@ -16,7 +17,7 @@ ELSEWHERE = {
     ("docs/layouts.md", "{"): "export/layouts/test_layouts.py",
     ("docs/mechanisms.md", "{"): "model/test_mechanisms_page.py",
     ("docs/runtimes.md", "--runtime all"): "runtimes/test_parity.py",
-    ("docs/settings.md", ""): "docs/test_settings_pages.py",
+    ("docs/settings.md", "log-level"): "docs/test_settings_pages.py",
     ("docs/tls.md", ""): "docs/test_tls_page.py",
 }
 

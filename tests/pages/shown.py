@@ -59,4 +59,4 @@ def _near(shown: str, printed: str) -> bool:
     decimals = len(shown.partition(".")[2]) if "e" not in shown else 0
     if not decimals:
         return first == second
-    return abs(first - second) <= max(1.01 * 10**-decimals, 2e-6)
+    return abs(first - second) <= max(1.01 * 10.0**-decimals, 2e-6)

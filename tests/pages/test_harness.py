@@ -37,9 +37,12 @@ Without a mark:
     attnlens list
     make test
 
-A formula:
+A formula, and nothing:
 
     a = b
+
+```
+```
 """
 
 
@@ -53,6 +56,7 @@ def test_all_blocks_are_found_with_what_is_shown() -> None:
         (25, "command", "attnlens list", ""),
         (26, "command", "make test", ""),
         (30, "text", "a = b\n", ""),
+        (33, "text", "", ""),
     ]
 
 

@@ -71,15 +71,14 @@ def test_the_pages_show_what_is_measured(
 
 
 def test_methods_of_minilm_are_ordered_as_they_were_measured(of_minilm: FaithfulnessResult) -> None:
-    result = of_minilm
-    found = {measured.method: measured for measured in result.methods}
+    found = {measured.method: measured for measured in of_minilm.methods}
     assert found[ExplainMethod.LEAVE_ONE_OUT].rank_correlation == pytest.approx(1)
     contributions = found[ExplainMethod.CONTRIBUTIONS]
     assert 0.75 < contributions.rank_correlation < 0.95
     for other in (ExplainMethod.ROLLOUT, ExplainMethod.OUTPUT_SHARE, *Control):
         assert found[other].rank_correlation < contributions.rank_correlation - 0.1
         assert found[other].deletion_difference < contributions.deletion_difference
-    assert [measured.method for measured in result.sorted()][:2] == [
+    assert [measured.method for measured in of_minilm.sorted()][:2] == [
         ExplainMethod.LEAVE_ONE_OUT,
         ExplainMethod.CONTRIBUTIONS,
     ]
