@@ -271,12 +271,12 @@ def _gradients_off(module: nn.Module) -> Iterator[None]:
     """Ask no parameter for gradients: torch.export follows them too, a tenth of the time of a trace."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in trained:
-        parameter.requires_grad_(requires_grad=False)
+        parameter.requires_grad = False
     try:
         yield
     finally:
         for parameter in trained:
-            parameter.requires_grad_(requires_grad=True)
+            parameter.requires_grad = True
 
 
 @contextmanager
