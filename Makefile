@@ -47,7 +47,7 @@ test-python-%: $(MINILM)
 # Tools that open bundles need other versions: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
 	$(PYTHON) -m venv --clear .ecosystem
-	.ecosystem/bin/python -m pip install --quiet --requirement $<
+	.ecosystem/bin/python -m pip install --quiet --no-compile --requirement $<
 	touch $@
 
 $(NODE): tests/node/package.json tests/node/package-lock.json | node

@@ -26,7 +26,8 @@ class Environment:
     def install(self, extras: str) -> None:
         """Install the wheel with `extras`, like `[server]`, in the versions of constraints.txt."""
         constraints = ROOT / "constraints.txt"
-        self.run("python", "-m", "pip", "install", "-q", "-c", constraints, f"{self.wheel}{extras}")
+        pip = ("python", "-m", "pip", "install", "-q", "--no-compile", "-c", constraints)
+        self.run(*pip, f"{self.wheel}{extras}")
 
     def run(self, program: str, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment, away from the project's files."""
