@@ -1,4 +1,4 @@
-"""`attnlens teach` and `attnlens profile` as processes, on MiniLM."""
+"""`attnlens teach` and `attnlens profile` on MiniLM."""
 
 import subprocess
 import sys
