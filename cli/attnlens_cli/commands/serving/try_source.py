@@ -34,7 +34,12 @@ _NUM_LARGEST = 3  # one of them may be that of the word itself
 @source_argument
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
 @cache_option
-@config_option("precision", "What embeddings are computed in; a checkpoint is exported with it.", PRECISIONS)
+@config_option(
+    "precision",
+    "What embeddings are computed in; a checkpoint is exported with it.",
+    PRECISIONS,
+    section="Options",
+)
 def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precision: str) -> None:
     """Show what a model makes of each TEXT: tokens, vector, which words made it, attention, similarity.
 
