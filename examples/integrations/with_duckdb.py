@@ -18,7 +18,7 @@ from attnlens_client import Explanation
 
 def load(database: duckdb.DuckDBPyConnection, corpus: str, vectors: str) -> None:
     """Make the table `passages`: the lines of `corpus` with the rows (N, D) of `vectors`."""
-    rows = np.load(vectors, mmap_mode="r")
+    rows = np.asarray(np.load(vectors, mmap_mode="r"), np.float32)
     column = pa.FixedSizeListArray.from_arrays(np.ravel(rows), rows.shape[1])
     lines = [json.loads(line) for line in Path(corpus).read_text("utf-8").splitlines()]
     passages = pa.Table.from_pylist(lines).append_column(

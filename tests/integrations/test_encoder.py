@@ -60,7 +60,8 @@ def test_its_similarities_are_those_of_sentence_transformers(encoder: Encoder, o
 
 
 def test_it_takes_arrays_of_texts_and_refuses_what_is_no_list_of_them(encoder: Encoder) -> None:
-    np.testing.assert_array_equal(encoder.encode(np.array(TEXTS[:2])), encoder.encode(TEXTS[:2]))
+    texts: Any = np.array(TEXTS[:2])
+    np.testing.assert_array_equal(encoder.encode(texts), encoder.encode(TEXTS[:2]))
     assert encoder.encode([]).shape == (0, 384)
     for wrong in ({"a": 1}, {"a"}, 5, b"bytes", [None]):
         with pytest.raises(TypeError):
