@@ -4,7 +4,7 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem bench check docs viewer node browser format protos release-record clean
+.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -71,21 +71,40 @@ browser: | node ## Chromium, which the tests of the page open it in
 test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
 	$(PYTEST) -m ecosystem tests/ecosystem tests/runtimes
 
+# Frameworks and databases of the recipes. The list is complete, so that pip need not choose.
+.integrations/ready: tests/integrations/requirements.txt
+	$(PYTHON) -m venv --clear .integrations
+	.integrations/bin/python -m pip install --quiet --no-compile --no-deps --requirement $< --editable .
+	touch $@
+
+test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/integrations, in frameworks and databases
+	$(BIN)/python -m pytest -m integrations tests/integrations
+
 # Takes minutes, on a machine that does nothing else; the first run also makes the environments of the peers.
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
 	$(BIN)/python -m bench $(BENCH)
 
-check: .venv/ready ## format, lint, types, imports, protos
+check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
 	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
-docs: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+docs: docs-pages ## the pages, with what is generated in them, and the site
+	$(MAKE) docs-site
+
+docs-pages: $(MINILM) ## write the code and files that pages show into the pages, draw pictures
+	$(BIN)/python docs/json_tables.py
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
+	$(BIN)/python docs/list_options.py
+
+# It reads our sources and runs none of them. The variable silences an advertisement of the theme.
+docs-site: .venv/ready ## the pages as a site in .site, with a search and a reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 format: .venv/ready
 	$(BIN)/ruff format
@@ -100,5 +119,13 @@ release-record: .venv/ready ## keep this version's protocol, bundle and messages
 	cd protos && ../$(BIN)/buf build --exclude-source-info -o baseline/v$(VERSION).binpb
 	$(BIN)/python tests/compatibility/record.py $(VERSION)
 
+.release/ready: release/requirements.txt
+	$(PYTHON) -m venv --clear .release
+	.release/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+release-check: $(MINILM) .release/ready ## build, install on each Python with old and new dependencies, licences, SBOM
+	.release/bin/python release/check.py .minilm
+
 clean:
-	rm -rf .venv .ecosystem .pythons .minilm .bench tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site tests/node/node_modules viewer/node_modules dist build

@@ -34,7 +34,7 @@ PICTURES = Path(__file__).parent / "pictures"
 NUM_TOKENS, WIDTH, VOCABULARY, SEED = 48, 64, 1000, 0
 DISTANCES_TIMES, COMPOSITION_TIMES = 50.0, 60.0
 PERCENTILE = 98.0  # of weights that the colours tell apart
-# As `attnlens attend --png` has them: white for no weight, red and blue for signs.
+# White for no weight, red and blue for signs.
 SEQUENTIAL, SIGNED = "viridis", "RdBu_r"
 OWN, NEIGHBOUR, PLAIN_LINE = "#1f6f8b", "#e09f3e", "#8a9299"
 INCHES_WIDE, DOTS_PER_INCH = 8.0, 150

@@ -16,7 +16,12 @@ from attnlens_export.layouts import write_layout
 
 DOCS = Path(__file__).parent
 TESTS = DOCS.parent / "tests"
-MODULES = {"python": (TESTS / "ecosystem").glob("with_*.py"), "js": (TESTS / "node").glob("with_*.mjs")}
+RECIPES = DOCS.parent / "examples" / "integrations"
+MODULES = {
+    ("ecosystem.md", "python"): (TESTS / "ecosystem").glob("with_*.py"),
+    ("ecosystem.md", "js"): (TESTS / "node").glob("with_*.mjs"),
+    ("integrations.md", "python"): RECIPES.glob("*.py"),
+}
 # What how_attention_works.md follows, and the steps whose pictures it shows.
 SENTENCE = "The animal didn't cross the street because it was too tired."
 LESSON_WIDTH = 100
@@ -24,11 +29,11 @@ PICTURES = {4: "scores", 5: "scale", 6: "weights", 7: "values", 9: "heads", 10: 
 
 
 def main() -> None:
-    """Write the blocks of three pages, and the pictures of one."""
+    """Write the blocks of four pages, and the pictures of one."""
     lesson_page(Path(sys.argv[1]))
-    for language, modules in MODULES.items():
+    for (page, language), modules in MODULES.items():
         for module in modules:
-            replace_block(DOCS / "ecosystem.md", language, module.read_text(encoding="utf-8"))
+            replace_block(DOCS / page, language, module.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as directory:
         triton, ovms = Path(directory) / "triton", Path(directory) / "ovms"
         write_layout(Path(sys.argv[1]), "triton", triton)

@@ -1,5 +1,6 @@
 """A real server process for tests: `attnlens serve` on a free port."""
 
+import os
 import re
 import signal
 import subprocess
@@ -11,10 +12,14 @@ from typing import Self
 
 
 class ServerProcess:
-    """`attnlens serve BUNDLE --port 0 ARGS`, ready when the block is entered, stopped when it is left."""
+    """`attnlens serve BUNDLE --port 0 ARGS`, without the port where ARGS have an address.
+
+    It is ready when the block is entered, and stopped when it is left.
+    """
 
     def __init__(self, bundle: Path, *args: str) -> None:
-        self.command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), "--port", "0", *args]
+        where = [] if "--address" in args else ["--port", "0"]
+        self.command = [sys.executable, "-m", "attnlens_cli.main", "serve", str(bundle), *where, *args]
         self.address = ""
         self.ready_line = ""
 
@@ -65,6 +70,6 @@ class ServerProcess:
         self._stderr.close()
 
     def log(self) -> str:
-        """Return what it wrote to stderr."""
-        self._stderr.seek(0)
-        return self._stderr.read()
+        """Return what it wrote to stderr. It may be writing: the two share a place in the file."""
+        number = self._stderr.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode()

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench" / "README.md"])
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+LINK_TO_A_HEADING = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]*)\)")
 
 
 def test_the_index_lists_every_page() -> None:
@@ -23,6 +24,24 @@ def test_the_index_lists_every_page() -> None:
 def test_links_between_files_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    links = LINK_TO_A_HEADING.findall(page.read_text("utf-8"))
+    missing = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert missing == []
+
+
+def anchors(page: Path) -> list[str]:
+    """What forges call the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles]
 
 
 def test_the_example_of_contributions_in_plain_onnx_runtime_prints_what_the_page_shows(

@@ -72,3 +72,15 @@ def test_a_package_imports_only_what_it_may_know(package: str) -> None:
     program = f"import sys, {package}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert RULES[package].isdisjoint(loaded.stdout.split())
+
+
+def test_the_client_loads_three_libraries() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import attnlens_client; print(*set(sys.modules) - before)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    packages = {name.partition(".")[0] for name in loaded.stdout.split()}
+    others = {name for name in packages - sys.stdlib_module_names if not name.startswith(("_", "cython"))}
+    # gRPC imports what else there is of it: grpc_health, grpc_reflection, grpc_tools.
+    libraries = {"grpc" if name.startswith("grpc_") else name for name in others}
+    assert libraries == {"attnlens", "attnlens_client", "google", "grpc", "numpy", "typing_extensions"}

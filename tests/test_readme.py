@@ -1,4 +1,4 @@
-"""The Python of the README is what a strict type checker accepts."""
+"""The Python of the README and of docs/python.md is what a strict type checker accepts."""
 
 import re
 import subprocess
@@ -12,10 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
+    blocks = _examples("README.md")
     assert len(blocks) >= 2
+    blocks.append("\n".join(_examples("docs/python.md")))  # they go on from each other
     paths = [tmp_path / f"example_{number}.py" for number in range(len(blocks))]
     for path, block in zip(paths, blocks, strict=True):
         path.write_text(block, encoding="utf-8")
@@ -30,3 +29,8 @@ def test_the_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
     ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
     assert result.returncode == 0, result.stdout
+
+
+def _examples(page: str) -> list[str]:
+    text = (ROOT / page).read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

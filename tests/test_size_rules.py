@@ -16,6 +16,7 @@ ROOMS = (
     "cli",
     "analysis",
     "bench",
+    "docs",
     "examples",
     "tests",
 )

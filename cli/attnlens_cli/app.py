@@ -1,8 +1,8 @@
 """The root command: global options, subcommands loaded when asked for, one line for every failure.
 
 A subcommand is the attribute of the module in `SECTIONS` that has the module's name. The value of an option
-comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`), else the file given by
-`--config-file`, else the default.
+comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`; options of the server also
+`ATTNLENS_OPTION`, for all commands), else the file given by `--config-file`, else the default.
 """
 
 import sys
@@ -15,20 +15,26 @@ from typing import Any, cast
 import click
 
 from attnlens_cli.frame import config_file, failures, logs
+from attnlens_cli.frame.sections import write_options
 
 SECTIONS = {
     "Make and check bundles": {
         "export": ("bundles.export", "Turn a checkpoint into a verified ONNX bundle."),
         "check": ("bundles.check", "Check a bundle: hashes, then parity with PyTorch."),
+        "list": ("bundles.list_bundles", "List bundles: sizes, precisions, verdict, where from."),
         "layout": ("bundles.layout", "Lay a bundle out for Triton or OpenVINO Model Server."),
     },
     "Serve": {
-        "serve": ("serving.serve", "Serve a bundle over gRPC."),
+        "try": ("serving.try_source", "Show what a model makes of a text, in one go."),
+        "serve": ("serving.serve", "Serve a bundle or a checkpoint over gRPC."),
         "bench": ("serving.bench", "Find the settings of serve that suit this machine."),
     },
     "Ask a server": {
         "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),
+        "health": ("asking.health", "Tell whether a server serves, for probes of containers."),
+        "tokenize": ("asking.tokenize", "Show the tokens of a text: ids, spellings, places."),
         "embed": ("asking.embed", "Turn the lines of a file into vectors."),
+        "encode": ("asking.encode", "Write all that the model computes of texts: .npz or JSON."),
         "attend": ("asking.attend", "Show which tokens attend to which."),
         "explain": ("asking.explain", "Show which words made a vector, or a similarity."),
         "compare": ("asking.compare", "Show why two texts are similar."),
@@ -38,6 +44,9 @@ SECTIONS = {
         "heads": ("studies.heads", "Measure what every attention head does."),
         "teach": ("studies.teach", "Walk a token through one attention head, step by step."),
         "profile": ("studies.profile", "Show which part of the graph takes the time, by length."),
+    },
+    "Set up": {
+        "completion": ("completion", "Print the script that lets a shell complete commands and options."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
@@ -74,7 +83,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, note its name for failures, and check its table of the configuration file."""
         name = args[0]
-        if name not in COMMANDS:
+        if name not in COMMANDS and not ctx.resilient_parsing:  # as when a shell completes a line
             raise failures.unknown_name("command", name, COMMANDS, ctx)
         invocation = ctx.find_object(Invocation)
         if invocation is not None:
@@ -85,6 +94,11 @@ class LazyGroup(click.Group):
                 resolved[1], ctx.default_map[name], f"table [{name}]"
             )
         return resolved
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options as each command does, then the commands."""
+        write_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""

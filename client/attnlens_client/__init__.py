@@ -12,7 +12,8 @@ from attnlens.reductions import (
 )
 from attnlens_client.arguments import AttentionQuery, Text, TokenIds
 from attnlens_client.async_client import AsyncClient
-from attnlens_client.client import Client
+from attnlens_client.client import BlockingMethods, Client
+from attnlens_client.drivers.health import check_health
 from attnlens_client.errors import (
     AttnlensError,
     BadReplyError,
@@ -62,6 +63,7 @@ __all__ = [
     "AttentionQuery",
     "AttnlensError",
     "BadReplyError",
+    "BlockingMethods",
     "Client",
     "Comparison",
     "DeadlineExceededError",
@@ -108,4 +110,5 @@ __all__ = [
     "UnavailableError",
     "Usage",
     "Violation",
+    "check_health",
 ]

@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self
 
-from attnlens_client.async_driver import AsyncDriver
 from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
 from attnlens_client.core.explanations import plans as explanation_plans
 from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
-from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.core.plans import EmbedIterPlan, EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.drivers.awaited import AsyncDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
@@ -60,6 +60,15 @@ class AsyncClient(Connection):
     async def embed_with_usage(self, plan: EmbedPlan) -> Embeddings:
         """Return the vectors, the tokens of each text and the model's version. See `Client.embed`."""
         return await self._driver.result(methods.run(self._session, plan))
+
+    @takes(plans.embed_iter)
+    def embed_iter(self, plan: EmbedIterPlan) -> AsyncGenerator[Embeddings]:
+        """Yield the vectors of any number of texts, a batch at a time. See `Client.embed_iter`.
+
+        The texts are an ordinary iterable, which is read on the event loop. To stop early, close the
+        iterator: `async with contextlib.aclosing(client.embed_iter(...))`.
+        """
+        return self._driver.items(methods.embed_iter(self._session, plan))
 
     @takes(plans.encode)
     async def encode(self, plan: EncodePlan) -> list[EncodedText]:

@@ -9,8 +9,10 @@ from attnlens_client.connection import Connection
 from attnlens_client.core import methods, plans
 from attnlens_client.core.explanations import plans as explanation_plans
 from attnlens_client.core.explanations.plans import ComparePlan, ExplainPlan
-from attnlens_client.core.plans import EmbedPlan, EncodePlan, TokenizePlan
-from attnlens_client.driver import Driver
+from attnlens_client.core.plans import EmbedIterPlan, EmbedPlan, EncodePlan, TokenizePlan
+from attnlens_client.core.session import Session
+from attnlens_client.drivers.blocking import Driver
+from attnlens_client.drivers.steps import StepsDriver
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
@@ -24,22 +26,18 @@ from attnlens_client.results import (
 from attnlens_client.signatures import takes
 
 
-class Client(Connection):
-    """A connection to an attnlens server, for use from any number of threads.
+class BlockingMethods:
+    """What can be asked of a model by blocking calls, from any number of threads.
 
-    Each method sends as many calls as the server's limits make necessary, a few at a time, and
-    returns results in the order of the texts. A text is a str, a pair of them (a tuple) that the model
-    reads as one input, a sequence of token ids, or `TokenIds`. Failures are the exceptions of
-    `attnlens_client.errors`.
-
-    >>> with Client(address) as client:
-    ...     client.embed(["The cat sat.", "It rained."]).shape
-    (2, 384)
+    `Client` asks a server, `attnlens_server.local` a model in this process. Each method makes as many calls
+    as the limits make necessary, a few at a time, and returns results in the order of the texts. A text is a
+    str, a pair of them (a tuple) that the model reads as one input, a sequence of token ids, or `TokenIds`.
+    Texts are any iterable of them in order: a list, a generator, a column of pandas, polars or pyarrow, an
+    array of numpy. Failures are the exceptions of `attnlens_client.errors`.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._driver = Driver(self)
+    _driver: StepsDriver
+    _session: Session
 
     def __enter__(self) -> Self:
         return self
@@ -50,7 +48,7 @@ class Client(Connection):
         self.close()
 
     def close(self) -> None:
-        """Cancel what is running, which raises AttnlensError there, and close the connection."""
+        """Cancel what is running, which raises AttnlensError there, and let nothing new start."""
         self._driver.close()
 
     @takes(plans.embed)
@@ -69,6 +67,9 @@ class Client(Connection):
             truncate: cut a text that is too long, rather than raise InputTooLongError.
             dtype: the element type on the way and of the result.
             model: the model's name. Empty: the server's only one.
+            progress: True shows a bar (tqdm's where it is installed, else a line on a terminal's stderr). A
+                function is called with the texts that are done and all of them: first with 0, then after
+                each reply.
 
         Raises:
             TypeError, ValueError: an argument is wrong whatever the server.
@@ -89,6 +90,40 @@ class Client(Connection):
         (Usage(num_tokens=6, num_tokens_total=6, truncated=False),)
         """
         return self._driver.result(methods.run(self._session, plan))
+
+    @takes(plans.embed_iter)
+    def embed_iter(self, plan: EmbedIterPlan) -> Generator[Embeddings]:
+        """Yield the vectors of any number of texts, a batch at a time, in the order of the texts.
+
+        Reads the texts while it goes, in the calling thread, and holds `in_flight` batches in memory at most.
+        It reads no further while the consumer takes no batch. To stop early, `close()` the iterator or let go
+        of it.
+
+        Args:
+            texts: any iterable, an endless one included; of none nothing is yielded. An entry that is wrong
+                raises when it is read, `in_flight` batches ahead of what is yielded.
+            batch_size: the most texts of a batch. It has fewer at the end, and where the server's limits ask
+                for it. None: that of the client.
+            in_flight: the batches that are asked for at a time. None: `max_in_flight` of the client.
+            pooling, normalize, dimensions, prompt_name, prompt, truncate, dtype, model: as in `embed`.
+            progress: as in `embed`; the number of all texts is None where `texts` has no length.
+
+        Raises:
+            As `embed`. BadReplyError, too, where the model is replaced on the way.
+
+        >>> for batch in client.embed_iter((f"text {number}" for number in range(300)), batch_size=128):
+        ...     print(batch.vectors.shape)
+        (128, 384)
+        (128, 384)
+        (44, 384)
+
+        To iterate over a batch is to iterate over its vectors:
+
+        >>> vectors = itertools.chain.from_iterable(client.embed_iter(["It rained.", "It was wet."]))
+        >>> [vector.shape for vector in vectors]
+        [(384,), (384,)]
+        """
+        return self._driver.items(methods.embed_iter(self._session, plan))
 
     @takes(plans.encode)
     def encode(self, plan: EncodePlan) -> list[EncodedText]:
@@ -258,3 +293,18 @@ class Client(Connection):
         1
         """
         return self._driver.result(methods.list_models(self._session))
+
+
+class Client(Connection, BlockingMethods):
+    """A connection to an attnlens server. Its methods are those of `BlockingMethods`.
+
+    >>> with Client(address) as client:
+    ...     client.embed(["The cat sat.", "It rained."]).shape
+    (2, 384)
+    """
+
+    _driver: Driver
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._driver = Driver(self)

@@ -4,9 +4,11 @@ import json
 import math
 import operator
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import grpc
 
@@ -20,6 +22,8 @@ UNLIMITED = -1
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[\w:.%-]+\]):([0-9]{1,5})")
 _OTHER_TARGET = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|vsock|xds):.+")
 _MAX_PORT = 65535
+# sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, one of them for the 0 at the end.
+_MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
 # Requests up to this size are kept for a retry; gRPC's own 256 KiB would exclude many of ours.
 _RETRY_BUFFER_BYTES = 64 << 20
@@ -32,12 +36,21 @@ def checked_address(address: str) -> str:
     """Return `address`: HOST:PORT, or one of gRPC's other forms such as `unix:/run/attnlens.sock`.
 
     Raises:
-        ValueError: it is neither. gRPC itself would go to port 443, or to the port modulo 65536.
+        ValueError: it is neither, or a path that is too long. gRPC itself would go to port 443, or to the
+            port modulo 65536.
     """
     parts = _HOST_AND_PORT.fullmatch(address)
     valid = 1 <= int(parts[1]) <= _MAX_PORT if parts else _OTHER_TARGET.fullmatch(address)
     if not valid:
-        raise ValueError(f"address is {address!r}: give HOST:PORT, the port from 1 to {_MAX_PORT}")
+        raise ValueError(
+            f"address is {address!r}: give HOST:PORT, the port from 1 to {_MAX_PORT}, or unix:PATH"
+        )
+    num_bytes = len(unquote_to_bytes(address.removeprefix("unix:").removeprefix("//")))
+    if address.startswith("unix:") and num_bytes > _MAX_PATH_BYTES:
+        raise ValueError(
+            f"address has a path of {num_bytes} bytes, {address!r}: the system takes at most "
+            f"{_MAX_PATH_BYTES} for a socket, use a relative path or a shorter one"
+        )
     return address
 
 
@@ -91,17 +104,30 @@ class Connection:
             ("max_in_flight", math.inf),
             ("max_attempts", MAX_ATTEMPTS),
         ):
-            _check_number(name, getattr(self, name), most)
+            check_number(name, getattr(self, name), most)
         self._session = Session(
             address=self.address,
             timeout_s=self.timeout_s,
             batch_size=self.batch_size,
             max_in_flight=self.max_in_flight,
             may_retry=self.max_attempts > 1,
+            uses_tls=self.credentials is not None,
         )
 
+    def __repr__(self) -> str:
+        # Metadata and options may hold secrets.
+        parts = [repr(self.address), *(["TLS"] if self.credentials is not None else [])]
+        models = {model.name: f"model={model.name!r}" for model in self._session.models.values()}
+        return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
 
-def _check_number(name: str, value: int, most: float) -> None:
+
+def check_number(name: str, value: int, most: float = math.inf) -> None:
+    """Check a whole number from 1.
+
+    Raises:
+        ValueError: it is out of range.
+        TypeError: it is none.
+    """
     try:
         number = operator.index(value)
     except TypeError as error:

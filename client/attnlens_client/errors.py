@@ -25,6 +25,7 @@ TypeError and ValueError before anything is sent.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import cast
 
 import grpc
@@ -51,6 +52,11 @@ _ARGUMENTS = {
 }
 _TEXT_FIELDS = {".text", ".text_pair"}  # the text itself
 _MAX_NAMED = 3
+
+# Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
+_SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
+_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
+_SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +339,31 @@ def no_message_error() -> BadReplyError:
 def printable(text: str) -> str:
     r"""Return `text` with escapes such as `\x1b` for what a terminal would not show but obey."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+class Trouble(Enum):
+    """Why no attnlens server answers at an address."""
+
+    NO_SERVER = "no server"
+    NO_SERVER_OR_TLS = "no server, or one that uses TLS"
+    OTHER_PROGRAM = "another program"
+    OTHER_TLS = "no TLS that both ends accept"
+
+
+def trouble_of(error: BaseException | None, *, answered: bool, uses_tls: bool) -> tuple[Trouble, str]:
+    """Return why no server answers, and what gRPC says of it, which is what there is to go by.
+
+    Args:
+        error: what gRPC has raised, the `__cause__` of an UnavailableError or a ServerError without reason.
+        answered: whether some program has answered, as with a ServerError.
+        uses_tls: whether the client does.
+    """
+    details = (cast("grpc.Call", error).details() or "") if isinstance(error, grpc.RpcError) else ""
+    cause = printable(details.rpartition("last error: ")[2])
+    if uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
+        return Trouble.OTHER_TLS, cause
+    if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+        return Trouble.OTHER_PROGRAM, cause
+    if not uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
+        return Trouble.NO_SERVER_OR_TLS, cause
+    return Trouble.NO_SERVER, cause

@@ -6,7 +6,7 @@ In marimo, wrap what `view` returns: `mo.ui.anywidget(view(client, "some text"))
 from typing import TYPE_CHECKING
 
 from attnlens_client.arguments import PairMatrixName
-from attnlens_client.client import Client
+from attnlens_client.client import BlockingMethods
 from attnlens_client.pages import view_page
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def view(
-    client: Client,
+    client: BlockingMethods,
     text: str,
     other: str | None = None,
     *,

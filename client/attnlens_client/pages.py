@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlens_client.arguments import AttentionQuery, ExplainMethodName, PairMatrixName
-from attnlens_client.client import Client
+from attnlens_client.client import BlockingMethods
 from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import EncodedText
@@ -41,7 +41,7 @@ class Reading:
 
 
 def view_page(
-    client: Client,
+    client: BlockingMethods,
     text: str,
     other: str | None = None,
     *,
@@ -113,7 +113,7 @@ def _of_explain(reading: Reading, model: ModelInfo) -> dict[str, Any]:
 
 
 def _compared(
-    client: Client,
+    client: BlockingMethods,
     model: ModelInfo,
     text: str,
     other: str,
@@ -135,7 +135,7 @@ def _compared(
 
 
 def result_page(
-    client: Client,
+    client: BlockingMethods,
     model: ModelInfo,
     texts: Sequence[str],
     reading: Reading,
@@ -192,7 +192,9 @@ def result_page(
     )
 
 
-def _encoded(client: Client, model: ModelInfo, text: str, reading: Reading, place: int) -> EncodedText:
+def _encoded(
+    client: BlockingMethods, model: ModelInfo, text: str, reading: Reading, place: int
+) -> EncodedText:
     """Return the text with the weights of all layers and heads."""
     [encoded] = client.stream(
         [text],

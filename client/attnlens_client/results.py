@@ -3,6 +3,7 @@
 Letters: N texts, T tokens of a text, D hidden size, L' and H' the chosen layers and heads.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ LayerPattern: TypeAlias = Band | Blocks
 ReducedData: TypeAlias = TopWeights | SparseRows | RowStatistics
 
 _SHOWN_VERSION = 12
+_MAX_SHOWN_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,20 @@ class Usage:
 class Embeddings:
     """Vectors (N, D), how much of each text they stand for, and the model that made them.
 
-    `model_version` tells bundles of one name apart, see `ModelInfo.version`.
+    `model_version` tells bundles of one name apart, see `ModelInfo.version`. To iterate over it is to iterate
+    over the vectors, (D,) each.
     """
 
     vectors: Array
     usages: tuple[Usage, ...]
     model: str
     model_version: str
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self.vectors)
 
     def __repr__(self) -> str:
         return f"Embeddings({_shown(self.vectors)}, {_shown_model(self.model, self.model_version)})"
@@ -226,9 +235,7 @@ class EncodedText:
 
     def _repr_html_(self) -> str:
         """Show the tokens in a notebook, with what there is of them."""
-        titles = [f"{place}: id {token.id}, {token.source}" for place, token in enumerate(self.tokens)]
-        labels = [token.text for token in self.tokens]
-        return coloured_text.part(coloured_text.plain(labels, titles), coloured_text.line(repr(self)))
+        return _shown_tokens(self.tokens, repr(self))
 
     def __repr__(self) -> str:
         parts = [f"{self.num_tokens} tokens"]
@@ -287,7 +294,7 @@ class LayerPart:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TokenizedText:
     """All tokens of a text or pair, special tokens included, whatever the model's limit."""
 
@@ -295,6 +302,24 @@ class TokenizedText:
     exceeds_max_tokens: bool
     model: str
     model_version: str
+
+    def _repr_html_(self) -> str:
+        """Show the tokens in a notebook."""
+        return _shown_tokens(self.tokens, repr(self))
+
+    def __repr__(self) -> str:
+        words = [token.text for token in self.tokens[:_MAX_SHOWN_TOKENS]]
+        shown = " ".join([*words, "..."] if len(self.tokens) > len(words) else words)
+        parts = [f"{len(self.tokens)} tokens: {shown}"]
+        parts += ["more than the model takes"] if self.exceeds_max_tokens else []
+        return f"TokenizedText({', '.join(parts)}, {_shown_model(self.model, self.model_version)})"
+
+
+def _shown_tokens(tokens: tuple[Token, ...], told: str) -> str:
+    """Return tokens as HTML, and a line below them."""
+    titles = [f"{place}: id {token.id}, {token.source}" for place, token in enumerate(tokens)]
+    labels = [token.text for token in tokens]
+    return coloured_text.part(coloured_text.plain(labels, titles), coloured_text.line(told))
 
 
 def _shown(array: Array) -> str:

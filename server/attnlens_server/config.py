@@ -1,13 +1,17 @@
 """The configuration of a server: built once at the edge, validated here, passed down."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from attnlens_server.listening.address import Address, TcpAddress, parse_address
 
 Provider = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 MIB = 1 << 20
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
 
 
@@ -21,15 +25,18 @@ class ServerConfig:
 
     Attributes:
         bundle: the bundle directory.
+        address: where to listen, as clients type it: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`. None:
+            `host` and `port` say it.
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
+        socket_mode: the permissions of the file of `unix:PATH`, in octal digits. Whoever may write connects.
         provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
         precision: `fp16` or `int8` computes embeddings with the bundle's graph in it; attention stays fp32.
         device_id: which GPU, for CUDA.
         threads: threads that compute; 0 means one a physical core that this process may use.
         lanes: batches that run side by side, the threads divided among them; a batch that is alone gets all
             threads, for which the weights are in memory twice, unless this is 1. 0 means one a thread on a
-            CPU, and 1 on CUDA.
+            CPU, and 1 on CUDA. On a CPU at most one a thread.
         max_batch_tokens: tokens of one batch, padding included; a longer text runs by itself. 0 means 256 on
             a CPU and 8192 on CUDA.
         max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
@@ -63,11 +70,14 @@ class ServerConfig:
         tls_client_ca: PEM roots; with it, clients must show a certificate (mutual TLS).
         viewer_port: the port of the viewer over HTTP, with the same TLS; 0 picks a free one. None: no viewer.
         viewer_host: the address that it listens on.
+        log_requests: write a line to the log for each request, at level info. Texts are never in it.
     """
 
     bundle: Path
-    host: str = "127.0.0.1"
-    port: int = 50051
+    address: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    socket_mode: str = "660"
     provider: Provider = "auto"
     precision: Precision = "fp32"
     device_id: int = 0
@@ -95,6 +105,7 @@ class ServerConfig:
     tls_client_ca: Path | None = None
     viewer_port: int | None = None
     viewer_host: str = "127.0.0.1"
+    log_requests: bool = False
 
     def __post_init__(self) -> None:
         """Check every field. Raises ConfigError for the first that is wrong."""
@@ -103,6 +114,7 @@ class ServerConfig:
         if self.precision not in get_args(Precision):
             raise ConfigError(f"precision is {self.precision!r}: use one of {', '.join(get_args(Precision))}")
         self._check_range("port", 0, 65535)
+        self._check_address()
         self._check_range("device_id", 0, 1023)
         self._check_range("threads", 0, 1024)
         self._check_range("lanes", 0, 1024)
@@ -130,6 +142,11 @@ class ServerConfig:
             raise ConfigError("tls_client_ca needs tls_cert and tls_key")
 
     @property
+    def listens_at(self) -> Address:
+        """Where the server listens."""
+        return parse_address(self.address) if self.address is not None else TcpAddress(self.host, self.port)
+
+    @property
     def inputs_limit(self) -> int:
         """The most texts that one request may have."""
         return min(self.max_inputs_per_request, self.max_queue)
@@ -143,6 +160,19 @@ class ServerConfig:
     def request_limit(self) -> int:
         """The largest request message: all its text or ids, and what stands around each."""
         return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
+
+    def _check_address(self) -> None:
+        if self.address is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
+            raise ConfigError(
+                f"address is {self.address!r}, and there is host or port as well: give address alone, or the "
+                "other two"
+            )
+        try:
+            self.listens_at  # noqa: B018 - it is checked by being read
+        except ValueError as error:
+            raise ConfigError(f"address {error}") from error
+        if not re.fullmatch("[0-7]{3}", self.socket_mode):
+            raise ConfigError(f"socket_mode is {self.socket_mode!r}: give three octal digits, such as 660")
 
     def _check_range(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

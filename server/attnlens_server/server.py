@@ -6,32 +6,29 @@ import gc
 import logging
 import os
 import signal
-import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
-from attnlens_server.bundle import Model, open_bundle
-from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine import Engine
+from attnlens_server.config import ServerConfig
 from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
-from attnlens_server.grpc_api.calls import Calls, remember_creators
+from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.grpc_log import leave_out_what_clients_do
 from attnlens_server.grpc_api.health import HealthService
-from attnlens_server.grpc_api.methods import SERVICE_NAME, EncoderService, add_service
-from attnlens_server.grpc_api.model_info import ModelDescriber
+from attnlens_server.grpc_api.methods import SERVICE_NAME, add_service
 from attnlens_server.grpc_api.reflection import add_reflection
-from attnlens_server.grpc_api.responses import Responses, reply_costs
-from attnlens_server.serving.service import ModelService, State
-from attnlens_server.text import TextEncoder
+from attnlens_server.listening import TcpAddress, UnixAddress, UnixSocket, why_not
+from attnlens_server.listening.tls import tls_context, validity_trouble
+from attnlens_server.served_model import ServedModel
+from attnlens_server.serving.request_log import can_be_seen
+from attnlens_server.serving.service import State
 from attnlens_server.web import Viewer, start_viewer
 from attnlens_server.web.pages import Pages
 
@@ -41,16 +38,33 @@ ATTENTIONS_NAME = f"{SERVICE_NAME}.attentions"
 """What health calls the part of the service that needs the attention graph."""
 # What ends the process in good order. SIGHUP comes when a terminal is closed.
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What to tell when the first request may come."""
+    """What to tell when the first request may come.
+
+    Attributes:
+        address: what a client types.
+        model: its name.
+        execution_provider: where ONNX Runtime computes.
+        precision: of embeddings.
+        max_tokens: those that a text may have.
+        threads: that compute.
+        lanes: batches that run side by side.
+        max_batch_tokens: tokens of one batch, padding included.
+        warm_up_s: seconds that opening and trying the graphs took.
+        viewer_url: where the viewer is; empty: there is none.
+    """
 
     address: str
     model: str
     execution_provider: str
+    precision: str
+    max_tokens: int
+    threads: int
+    lanes: int
+    max_batch_tokens: int
     warm_up_s: float
     viewer_url: str = ""
 
@@ -66,29 +80,17 @@ class Server:
             ConfigError: an option does not fit it.
         """
         self._config = config
-        self._bundle = open_bundle(config.bundle, config.precision)
-        self._model = self._bundle.model
-        self._max_tokens = _max_tokens(self._model, config)
-        self._engine = Engine(self._bundle, config)
-        path = self._bundle.tokenizer_path
-        self._service = ModelService(
-            self._bundle,
-            config,
-            self._engine,
-            TextEncoder(path, self._max_tokens) if path else None,
-            max_tokens=self._max_tokens,
-            costs=reply_costs(config.max_message_bytes),
-        )
-        self._calls = Calls(
-            self._service.admission,
-            self._service.check_serving,
-            self._service.workers,
-            max_calls=config.max_calls,
-            stall_timeout_s=config.stall_timeout_s,
-        )
+        served = self._served = ServedModel(config)
+        self._bundle, self._model, self._max_tokens = served.bundle, served.model, served.max_tokens
+        self._engine, self._service, self._calls = served.engine, served.service, served.calls
+        if config.log_requests and not can_be_seen():
+            logger.warning(
+                "--log-requests writes at level info, which is hidden: use --log-level info or debug"
+            )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
         self._viewer: Viewer | None = None
         self._viewer_url = ""
+        self._socket_file: UnixSocket | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
@@ -103,12 +105,25 @@ class Server:
                 warm_up_s = await self._warm_up_unless(stop)
                 if not stop.is_set():
                     await self._set_serving()
-                    provider = self._engine.execution_providers[0]
-                    ready = Ready(address, self._model.name, provider, warm_up_s, self._viewer_url)
-                    _announce(on_ready, ready)
+                    _announce(on_ready, self._ready(address, warm_up_s))
                 await stop.wait()
             finally:
                 await self._shut_down(grpc_server)
+
+    def _ready(self, address: str, warm_up_s: float) -> Ready:
+        engine = self._engine
+        return Ready(
+            address=address,
+            model=self._model.name,
+            execution_provider=engine.execution_providers[0],
+            precision=self._bundle.precision,
+            max_tokens=self._max_tokens,
+            threads=engine.num_threads,
+            lanes=engine.num_lanes,
+            max_batch_tokens=engine.max_batch_tokens,
+            warm_up_s=warm_up_s,
+            viewer_url=self._viewer_url,
+        )
 
     async def _warm_up_unless(self, stop: asyncio.Event) -> float:
         """Warm up, and give it up once the process is told to stop."""
@@ -131,17 +146,29 @@ class Server:
             # Calls whose requests have not come in full count here alone; others are refused with a reason.
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
-        methods = EncoderService(
-            self._service,
-            Responses(self._model.name, self._model.version),
-            ModelDescriber(self._bundle, self._config, self._engine, self._service),
-        )
-        add_service(grpc_server, methods, self._calls, self._config.max_inputs_per_request)
+        add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
-        address = _bind(grpc_server, self._config)
+        address = self._bind(grpc_server)
         await grpc_server.start()
+        logger.debug("listening on %s", address)
         return grpc_server, address
+
+    def _bind(self, grpc_server: grpc.aio.Server) -> str:
+        """Bind the address that the configuration has; return it as a client types it."""
+        config, address = self._config, self._config.listens_at
+        credentials = _credentials(config)
+        if not isinstance(address, UnixAddress):
+            port = _add_port(grpc_server, str(address), credentials)
+            if port is None:
+                raise StartupError(f"can't listen on {address}: {why_not(address)}")
+            return str(TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address)
+        self._socket_file = UnixSocket(address, int(config.socket_mode, 8))
+        self._socket_file.prepare()
+        if _add_port(grpc_server, str(self._socket_file.bound), credentials) is None:
+            raise StartupError(f"can't listen on {address}: the file system of its directory has no sockets")
+        self._socket_file.publish()
+        return str(address)
 
     async def _listen_for_browsers(self) -> None:
         if self._config.viewer_port is None:
@@ -188,6 +215,8 @@ class Server:
         # From here on new calls are refused. Streams that never end by themselves, like reflection's, must
         # not hold up the end: once our own calls are over, the rest is cut off.
         stopping = asyncio.ensure_future(grpc_server.stop(self._config.drain_timeout_s))
+        if self._socket_file is not None:
+            self._socket_file.remove()
         drained = asyncio.ensure_future(self._calls.wait_until_none())
         if self._viewer is not None:
             await self._viewer.stop(self._config.drain_timeout_s)
@@ -224,17 +253,6 @@ def _let_batches_finish() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _max_tokens(model: Model, config: ServerConfig) -> int:
-    if config.max_tokens is None:
-        return model.max_tokens
-    limit = model.max_positions
-    if config.max_tokens > limit:
-        raise ConfigError(
-            f"max_tokens is {config.max_tokens}: it must be from 1 to {limit}, the positions of the model"
-        )
-    return config.max_tokens
-
-
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     # Compressed requests are refused before they are inflated: gRPC compares the size only afterwards.
     identity_alone = [("grpc.compression_enabled_algorithms_bitset", 1)]
@@ -250,26 +268,16 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(grpc_server: grpc.aio.Server, config: ServerConfig) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    address = f"{host}:{config.port}"
-    credentials = _credentials(config)
-    try:
-        socket.getaddrinfo(config.host, config.port, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise StartupError(
-            f"can't listen on {address}: {config.host!r} is no address here ({error})"
-        ) from error
+def _add_port(
+    grpc_server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None
+) -> int | None:
+    """Bind; return the port, which is 1 for sockets that have none. None: the system refuses it."""
     try:
         if credentials is None:
-            port = grpc_server.add_insecure_port(address)
-        else:
-            port = grpc_server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise StartupError(
-            f"can't listen on {address}: is it in use? Choose another --port, or 0 for a free one"
-        ) from error
-    return f"{host}:{port}"
+            return grpc_server.add_insecure_port(address)
+        return grpc_server.add_secure_port(address, credentials)
+    except RuntimeError:
+        return None
 
 
 def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
@@ -278,7 +286,7 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
         return None
     roots = config.tls_client_ca.read_bytes() if config.tls_client_ca else None
     chain = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-    if trouble := _validity_trouble(context, config.tls_cert):
+    if trouble := validity_trouble(context, config.tls_cert):
         logger.warning("clients will refuse %s: %s", config.tls_cert, trouble)
     return grpc.ssl_server_credentials(
         [chain], root_certificates=roots, require_client_auth=roots is not None
@@ -286,51 +294,9 @@ def _credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 
 def _tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """Return the standard library's TLS as configured. It also says what is wrong with a file, gRPC does not.
-
-    Raises:
-        StartupError: a file can't be used.
-    """
     if config.tls_cert is None or config.tls_key is None:
         return None
-    key, certificate = config.tls_key, config.tls_cert
-
-    def refuse_passphrase() -> str:  # without it, the library asks on the terminal
-        raise StartupError(
-            f"{key} is encrypted with a passphrase, and nobody can be asked for it: decrypt it with "
-            "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
-        )
-
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key, refuse_passphrase)
-        if config.tls_client_ca is not None:
-            context.load_verify_locations(config.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        files = ", ".join(str(path) for path in (certificate, key, config.tls_client_ca) if path)
-        raise StartupError(f"can't use the PEM files {files}: {error}") from error
-    return context
-
-
-def _validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return what is wrong with the dates of a certificate, by a handshake with ourselves, in memory."""
-    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client_context.check_hostname = False
-    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
-    client_context.load_verify_locations(certificate)
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server)
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    try:
-        for side in (client, server, client):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    except ssl.SSLCertVerificationError as error:
-        return error.verify_message if error.verify_code in _DATE_ERRORS else None
-    except ssl.SSLError:  # what else may be wrong, clients and gRPC will say
-        return None
-    return None
+    return tls_context(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,6 +17,7 @@ from attnlens_cli.main import main
 from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+RunHere = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
@@ -98,3 +99,14 @@ def _signals_and_logs_kept() -> Iterator[None]:
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(max_text_bytes=1000) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def run_here() -> RunHere:
+    """Run `attnlens ARGS` in this process: its exit code, standard output and standard error."""
+
+    def run_attnlens(*args: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+        result = _run_here([str(arg) for arg in args], _environment(dict(env or {})))
+        return result.returncode, result.stdout, result.stderr
+
+    return run_attnlens

@@ -63,7 +63,7 @@ def test_without_a_command_there_is_help(run: Run) -> None:
     ("args", "line"),
     [
         (["embd"], "attnlens: no such command embd (did you mean embed?): there are export, check, "),
-        (["encode"], "attnlens: no such command encode: there are export, check, layout, serve, bench, "),
+        (["quux"], "attnlens: no such command quux: there are export, check, list, layout, try, "),
         (["--verison"], "attnlens: no such option --verison (did you mean --version?)"),
         (["embed", "--addres", "x"], "attnlens embed: no such option --addres (did you mean --address?)"),
         (["embed", "--quux"], "attnlens embed: no such option --quux"),
@@ -191,7 +191,7 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(
             "no such option adress in table [info] of the configuration file (did you mean address?)",
         ),
         ("[inof]\n", "no such command [inof] (did you mean info?)"),
-        ("[encode]\n", "no such command [encode]\n"),
+        ("[quux]\n", "no such command [quux]\n"),
         ("log-levle = 'info'", "(did you mean log-level?)"),
         ("[info]\ntimeout = 'soon'", "'soon' is not a valid float"),
         ("[info", "is not valid TOML"),

@@ -1,6 +1,7 @@
 """What the methods of both clients take, and what they refuse before anything is sent."""
 
 import inspect
+import pydoc
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
@@ -190,7 +191,8 @@ def test_the_names_are_those_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["embed", "embed_with_usage", "encode", "stream", "stream_parts", "tokenize", "explain"]
+    "method",
+    ["embed", "embed_with_usage", "embed_iter", "encode", "stream", "stream_parts", "tokenize", "explain"],
 )
 def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
     of_sync, of_async = (
@@ -205,5 +207,20 @@ def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
 
 
 def test_a_misspelt_argument_is_named(connect: Call) -> None:
-    with connect("127.0.0.1:1") as call, pytest.raises(TypeError, match=r"embed\(\) .* 'poling'"):
-        call("embed", ["a"], poling="cls")
+    with connect("127.0.0.1:1") as call:
+        with pytest.raises(
+            TypeError, match=r"Client\.embed\(\) has no argument 'poling': did you mean 'pooling'\?"
+        ):
+            call("embed", ["a"], poling="cls")
+        with pytest.raises(TypeError, match=r"Client\.stream\(\) has no argument 'zzz': it has texts, att"):
+            call("stream", ["a"], zzz=1)
+        with pytest.raises(TypeError, match=r"Client\.stream\(\) missing a required argument: 'texts'"):
+            call("stream")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_the_arguments(kind: type) -> None:
+    shown = pydoc.plain(pydoc.render_doc(kind.embed))  # type: ignore[attr-defined]
+    for name in ("texts", "pooling", "dimensions", "progress"):
+        assert f"{name}:" in shown
+    assert "**" not in shown.splitlines()[2]

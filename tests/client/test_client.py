@@ -2,6 +2,7 @@
 
 import asyncio
 import doctest
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,7 +266,13 @@ def test_a_model_of_another_version_is_told_as_far_as_it_is_known() -> None:
 
 def test_the_examples_in_the_documentation_are_true(minilm_server: ServerProcess, client: Client) -> None:
     names = {**vars(attnlens_client), "asyncio": asyncio, "client": client, "address": minilm_server.address}
-    kinds = (attnlens_client.Client, attnlens_client.AsyncClient, attnlens_client.AttentionQuery)
+    names["itertools"] = itertools
+    kinds = (
+        attnlens_client.BlockingMethods,
+        attnlens_client.Client,
+        attnlens_client.AsyncClient,
+        attnlens_client.AttentionQuery,
+    )
     finder = doctest.DocTestFinder()
     examples = [
         test for kind in kinds for test in finder.find(kind, kind.__name__, module=False, globs=names)

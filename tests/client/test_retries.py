@@ -155,6 +155,13 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
         Client(address)
 
 
+def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"address has a path of 108 bytes.* use a relative path or a shorter"
+    ):
+        Client("unix:/" + 107 * "l")
+
+
 @pytest.mark.parametrize(
     "address",
     ["localhost:1", "encoder_1.internal:65535", "[::1]:50051", "[fe80::1%eth0]:50051", "unix:/tmp/x.sock",

@@ -18,6 +18,7 @@ from attnlens_export.manifest import describe_bundle
 from attnlens_export.published.prompts import Prompts, read_prompts
 from attnlens_model import Encoder, EncoderConfig
 from configs import changed
+from schemas import conforms
 from small_bundles import MODELS
 
 
@@ -98,7 +99,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
 
     result = run_check(output, "--json")
     assert result.exit_code == 0
-    report = json.loads(result.stdout)
+    report = conforms("check", result.stdout)
     assert report["passed"]
     assert report["model_name"] == "my-encoder"
     assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)

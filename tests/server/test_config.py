@@ -15,6 +15,13 @@ from attnlens_server.config import ConfigError, ServerConfig
         ({"max_batch_tokens": -5}, "max_batch_tokens is -5: it must be from 0"),
         ({"max_text_bytes": 99_999_999}, "max_text_bytes is 99999999: it must be from 1 to 4194304"),
         ({"start_timeout_s": 0}, "start_timeout_s is 0: it must be from 0.001"),
+        (
+            {"address": "localhost"},
+            "address is 'localhost': give HOST:PORT with a port from 0 to 65535, unix:",
+        ),
+        ({"address": ""}, "address is '': give HOST:PORT"),
+        ({"address": "unix:a", "port": 1}, "there is host or port as well: give address alone, or the other"),
+        ({"socket_mode": "999"}, "socket_mode is '999': give three octal digits, such as 660"),
     ],
 )
 def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any], message: str) -> None:

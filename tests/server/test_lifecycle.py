@@ -65,7 +65,8 @@ def test_an_option_out_of_range_is_a_mistake_on_the_command_line(tmp_path: Path)
 def test_one_line_says_that_it_is_ready(minilm_server: ServerProcess) -> None:
     pattern = (
         r"attnlens is ready at 127\.0\.0\.1:[1-9]\d*: model all-MiniLM-L6-v2, "
-        r"CPUExecutionProvider, warm-up \d+\.\d\d s\n"
+        r"CPUExecutionProvider, fp32, texts up to 256 tokens, (\d+) threads?, \1 lanes?, "
+        r"batches of 256 tokens, warm-up \d+\.\d\d s\n"
     )
     assert re.fullmatch(pattern, minilm_server.ready_line)
 

@@ -21,7 +21,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
-from attnlens_server.server import _credentials
+from attnlens_server.server import Server, _credentials
 from served import ServerProcess
 
 
@@ -99,6 +99,26 @@ def test_a_server_with_a_certificate_speaks_tls_and_nothing_else(
         assert list_models(server.address, grpc.ssl_channel_credentials(roots)) == 1
         with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
             EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20)
+
+
+async def test_a_unix_socket_speaks_tls_too_if_it_is_asked_to(
+    minilm_bundle: Path, authority: trustme.CA, tls_args: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "a.sock"
+    cert, key = Path(tls_args[1]), Path(tls_args[3])
+    server = Server(ServerConfig(bundle=minilm_bundle, address=f"unix:{path}", tls_cert=cert, tls_key=key))
+    grpc_server, address = await server._listen()
+    trusting = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+    named = [("grpc.ssl_target_name_override", "localhost")]  # gRPC expects the path as the name
+    codes = []
+    for channel in (grpc.aio.secure_channel(address, trusting, named), grpc.aio.insecure_channel(address)):
+        async with channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await EncoderServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=20)
+            codes.append(dict(caught.value.trailing_metadata()).get("attnlens-error-reason"))
+    await server._shut_down(grpc_server)
+    assert codes == ["NOT_READY", None]  # an answer of the server, which has not warmed up, and none
+    assert not path.exists()
 
 
 def test_with_a_client_authority_only_clients_with_a_certificate_are_heard(

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from attnlens_cli.frame.sections import in_section
 from attnlens_server.config import Precision, Provider, ServerConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -19,13 +20,15 @@ def config_option(
     name: str,
     help: str,  # noqa: A002 - click's name for it
     type: click.ParamType[Any] | type[int] | None = None,  # noqa: A002 - click's name for it
+    *,
+    section: str,
 ) -> Callable[[_Command], _Command]:
     """Return the option for the field `name` of ServerConfig, with the default that the field has.
 
     A field that is false by default becomes a flag, one that is true a pair: `--NAME/--no-NAME`.
     """
     default, option = _DEFAULTS[name], name.replace("_", "-")
-    return click.option(
+    return in_section(section)(
         f"--{option}/--no-{option}" if default is True else f"--{option}",
         type=type,
         default=default,

@@ -6,23 +6,29 @@ define them takes seconds. Tests compare them with those packages.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.frame.failures import BadReplyFailure
+from attnlens_cli.frame.sections import in_section
+
+if TYPE_CHECKING:
+    from attnlens_client import AttnlensError
 
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
 LAYOUT_NAMES = ("triton", "ovms")
 EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
 PAIR_MATRICES = ("output", "interaction", "input")
 
-parity_tokens_option = click.option(
+parity_tokens_option = in_section("Parity")(
     "--parity-tokens",
     type=click.IntRange(min=1),
     help="Longest input to compare.  [default: what 1 GiB of attention maps allows]",
 )
 
-link_option = click.option(
+link_option = in_section("Model repositories")(
     "--link/--copy",
     default=False,
     help="Hard links to the bundle's files, to save space, or copies.  [default: copies, because "
@@ -47,7 +53,20 @@ def too_long_explained(field: str, name: str) -> Iterator[None]:
     except InputTooLongError as error:
         if any(violation.field != field for violation in error.violations):
             raise
-        raise click.ClickException(
+        raise text_failure(error, name) from error
+
+
+def text_failure(error: "AttnlensError", name: str) -> click.ClickException:
+    """Return the failure of a call for its first text that is to blame, by what the user calls it."""
+    from attnlens_client import BadReplyError, InputTooLongError  # noqa: PLC0415 - heavy
+
+    if isinstance(error, InputTooLongError):
+        return click.ClickException(
             f"{name} has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or give "
             "--truncate"
-        ) from error
+        )
+    violations = (violation for violation in error.violations if violation.text_index is not None)
+    description = next(violations).description
+    if isinstance(error, BadReplyError):
+        return BadReplyFailure(f"the reply is wrong: {name} {description}")
+    return click.ClickException(f"{name} {description}")

@@ -3,17 +3,19 @@
 Letters: n rows of one call, N rows in all, D columns.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_cli.files.json_text import json_of
+from attnlens_cli.files.text_lines import Line
+
 Array: TypeAlias = npt.NDArray[Any]
 
-# Enough digits for a number to be read back from its text exactly.
-_DIGITS = {"float16": 5, "float32": 9}
+JSONL_KEYS = frozenset({"index", "embedding"})
+"""What a line of `JsonlWriter` has of its own."""
 
 
 class VectorWriter(Protocol):
@@ -21,8 +23,8 @@ class VectorWriter(Protocol):
 
     num_rows: int
 
-    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
-        """Append the rows of `vectors`, shape (n, D), which belong to `texts`."""
+    def write(self, lines: Sequence[Line], vectors: Array) -> None:
+        """Append the rows of `vectors`, shape (n, D), which belong to the texts of `lines`."""
 
     def finish(self) -> None:
         """Complete the file."""
@@ -41,9 +43,9 @@ class NpyWriter:
         self._write_header()
         self._header_size = file.tell()
 
-    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
+    def write(self, lines: Sequence[Line], vectors: Array) -> None:
         """Append the rows."""
-        del texts
+        del lines
         self._file.write(np.ascontiguousarray(vectors, self._like.dtype).tobytes())
         self.num_rows += len(vectors)
 
@@ -64,22 +66,18 @@ class NpyWriter:
 
 
 class JsonlWriter:
-    """One object a line: `{"index": 0, "text": "...", "embedding": [...]}`."""
+    """One object a line: `{"index": 0, "text": "...", "embedding": [...]}`, and other keys after the text."""
 
     def __init__(self, file: BinaryIO, like: Array) -> None:
         """Prepare to write; `like` has the element type."""
         self.num_rows = 0
-        self._file = file
-        self._number = f"%.{_DIGITS[like.dtype.name]}g"
+        self._file, self._dtype = file, like.dtype
 
-    def write(self, texts: Sequence[str | tuple[str, str]], vectors: Array) -> None:
+    def write(self, lines: Sequence[Line], vectors: Array) -> None:
         """Append a line for each row."""
-        for text, vector in zip(texts, vectors.tolist(), strict=True):
-            first, *second = (text,) if isinstance(text, str) else text
-            strings = {"text": first, **({"text_pair": second[0]} if second else {})}
-            told = json.dumps({"index": self.num_rows, **strings}, ensure_ascii=False).removesuffix("}")
-            numbers = ", ".join([self._number % component for component in vector])
-            self._file.write(f'{told}, "embedding": [{numbers}]}}\n'.encode())
+        for line, vector in zip(lines, vectors.astype(self._dtype, copy=False), strict=True):
+            told = f'{line.as_json(self.num_rows)}, "embedding": {json_of(vector)}}}\n'
+            self._file.write(told.encode())
             self.num_rows += 1
         self._file.flush()  # whoever reads the other end of a pipe waits for it
 

@@ -8,8 +8,10 @@ import os
 import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
+from functools import partial
 
 import click
+from click.core import ParameterSource
 
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.show.printable import printable
@@ -38,7 +40,11 @@ _EXTRAS_BY_COMMAND = {
     "attnlens profile": "export",
     "attnlens serve": "server",
     "attnlens teach": "export",
+    "attnlens try": "server",
 }
+# The names of arguments that are texts, and how click begins to say that there is one argument more.
+_TEXTS = {"text", "first", "second"}
+_TOO_MANY = "Got unexpected extra argument"
 
 
 class BadReplyFailure(click.ClickException):
@@ -97,7 +103,7 @@ def _describe(error: Exception, command_path: str) -> tuple[str, int]:
         known = error.possibilities or []
         return f"no such option {error.option_name}{nearest(error.option_name, known)}", USAGE
     if isinstance(error, click.ClickException):
-        return _as_clause(error.format_message()), error.exit_code
+        return _as_clause(error.format_message()) + _remedy(error), error.exit_code
     if isinstance(error, ImportError):
         missing = _missing_module(error, command_path)
         if missing is not None:
@@ -109,6 +115,28 @@ def _describe(error: Exception, command_path: str) -> tuple[str, int]:
         return _describe_os_error(error), FAILURE
     kind = type(error).__name__
     return f"this is a bug: {kind}: {error} (run `attnlens --debug ...` to see the traceback)", BUG
+
+
+def variable_of_command(option: click.Parameter, ctx: click.Context) -> str:
+    """Return the name of the environment's variable for an option of one command."""
+    return f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}"
+
+
+def _remedy(error: click.ClickException) -> str:
+    """Say where a wrong value comes from that is not on the command line, and when quotes are missing."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is None:
+        return ""
+    if isinstance(error, click.BadParameter):
+        hint = error.param_hint if isinstance(error.param_hint, str) else ""
+        for option in ctx.command.params:
+            is_it = option is error.param or hint.strip("'") in option.opts
+            if is_it and ctx.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT:
+                named = getattr(option, "variable", partial(variable_of_command, option))
+                return f" (from the variable {named(ctx)})"
+        return ""
+    takes_text = any(parameter.name in _TEXTS for parameter in ctx.command.params)
+    return ": put quotes around a text" if takes_text and error.message.startswith(_TOO_MANY) else ""
 
 
 def _as_clause(message: str) -> str:

@@ -2,10 +2,27 @@
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from attnlens_cli.show.printable import printable
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+# Beyond what json escapes: some programs take these for the end of a line, and a half of a surrogate pair has
+# no UTF-8.
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def _one_word(value: object) -> str:
+    """Return a value that can't be taken for several fields, or for several lines."""
+    text = printable(str(value))
+    return json.dumps(text, ensure_ascii=False) if re.search(r'[\s="]', text) or not text else text
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -18,8 +35,8 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and the traceback below it where there is one."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
-        pairs = "".join(f" {key}={value}" for key, value in _extras(record).items())
-        line = f"{time} {record.levelname:<7} {record.getMessage()}{pairs}"
+        pairs = "".join(f" {key}={_one_word(value)}" for key, value in _extras(record).items())
+        line = f"{time} {record.levelname:<7} {printable(record.getMessage())}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -37,7 +54,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return _UNSAFE.sub(_escaped, json.dumps(entry, ensure_ascii=False, default=str))
 
 
 def configure(level: str, stream: TextIO) -> None:

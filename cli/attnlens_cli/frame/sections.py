@@ -1,11 +1,15 @@
 """Options in sections: `--help` lists those that belong together under one title."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
 _FIRST = "Options"
+_MIN_NAMES = 18  # columns; an option with a longer name has its help on the next line
 
 
 class SectionOption(click.Option):
@@ -19,22 +23,30 @@ class SectionOption(click.Option):
 class SectionCommand(click.Command):
     """A command whose `--help` has a list of options for each section, in the order of their first option.
 
-    Options of no section come first, under "Options"; `--help` itself is the last of these.
+    Options of no section come first, under "Options"; `--help` is the last of these, and alone comes last.
     """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lists."""
-        records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
-        for title, lines in records.items():
-            if lines:
-                with formatter.section(title):
-                    formatter.write_dl(lines)
+        write_options(self, ctx, formatter)
 
 
-def in_section(title: str) -> Any:  # noqa: ANN401 - `click.option` with two arguments given
+def write_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write a list of the command's options for each section."""
+    records: dict[str, list[tuple[str, str]]] = {_FIRST: []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is not None and record[1]:  # an argument without help stands in the usage line
+            records.setdefault(getattr(parameter, "section", _FIRST), []).append(record)
+    if len(records[_FIRST]) == 1:
+        records[_FIRST] = records.pop(_FIRST)
+    most = max(_MIN_NAMES, formatter.width // 3)
+    for title, lines in records.items():
+        widest = max((len(name) for name, _ in lines if len(name) <= most), default=most)
+        with formatter.section(title):
+            formatter.write_dl(lines, col_max=widest)
+
+
+def in_section(title: str) -> Callable[..., Callable[[_Command], _Command]]:
     """Return `click.option` for options of the section `title`."""
     return partial(click.option, cls=SectionOption, section=title)

@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,27 +15,48 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import click
 
 from attnlens_cli.files.text_lines import is_sendable
-from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.sections import in_section
+from attnlens_cli.frame.failures import BadReplyFailure, variable_of_command
+from attnlens_cli.frame.sections import SectionOption
 
 if TYPE_CHECKING:
     import grpc
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _MAX_TIMEOUT_S = 31_536_000  # a year, as for the client
-_option = in_section("Server")
-_OPTIONS = (
-    _option(
-        "--address", default="127.0.0.1:50051", show_default=True, metavar="HOST:PORT", help="The server."
-    ),
-    _option("--model", default="", help="The model's name.  [default: the server's only one]"),
-    _option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
-        default=60.0,
-        show_default=True,
-        help="Seconds that a call may take, retries included.",
-    ),
+
+
+class ServerOption(SectionOption):
+    """An option that has a variable for all commands, such as ATTNLENS_ADDRESS, beside that of the command.
+
+    The variable of the command, such as ATTNLENS_EMBED_ADDRESS, comes first.
+    """
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the variable of the command, else of the one for all."""
+        return super().resolve_envvar_value(ctx) or os.environ.get(self._shared_variable(ctx)) or None
+
+    def variable(self, ctx: click.Context) -> str:
+        """Return the name of the variable that has the value."""
+        return (
+            variable_of_command(self, ctx)
+            if super().resolve_envvar_value(ctx)
+            else self._shared_variable(ctx)
+        )
+
+    def _shared_variable(self, ctx: click.Context) -> str:
+        return f"{ctx.find_root().auto_envvar_prefix}_{str(self.name).upper()}"
+
+
+_option = functools.partial(click.option, cls=ServerOption, section="Server")
+_ADDRESS = _option(
+    "--address",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="ADDRESS",
+    help="The server: HOST:PORT or unix:PATH. For all commands: ATTNLENS_ADDRESS.",
+)
+_MODEL = _option("--model", default="", help="The model's name.  [default: the server's only one]")
+_TLS = (
     _option("--tls", is_flag=True, help="Use TLS, and trust the roots that gRPC brings."),
     _option("--tls-ca", type=_FILE, help="Use TLS, and trust these roots (PEM)."),
     _option("--tls-cert", type=_FILE, help="Use TLS, and identify with this certificate (PEM)."),
@@ -43,10 +65,14 @@ _OPTIONS = (
 )
 
 
-# Parts of gRPC's messages for an address where another program answers, or a server that wants TLS.
-_SIGNS_OF_ANOTHER_PROGRAM = ("HTTP/2", "http2 header with status", "http1.x", "content-type")
-_SIGNS_OF_OTHER_TLS = ("handshake", "SSL", "erification")
-_SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
+def _timeout(default_s: float) -> Any:  # noqa: ANN401 - what `click.option` returns
+    return _option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
+        default=default_s,
+        show_default=True,
+        help="Seconds that a call may take, retries included.",
+    )
 
 
 class ClientSettings(TypedDict):
@@ -127,25 +153,28 @@ class ServerOptions:
             if error.reason:  # an attnlens server said so itself
                 raise
             answered = isinstance(error, ServerError)
-            raise click.ClickException(self._explained(error.message, answered=answered)) from error
+            raise click.ClickException(self._explained(error.__cause__, answered=answered)) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
                 f"no server answered at {self.address} within {self.timeout:g} s: is one there? If so, give "
                 "a larger --timeout"
             ) from error
 
-    def _explained(self, message: str, *, answered: bool) -> str:
-        cause = message.rpartition("last error: ")[2]
-        if self._uses_tls and any(sign in cause for sign in _SIGNS_OF_OTHER_TLS):
+    def _explained(self, error: BaseException | None, *, answered: bool) -> str:
+        from attnlens_client.errors import Trouble, trouble_of  # noqa: PLC0415 - heavy
+
+        trouble, cause = trouble_of(error, answered=answered, uses_tls=self._uses_tls)
+        if trouble is Trouble.OTHER_TLS:
             return (
                 f"no TLS with {self.address}: check --tls-ca, --tls-cert and --tls-server-name, or leave "
                 f"out these and --tls for a server without TLS ({cause})"
             )
-        if answered or any(sign in cause for sign in _SIGNS_OF_ANOTHER_PROGRAM):
+        if trouble is Trouble.OTHER_PROGRAM:
             remedy = "give another --address, or --tls where the server uses TLS"
             return f"the program at {self.address} is not an attnlens server: {remedy} ({cause})"
-        remedy = "start one with `attnlens serve DIR --port PORT`, or give another --address"
-        if not self._uses_tls and any(sign in cause for sign in _SIGNS_OF_TLS):
+        where = f"--address {self.address}" if self.address.startswith("unix") else "--port PORT"
+        remedy = f"start one with `attnlens serve DIR {where}`, or give another --address"
+        if trouble is Trouble.NO_SERVER_OR_TLS:
             remedy += ", or --tls where the server uses TLS"
         return f"no server answers at {self.address}: {remedy} ({cause})"
 
@@ -159,19 +188,28 @@ def _read_pem(path: Path | None, option: str) -> bytes | None:
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options to `command`, which gets them as one argument, `server`."""
+    return _with_options(command, (_ADDRESS, _MODEL, _timeout(60.0), *_TLS))
+
+
+def connection_options(timeout_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the same without a model, for a command that asks for none; `timeout_s` is its default."""
+    return functools.partial(_with_options, options=(_ADDRESS, _timeout(timeout_s), *_TLS))
+
+
+def _with_options(command: Callable[..., None], options: tuple[Any, ...]) -> Callable[..., None]:
     names = [field.name for field in fields(ServerOptions)]
 
     @functools.wraps(command)
-    def with_server(*args: Any, **options: Any) -> None:  # noqa: ANN401 - whatever click passes
-        server = ServerOptions(**{name: options.pop(name) for name in names})
+    def with_server(*args: Any, **given: Any) -> None:  # noqa: ANN401 - whatever click passes
+        server = ServerOptions(**{name: given.pop(name, "") for name in names})
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
                 signal.signal(number, _interrupt)
         logging.getLogger("grpc").setLevel(logging.CRITICAL)  # gRPC's failures come as exceptions
         with server.failures_explained():
-            command(*args, server=server, **options)
+            command(*args, server=server, **given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed(options):
         with_server = option(with_server)
     return with_server
 

@@ -4,6 +4,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from attnlens_cli.show.printable import counted
 from attnlens_server.tuning import Report, Workload
 
 
@@ -54,7 +55,7 @@ def _graph_table(report: Report) -> Table:
 
 def _settings_table(report: Report, workload: Workload) -> Table:
     headings = ("threads", "lanes", "batch\ntokens", "texts/s", "tokens/s", "spread", "padding", "times", "")
-    table = _table(f"The engine, {report.num_in_flight:,} texts waiting or running", headings)
+    table = _table(f"The engine, {counted(report.num_in_flight, 'text')} waiting or running", headings)
     for speed in report.speeds:
         setting, rates = speed.setting, speed.tokens_per_s
         median = speed.median_tokens_per_s

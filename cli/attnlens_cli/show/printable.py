@@ -1,9 +1,8 @@
 """Text from elsewhere, made safe to print: a terminal would obey its control characters."""
 
 import json
-import re
 
-_CONTROLS_IN_JSON = re.compile(r"[\x7f-\x9f]")  # json itself escapes those below
+from attnlens_cli.files.json_text import without_controls
 
 
 def printable(text: str) -> str:
@@ -13,8 +12,7 @@ def printable(text: str) -> str:
 
 def printable_json(value: object, indent: int | None = None) -> bytes:
     """Return `value` as JSON in UTF-8, without control characters."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    return without_controls(json.dumps(value, ensure_ascii=False, indent=indent)).encode()
 
 
 def counted(number: int, noun: str) -> str:

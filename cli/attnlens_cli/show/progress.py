@@ -2,16 +2,49 @@
 # ruff: noqa: PLC0415 - rich is loaded only where there is something to draw
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import click
+
+from attnlens_cli.show.printable import counted
 
 TextProgress: TypeAlias = Callable[[int, int], None]
 """Takes how many texts are done, and the byte of the input at which the last one ends."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
 """Takes the name of a stage, a detail or "", how much of it is done, and its whole."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much has been done so far."""
+
+    texts: int = 0
+    tokens: int = 0
+    truncated: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def summary(self) -> str:
+        """Return the line that is printed at the end."""
+        seconds = time.monotonic() - self.started
+        cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
+        per_s = self.texts / seconds if seconds else 0.0
+        rate = f"{per_s:,.0f} texts/s" if per_s >= 10 or not per_s else f"{per_s:.2g} texts/s"  # noqa: PLR2004
+        done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
+        return f"{done} in {seconds:.1f} s ({rate})"
+
+    @contextmanager
+    def told_by_failures(self) -> Iterator[None]:
+        """Say in a failure how much was done before it."""
+        try:
+            yield
+        except Exception as error:
+            if self.texts:
+                error.add_note(f"{counted(self.texts, 'text')} {'was' if self.texts == 1 else 'were'} done")
+            raise
 
 
 @contextmanager
@@ -25,17 +58,17 @@ def shown_progress(total_bytes: int | None) -> Iterator[TextProgress]:
 
     columns = (
         BarColumn(),
-        TextColumn("{task.fields[texts]:,} texts"),
+        TextColumn("{task.fields[texts]}"),
         TextColumn("{task.fields[rate]:,.0f} texts/s"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total_bytes, texts=0, rate=0.0)
+        task = bar.add_task("", total=total_bytes, texts="", rate=0.0)
 
         def advance(texts: int, end_byte: int) -> None:
             rate = texts / (bar.tasks[0].elapsed or 1.0)
-            bar.update(task, completed=end_byte, texts=texts, rate=rate)
+            bar.update(task, completed=end_byte, texts=counted(texts, "text"), rate=rate)
 
         yield advance
 

@@ -4,8 +4,8 @@ See events.py.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -14,26 +14,19 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.core import models, splitting
 from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Method, Reply, Start, Steps, Wait
 from attnlens_client.core.explanations.plans import ComparePlan
-from attnlens_client.core.plans import EncodePlan, Plan, Request, Response, Result
+from attnlens_client.core.plans import EmbedIterPlan, EmbedPlan, EncodePlan, Plan, Request, Response, Result
 from attnlens_client.core.replies import EncodeReader
 from attnlens_client.core.session import Attempts, Session
 from attnlens_client.core.streams import Assembler, StreamReader
 from attnlens_client.errors import InvalidRequestError
 from attnlens_client.explanations import Comparison
 from attnlens_client.model_info import ModelInfo
-from attnlens_client.results import EncodedText, HeadPart, LayerPart
+from attnlens_client.progress import Report, reporting
+from attnlens_client.results import Embeddings, EncodedText, HeadPart, LayerPart
 
 _T = TypeVar("_T")
 # Steps that end with a value of their own, for the steps around them.
 _Part: TypeAlias = Generator[Start | Wait | Cancel, Event | None, _T]
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A call that runs or waits for its next attempt, and what it takes to make it again."""
-
-    request: Message
-    attempts: Attempts
 
 
 def run(session: Session, plan: Plan[Request, Response, Result]) -> Steps[Result]:
@@ -42,16 +35,46 @@ def run(session: Session, plan: Plan[Request, Response, Result]) -> Steps[Result
     model = known
     if model is None and plan.needs_model:
         model = yield from _model(session, plan.model)
-    try:
-        responses = yield from _call_all(session, plan, model)
-    except InvalidRequestError:
-        # The known limits may be those of a server that was there before.
-        yield Cancel()
-        if known is None or (model := (yield from _model(session, plan.model))) == known:
-            raise
-        responses = yield from _call_all(session, plan, model)
+    with reporting(plan.progress) as report:
+        try:
+            responses = yield from _call_all(session, plan, model, report)
+        except InvalidRequestError:
+            # The known limits may be those of a server that was there before.
+            yield Cancel()
+            if known is None or (model := (yield from _model(session, plan.model))) == known:
+                raise
+            responses = yield from _call_all(session, plan, model, report)
     session.forget_if_replaced(model, responses)
     yield Item(plan.result(responses, model))
+
+
+def embed_iter(session: Session, plan: EmbedIterPlan) -> Steps[Embeddings]:
+    """Hand out the vectors of each call in the order of the texts, which are read a few calls ahead."""
+    batch_size, limit = plan.batch_size or session.batch_size, plan.in_flight or session.max_in_flight
+    model = yield from _model(session, plan.template.model)
+    limit = splitting.calls_at_a_time(limit, batch_size, model)
+    waiting = (
+        (batch, *call) for batch in plan.batches(batch_size) for call in batch.requests(model, batch_size)
+    )
+    calls = _Calls(session, "Embed")
+    order: deque[tuple[EmbedPlan, int, int]] = deque()  # those that were started and not handed out
+    came: dict[int, pb.EmbedResponse] = {}
+    with reporting(plan.progress) as report:
+        report(0, plan.total)
+        while True:
+            while len(order) < limit and (following := next(waiting, None)) is not None:
+                batch, first, request = following
+                order.append((batch, first, len(request.inputs)))
+                yield calls.start(first, request)
+            if not order:
+                return
+            batch, first, count = order.popleft()
+            while first not in came:
+                number, response = yield from calls.next_reply()
+                came[number] = response
+            result = batch.parse([(first, count, came.pop(first))], model)
+            report(first + count, plan.total)
+            yield Item(result)
 
 
 def compare(session: Session, plan: ComparePlan) -> Steps[Comparison]:
@@ -86,48 +109,72 @@ def _model(session: Session, name: str) -> _Part[ModelInfo]:
 
 
 def _call(session: Session, method: Method, request: Message) -> _Part[Any]:
-    responses = yield from _calls(session, method, [(0, request)], limit=1)
-    return responses[0]
+    calls = _Calls(session, method)
+    yield calls.start(0, request)
+    _, response = yield from calls.next_reply()
+    return response
 
 
 def _call_all(
-    session: Session, plan: Plan[Request, Response, Result], model: ModelInfo | None
+    session: Session, plan: Plan[Request, Response, Result], model: ModelInfo | None, report: Report
 ) -> _Part[dict[int, Response]]:
+    """Make the calls of a plan, some at a time; return the responses by the number of their first text."""
     limit = splitting.calls_at_a_time(session.max_in_flight, session.batch_size, model)
-    return (yield from _calls(session, plan.method, plan.requests(model, session.batch_size), limit))
-
-
-def _calls(
-    session: Session, method: Method, requests: Iterable[tuple[int, Message]], limit: int
-) -> _Part[dict[int, Any]]:
-    """Make calls, `limit` at a time, and return the responses by the number of their first text."""
-    waiting = iter(requests)
-    running: dict[int, _Running] = {}
-    resting: list[tuple[float, int]] = []  # of those running, by the time of the next attempt
-    responses: dict[int, Any] = {}
-
-    def start(first: int) -> Start:
-        call = running[first]
-        return Start(first, method, call.request, call.attempts.timeout_s())
-
+    waiting = plan.requests(model, session.batch_size)
+    calls = _Calls(session, plan.method)
+    num_texts: dict[int, int] = {}
+    responses: dict[int, Response] = {}
+    num_done = 0
+    report(0, len(plan.inputs))
     while True:
-        while len(running) < limit and (following := next(waiting, None)) is not None:
+        while len(calls) < limit and (following := next(waiting, None)) is not None:
             first, request = following
-            running[first] = _Running(request, Attempts(session))
-            yield start(first)
-        if not running:
+            num_texts[first] = len(request.inputs)
+            yield calls.start(first, request)
+        if not len(calls):
             return responses
-        event = yield Wait(max(0.0, resting[0][0] - session.clock()) if resting else None)
-        if isinstance(event, Reply):
-            session.has_answered = True
-            responses[event.call_id] = event.message
-            del running[event.call_id]
-        elif isinstance(event, Failed):
-            error = session.failure(event.error, event.call_id)
-            delay_s = running[event.call_id].attempts.delay_s(error)
-            heapq.heappush(resting, (session.clock() + delay_s, event.call_id))
-        elif resting:
-            yield start(heapq.heappop(resting)[1])
+        first, responses[first] = yield from calls.next_reply()
+        num_done += num_texts[first]
+        report(num_done, len(plan.inputs))
+
+
+class _Calls:
+    """Calls of one method that run or wait for their next attempt, by the number of their first text."""
+
+    def __init__(self, session: Session, method: Method) -> None:
+        self._session = session
+        self._method = method
+        self._running: dict[int, tuple[Message, Attempts]] = {}
+        self._resting: list[tuple[float, int]] = []  # of those running, by the time of the next attempt
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, first: int, request: Message) -> Start:
+        """Return the command that starts a new call."""
+        self._running[first] = request, Attempts(self._session)
+        return self._start(first)
+
+    def _start(self, first: int) -> Start:
+        request, attempts = self._running[first]
+        return Start(first, self._method, request, attempts.timeout_s())
+
+    def next_reply(self) -> _Part[tuple[int, Any]]:
+        """Wait for the next reply, and return it behind its number. A call that may pass is made again."""
+        session, resting = self._session, self._resting
+        while True:
+            event = yield Wait(max(0.0, resting[0][0] - session.clock()) if resting else None)
+            if isinstance(event, Reply):
+                session.has_answered = True
+                del self._running[event.call_id]
+                return event.call_id, event.message
+            if isinstance(event, Failed):
+                error = session.failure(event.error, event.call_id)
+                _, attempts = self._running[event.call_id]
+                delay_s = attempts.delay_s(error)
+                heapq.heappush(resting, (session.clock() + delay_s, event.call_id))
+            elif resting:
+                yield self._start(heapq.heappop(resting)[1])
 
 
 def _stream(

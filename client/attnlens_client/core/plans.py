@@ -4,9 +4,9 @@ Letters: N texts.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,10 +15,12 @@ from attnlens.tensors import numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_client.arguments import MAX_INT32, AttentionQuery, DataTypeName, PoolingName, Text
 from attnlens_client.core import replies, requests, splitting
+from attnlens_client.core.checks import Agreed
 from attnlens_client.core.events import Method
 from attnlens_client.core.replies import EncodeReader, Reply
 from attnlens_client.errors import refusal
 from attnlens_client.model_info import ModelInfo
+from attnlens_client.progress import Progress, checked_progress
 from attnlens_client.results import Embeddings, EncodedText, TokenizedText
 
 Request = TypeVar("Request", pb.EmbedRequest, pb.EncodeRequest, pb.TokenizeRequest, pb.ExplainRequest)
@@ -40,8 +42,10 @@ class Plan(Generic[Request, Response, Result]):
         response_bytes: what each takes in a response, shape (N,), for a model.
         parse: makes the result of the replies, and of a model where there are no texts and so no replies.
         queries: those of `template`, as they were given.
+        progress: who is told how many texts are done.
         needs_fresh_model: whether the model must be asked for, even if it was seen before.
         most_texts: how many texts a call may have; None: as many as fit.
+        first: the number of the first text, where the plan is of some of many.
     """
 
     method: Method
@@ -50,8 +54,10 @@ class Plan(Generic[Request, Response, Result]):
     response_bytes: Callable[[ModelInfo], Sequence[int]]
     parse: Callable[[Sequence[Reply[Response]], ModelInfo | None], Result]
     queries: tuple[AttentionQuery, ...] = ()
+    progress: Progress = False
     needs_fresh_model: bool = False
     most_texts: Callable[[ModelInfo], int] | None = None
+    first: int = 0
 
     @property
     def model(self) -> str:
@@ -80,13 +86,14 @@ class Plan(Generic[Request, Response, Result]):
             request.CopyFrom(self.template)
             request.inputs.extend(self.inputs[run])
             if model is not None:
-                _check_message(run.start, request.ByteSize(), model.limits.max_request_bytes)
-            yield run.start, request
+                _check_message(self.first + run.start, request.ByteSize(), model.limits.max_request_bytes)
+            yield self.first + run.start, request
 
     def _costs(self, model: ModelInfo) -> list[splitting.Cost]:
         added, limit = requests.prompt_bytes(self.template, model), model.limits.max_text_bytes
         costs = []
-        for index, (text, response) in enumerate(zip(self.inputs, self.response_bytes(model), strict=True)):
+        sizes = zip(self.inputs, self.response_bytes(model), strict=True)
+        for index, (text, response) in enumerate(sizes, self.first):
             size = 0 if text.HasField("token_ids") else requests.num_bytes(text) + added
             if 0 < limit < size:
                 what = " with the prompt" if added else ""
@@ -103,13 +110,40 @@ class Plan(Generic[Request, Response, Result]):
             BadReplyError: a response is not what was asked for.
         """
         firsts: list[int] = sorted(responses)
-        ends = pairwise([*firsts, len(self.inputs)])
+        ends = pairwise([*firsts, self.first + len(self.inputs)])
         return self.parse([(first, end - first, responses[first]) for first, end in ends], model)
 
 
 EmbedPlan: TypeAlias = Plan[pb.EmbedRequest, pb.EmbedResponse, Embeddings]
 EncodePlan: TypeAlias = Plan[pb.EncodeRequest, pb.EncodeResponse, list[EncodedText]]
 TokenizePlan: TypeAlias = Plan[pb.TokenizeRequest, pb.TokenizeResponse, list[TokenizedText]]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedIterPlan:
+    """The calls of `embed_iter`, made while its texts are read.
+
+    Attributes:
+        template: the request without its texts.
+        inputs: the texts; they can be read once.
+        total: how many there are; None: not known.
+        batch_size, in_flight: as in `Client.embed_iter`.
+        progress: who is told how many texts are done.
+    """
+
+    template: pb.EmbedRequest
+    inputs: Iterator[pb.Input]
+    total: int | None
+    batch_size: int | None
+    in_flight: int | None
+    progress: Progress
+
+    def batches(self, batch_size: int) -> Iterator[EmbedPlan]:
+        """Yield plans of so many texts each, which must agree with each other."""
+        agreed, first = replies.agreed_on(self.template), 0
+        while batch := list(islice(self.inputs, batch_size)):
+            yield _embed_plan(self.template, batch, agreed=agreed, first=first)
+            first += len(batch)
 
 
 def embed(
@@ -123,24 +157,77 @@ def embed(
     truncate: bool = False,
     dtype: DataTypeName = "float32",
     model: str = "",
+    progress: Progress = False,
 ) -> EmbedPlan:
     """Plan `Client.embed`, whose arguments these are."""
+    template = _embed_template(
+        pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
+    )
+    return _embed_plan(template, requests.inputs(texts), progress=checked_progress(progress))
+
+
+def embed_iter(
+    texts: Iterable[Text],
+    *,
+    batch_size: int | None = None,
+    in_flight: int | None = None,
+    pooling: PoolingName | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    truncate: bool = False,
+    dtype: DataTypeName = "float32",
+    model: str = "",
+    progress: Progress = False,
+) -> EmbedIterPlan:
+    """Plan `Client.embed_iter`, whose arguments these are."""
+    for name, number in (("batch_size", batch_size), ("in_flight", in_flight)):
+        if number is not None and operator.index(number) < 1:
+            raise ValueError(f"{name} is {number}: give 1 or more, or None for that of the client")
+    template = _embed_template(
+        pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
+    )
+    total = len(texts) if isinstance(texts, Sized) else None
+    inputs = requests.messages(texts)
+    return EmbedIterPlan(template, inputs, total, batch_size, in_flight, checked_progress(progress))
+
+
+def _embed_template(
+    pooling: PoolingName | None,
+    normalize: bool | None,
+    dimensions: int | None,
+    prompt: pb.Prompt | None,
+    truncate: bool,
+    dtype: DataTypeName,
+    model: str,
+) -> pb.EmbedRequest:
     if dimensions is not None and not 1 <= operator.index(dimensions) <= MAX_INT32:
         raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
-    template = pb.EmbedRequest(
+    return pb.EmbedRequest(
         model=model,
         truncate=truncate,
-        prompt=requests.prompt(prompt_name, prompt),
+        prompt=prompt,
         pooling=requests.pooling_value(pooling),
         normalize=normalize,
         dimensions=dimensions or 0,
         data_type=requests.data_type(dtype),
     )
-    inputs = requests.inputs(texts)
+
+
+def _embed_plan(
+    template: pb.EmbedRequest,
+    inputs: Sequence[pb.Input],
+    *,
+    agreed: Agreed | None = None,
+    first: int = 0,
+    progress: Progress = False,
+) -> EmbedPlan:
+    """Return the plan for some texts; `agreed` None: their replies need agree with no others."""
 
     def parse(received: Sequence[Reply[pb.EmbedResponse]], model: ModelInfo | None) -> Embeddings:
         if inputs or model is None:
-            return replies.embeddings(template, received)
+            return replies.embeddings(template, agreed or replies.agreed_on(template), received)
         return _no_embeddings(template, model)
 
     return Plan(
@@ -150,6 +237,8 @@ def embed(
         response_bytes=lambda model: [splitting.embed_response_bytes(template, model)] * len(inputs),
         parse=parse,
         needs_fresh_model=not inputs,  # it alone tells the width
+        progress=progress,
+        first=first,
     )
 
 

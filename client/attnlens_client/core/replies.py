@@ -32,13 +32,19 @@ _Response = TypeVar("_Response")
 Reply: TypeAlias = tuple[int, int, _Response]
 
 
-def embeddings(request: pb.EmbedRequest, replies: Sequence[Reply[pb.EmbedResponse]]) -> Embeddings:
+def agreed_on(request: pb.EmbedRequest) -> Agreed:
+    """Return what all replies to a request must have in common."""
+    return Agreed(model=request.model, width=request.dimensions)
+
+
+def embeddings(
+    request: pb.EmbedRequest, agreed: Agreed, replies: Sequence[Reply[pb.EmbedResponse]]
+) -> Embeddings:
     """Join the vectors of several calls, at least one, into one new array (N, D).
 
     Raises:
         BadReplyError: a reply is not what `request` asks for, or they don't fit together.
     """
-    agreed = Agreed(model=request.model, width=request.dimensions)
     arrays: list[Array] = []
     usages: list[Usage] = []
     for first, count, response in replies:

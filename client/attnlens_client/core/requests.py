@@ -1,8 +1,8 @@
 """Requests: from the arguments of a method to messages. How many texts go into one is for splitting.py."""
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +14,20 @@ from attnlens_client.arguments import AttentionQuery, DataTypeName, PoolingName,
 from attnlens_client.core import enums
 from attnlens_client.model_info import ModelInfo
 
-_T = TypeVar("_T")
-
-_MISSING_TYPES = {"NAType", "NaTType"}  # pandas.NA and pandas.NaT
+_MISSING_TYPES = {"NAType", "NaTType", "MaskedConstant"}  # pandas.NA, pandas.NaT and numpy.ma.masked
 _DATA_TYPES = {"float32": DataType.DATA_TYPE_FLOAT32, "float16": DataType.DATA_TYPE_FLOAT16}
 
 
-def listed(texts: Iterable[_T]) -> list[_T]:
-    """Return `texts` as a list.
+def messages(texts: Iterable[Text]) -> Iterator[pb.Input]:
+    """Yield one message for each text, pair or sequence of token ids, read as they are asked for.
+
+    A column of pandas, polars or pyarrow and an array of numpy are texts like a list of them.
 
     Raises:
-        TypeError: `texts` is itself one text, or what it would be iterated over are not its texts in order.
+        TypeError: at once, where `texts` is itself one text, or what it would be iterated over are not its
+            texts in order; later, where an entry is none of these.
+        ValueError: later: an entry can't be sent, for instance half of a surrogate pair or an id over 31
+            bits.
     """
     kind = type(texts).__name__
     if isinstance(texts, (str, bytes, TokenIds)):
@@ -33,11 +36,16 @@ def listed(texts: Iterable[_T]) -> list[_T]:
         raise TypeError(f"texts is a {kind}: give its values, for instance list(texts.values())")
     if isinstance(texts, (set, frozenset)):
         raise TypeError(f"texts is a {kind}, which has no order: give a list, for instance sorted(texts)")
-    if hasattr(texts, "columns"):  # of pandas, polars, pyarrow and others
+    # Tables of pandas, polars, pyarrow and others. Asked of the class: a lazy one would compute them.
+    if hasattr(type(texts), "columns") or hasattr(type(texts), "column_names"):
         raise TypeError(f"texts is a {kind}: give one of its columns, for instance df['text']")
+    if isinstance(texts, AsyncIterable):
+        raise TypeError(
+            f"texts is {kind}, which is asynchronous: give a list, [text async for text in texts]"
+        )
     if not isinstance(texts, Iterable):
         raise TypeError(f"texts is {kind}: give a list of texts")
-    return list(texts)
+    return (_input(index, text) for index, text in enumerate(texts))
 
 
 def one_input(name: str, text: Text) -> pb.Input:
@@ -56,13 +64,14 @@ def inputs(texts: Iterable[Text]) -> list[pb.Input]:
     """Return one message for each text, pair or sequence of token ids.
 
     Raises:
-        TypeError: `texts` is one text, or an entry is none of these.
-        ValueError: an entry can't be sent, for instance half of a surrogate pair or an id over 31 bits.
+        TypeError, ValueError: as `messages`.
     """
-    return [_input(index, text) for index, text in enumerate(listed(texts))]
+    return list(messages(texts))
 
 
-def _input(index: int, text: Text) -> pb.Input:
+def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - whatever an iterable holds
+    if hasattr(text, "as_py"):  # a scalar of pyarrow
+        text = text.as_py()
     try:
         match text:
             case str():
@@ -72,7 +81,8 @@ def _input(index: int, text: Text) -> pb.Input:
             case TokenIds():
                 ids, type_ids = _whole_numbers(index, text.ids), _whole_numbers(index, text.type_ids)
                 return pb.Input(token_ids=pb.TokenIds(ids=ids, type_ids=type_ids))
-        if isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or not isinstance(text, Iterable):
+        is_no_list = isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or _is_missing(text)
+        if is_no_list or not isinstance(text, Iterable):
             raise _wrong_entry(index, text)
         return pb.Input(token_ids=pb.TokenIds(ids=_whole_numbers(index, text)))
     except ValueError as error:
@@ -94,13 +104,13 @@ def _whole_numbers(index: int, numbers: Iterable[Any]) -> list[int]:
     return found
 
 
+def _is_missing(value: object) -> bool:
+    is_nan = isinstance(value, (float, np.floating)) and np.isnan(value)
+    return value is None or bool(is_nan) or type(value).__name__ in _MISSING_TYPES
+
+
 def _wrong_entry(index: int, value: object) -> TypeError:
-    is_missing = (
-        value is None
-        or (isinstance(value, (float, np.floating)) and np.isnan(value))
-        or type(value).__name__ in _MISSING_TYPES
-    )
-    if is_missing:
+    if _is_missing(value):
         return TypeError(
             f"texts[{index}] is a missing value ({value!r}): leave it out, or give '' in its place"
         )

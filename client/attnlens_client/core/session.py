@@ -20,8 +20,11 @@ from attnlens_client.errors import (
     DeadlineExceededError,
     OverloadedError,
     RateLimitedError,
+    ServerError,
+    Trouble,
     UnavailableError,
     from_rpc_error,
+    trouble_of,
 )
 from attnlens_client.model_info import ModelInfo
 
@@ -36,6 +39,7 @@ class Session:
     Attributes:
         address, timeout_s, batch_size, max_in_flight: as in `Connection`.
         may_retry: whether a call may be made again at all.
+        uses_tls: whether the connection is encrypted.
         clock: seconds that never go back.
         spread: a random share of a delay, from 0.5 to 1.
         models: those seen, by the name asked for. Their limits serve to split requests; a server that comes
@@ -48,6 +52,7 @@ class Session:
     batch_size: int
     max_in_flight: int
     may_retry: bool
+    uses_tls: bool = False
     clock: Callable[[], float] = time.monotonic
     spread: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
     models: dict[str, ModelInfo] = field(default_factory=dict)
@@ -90,8 +95,32 @@ class Session:
                 "give another address, or a larger timeout_s"
             )
             failure = DeadlineExceededError(message, failure.code)
+        if not failure.reason and self._is_of_no_server(failure):
+            failure = type(failure)(self._where_no_server_is(error, failure), failure.code)
         failure.__cause__ = error
         return failure
+
+    def _is_of_no_server(self, failure: AttnlensError) -> bool:
+        """Whether no attnlens server has answered. Other faults of servers have messages of their own."""
+        is_unknown_method = failure.code is grpc.StatusCode.UNIMPLEMENTED and not self.has_answered
+        return isinstance(failure, UnavailableError) or is_unknown_method
+
+    def _where_no_server_is(self, error: grpc.RpcError, failure: AttnlensError) -> str:
+        answered = isinstance(failure, ServerError)
+        trouble, cause = trouble_of(error, answered=answered, uses_tls=self.uses_tls)
+        start = "start one with `attnlens serve DIR`, or give another address"
+        match trouble:
+            case Trouble.OTHER_TLS:
+                remedy = "check the credentials, or leave them out for a server without TLS"
+                message = f"no TLS with {self.address}: {remedy}"
+            case Trouble.OTHER_PROGRAM:
+                remedy = "give another address, or credentials where the server uses TLS"
+                message = f"the program at {self.address} is not an attnlens server: {remedy}"
+            case Trouble.NO_SERVER_OR_TLS:
+                message = f"no server answers at {self.address}: {start}, or credentials for TLS"
+            case _:
+                message = f"no server answers at {self.address}: {start}"
+        return f"{message} ({cause})" if cause else message
 
 
 class Attempts:

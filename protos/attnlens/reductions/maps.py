@@ -5,6 +5,7 @@ so. Nothing changes its arguments; a result may be an argument.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -128,3 +129,9 @@ def _step(maps: FloatArray, residual: float) -> npt.NDArray[np.float64]:
     step: npt.NDArray[np.float64] = maps[0] * np.float64(1 - residual)
     step[np.diag_indices_from(step)] += residual
     return step
+
+
+def shown(**arrays: npt.NDArray[Any] | None) -> str:
+    """Return names, element types and shapes: the numbers are too many to be read."""
+    parts = [f"{name} {array.dtype} {array.shape}" for name, array in arrays.items() if array is not None]
+    return ", ".join(parts)

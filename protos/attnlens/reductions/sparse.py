@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.reductions.maps import FloatArray
+from attnlens.reductions.maps import FloatArray, shown
 from attnlens.reductions.units import IndexArray
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _SIGN = np.uint32(1 << 31)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TopWeights:
     """The largest weights of each row.
 
@@ -30,8 +30,11 @@ class TopWeights:
     values: FloatArray
     rest: FloatArray
 
+    def __repr__(self) -> str:
+        return f"TopWeights({shown(indices=self.indices, values=self.values, rest=self.rest)})"
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SparseRows:
     """Some weights of each row, as compressed sparse rows.
 
@@ -49,6 +52,9 @@ class SparseRows:
     indices: IndexArray
     values: FloatArray
     kept_mass: FloatArray
+
+    def __repr__(self) -> str:
+        return f"SparseRows({shown(values=self.values, kept_mass=self.kept_mass)})"
 
     @classmethod
     def joined(cls, parts: "Sequence[SparseRows]") -> "SparseRows":

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnlens.reductions.maps import FloatArray
+from attnlens.reductions.maps import FloatArray, shown
 from attnlens.reductions.units import BoolArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RowStatistics:
     """What is known of maps; None: not asked for.
 
@@ -19,6 +19,9 @@ class RowStatistics:
 
     received: FloatArray | None = None
     entropy: FloatArray | None = None
+
+    def __repr__(self) -> str:
+        return f"RowStatistics({shown(received=self.received, entropy=self.entropy)})"
 
 
 def received(maps: FloatArray, is_special: BoolArray | None) -> FloatArray:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+import onnxruntime
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
-from attnlens_server.config import ServerConfig
+from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.device import DeviceSession
 from attnlens_server.engine.item import Item, ItemResult
 from attnlens_server.engine.lanes import Lanes
@@ -55,6 +56,7 @@ class Engine:
 
         Raises:
             StartupError: CUDA was asked for and is not in this build of ONNX Runtime, or is to run int8.
+            ConfigError: there are more lanes than threads, on a CPU.
         """
         self._bundle = bundle
         self._config = config
@@ -64,6 +66,8 @@ class Engine:
         self.provider: Literal["cpu", "cuda"] = provider
         self._threads = self._config.threads or cpu_count(only_physical_cores=True)
         self._num_lanes = self._config.lanes or (self._threads if provider == "cpu" else 1)
+        if provider == "cpu":
+            _check_threads(self._threads, self._num_lanes)
         self.max_batch_tokens = self._config.max_batch_tokens or DEFAULT_BATCH_TOKENS[provider]
         model, lane_bytes = self._bundle.model, self._config.max_attention_bytes // self._num_lanes
         attention_limits = BatchLimits(
@@ -76,6 +80,18 @@ class Engine:
         }
         if model.contributions is not None and self._config.explain:
             limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+        logger.debug(
+            "engine",
+            extra={
+                "provider": provider,
+                "threads": self._threads,
+                "lanes": self._num_lanes,
+                "cpus": cpu_count(),
+                "max_batch_tokens": self.max_batch_tokens,
+                "graphs": " ".join(limits),
+                "onnxruntime": onnxruntime.__version__,
+            },
+        )
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
@@ -91,6 +107,11 @@ class Engine:
     def retry_after_s(self, kind: Kind) -> float:
         """Return when those should come back who find no place."""
         return self.lanes[kind].retry_after_s()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of a batch that has the whole machine; lanes divide them."""
+        return self._threads
 
     @property
     def num_lanes(self) -> int:
@@ -186,4 +207,25 @@ class Engine:
             Scheduler(limits, buckets),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
+        )
+
+
+def _check_threads(threads: int, lanes: int) -> None:
+    """Make sure that lanes have threads to divide, and warn where threads have no cores.
+
+    Raises:
+        ConfigError: there are more lanes than threads.
+    """
+    if lanes > threads:
+        raise ConfigError(
+            f"lanes is {lanes} with {threads} threads: a lane needs a thread, so it must be from 1 to "
+            f"{threads}. Leave it out for one a thread, or give more threads"
+        )
+    num_cpus = cpu_count()
+    if threads > num_cpus:
+        logger.warning(
+            "%d threads on %d CPUs that this process may use: they wait for each other. Leave out --threads "
+            "for one a physical core",
+            threads,
+            num_cpus,
         )

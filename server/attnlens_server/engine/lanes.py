@@ -112,6 +112,8 @@ class Lanes:
         compute_s = time.monotonic() - started
         num_parallel = 1 if batch.has_whole_machine else len(self._threads)
         self._count(items, inputs.input_ids.size, compute_s / num_parallel)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log_batch(batch, inputs.input_ids.size, compute_s)
         return [
             ItemResult(arrays, queue_s=started - item.queued_at, compute_s=compute_s, reduced=of_reductions)
             for item, (arrays, of_reductions) in zip(items, parts, strict=True)
@@ -161,6 +163,21 @@ class Lanes:
             self.num_live_tokens += live_tokens
             self.num_computed_tokens += computed_tokens
             self._tokens_per_s = rate if self._tokens_per_s == 0 else 0.9 * self._tokens_per_s + 0.1 * rate
+
+
+def _log_batch(batch: Batch, computed_tokens: int, compute_s: float) -> None:
+    num_tokens = sum(item.num_tokens for item in batch.items)
+    logger.debug(
+        "batch",
+        extra={
+            "lane": threading.current_thread().name,
+            "texts": len(batch.items),
+            "tokens": num_tokens,
+            "padding": computed_tokens - num_tokens,
+            "whole_machine": batch.has_whole_machine,
+            "compute_ms": round(1000 * compute_s, 2),
+        },
+    )
 
 
 def fail_items(items: Iterable[Item], error: BaseException) -> None:

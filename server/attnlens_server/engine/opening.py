@@ -1,6 +1,8 @@
 """Opening a graph: in time, only if its files are those that were verified, and tried before it serves."""
 
+import logging
 import threading
+import time
 from typing import Literal
 
 from attnlens_server.bundle import Bundle, Kind
@@ -10,6 +12,8 @@ from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.engine.trial import make_trial
 from attnlens_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
 
 
 class GraphOpener:
@@ -51,6 +55,7 @@ class GraphOpener:
                 are not.
             StartupError: ONNX Runtime can't open or run it, or not in time.
         """
+        started = time.monotonic()
         with TimeLimit(self._timeout_s) as limit:
             self._use(limit)
             self._bundle.verify_graph(self._graph)
@@ -71,6 +76,15 @@ class GraphOpener:
             # Again: what was read is what was verified only if it is so before and after.
             self._mapped = self._bundle.verify_graph(self._graph)
         self.longest_trial = None
+        logger.debug(
+            "graph opened and tried",
+            extra={
+                "graph": self._path.name,
+                "threads": threads,
+                "providers": " ".join(session.providers),
+                "seconds": round(time.monotonic() - started, 2),
+            },
+        )
         return session
 
     def check_files(self) -> None:

@@ -31,6 +31,7 @@ from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
 from attnlens_server.serving.admission import Admission, Budget, Reservation
 from attnlens_server.serving.jobs import Job
+from attnlens_server.serving.request_log import RequestRecord, peer_of, request_id_of
 from attnlens_server.serving.workers import Workers
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ AnyJob = TypeVar("AnyJob")
 Context = grpc.aio.ServicerContext[bytes, bytes]
 AnyTask = asyncio.Task[Any]
 
+REQUEST_ID = "x-request-id"  # the header by which a client names a call for the log
 CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
 SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
@@ -70,8 +72,9 @@ def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
 class _Life:
     """What must happen at the end of a call. It holds nothing of gRPC's, so that a call can be dropped."""
 
-    def __init__(self, task: AnyTask, memory: Reservation) -> None:
+    def __init__(self, task: AnyTask, memory: Reservation, record: RequestRecord) -> None:
         self.memory = memory
+        self.record = record
         self._loop = asyncio.get_running_loop()
         self._tasks = [weakref.ref(task), _creator.get()]
         self._timer: asyncio.TimerHandle | None = None
@@ -86,6 +89,7 @@ class _Life:
         gRPC runs a handler in a task that a second one has made, which waits for the client to leave. The two
         hold the call of the C core between them. Without them it is destroyed, which resets its stream.
         """
+        self.record.ended(errors.SlowReaderError.status, errors.SlowReaderError.reason)
         for reference in self._tasks:
             task = reference() if reference else None
             if task is not None:
@@ -104,11 +108,13 @@ class Call:
     Attributes:
         request_bytes: the size of its request.
         memory: what it has reserved; given back when it is over.
+        record: what the log tells of it.
     """
 
-    def __init__(self, context: Context, life: _Life, request_bytes: int, stall_timeout_s: float) -> None:
-        self.request_bytes = request_bytes
+    def __init__(self, context: Context, life: _Life, stall_timeout_s: float) -> None:
+        self.request_bytes = life.record.request_bytes
         self.memory = life.memory
+        self.record = life.record
         self._context = context
         self._life = life
         self._stall_timeout_s = stall_timeout_s
@@ -117,7 +123,8 @@ class Call:
         """Return what the call may take."""
         remaining_s = self._context.time_remaining()
         deadline = None if remaining_s is None else time.monotonic() + remaining_s
-        return Budget(self.memory, deadline)
+        self.record.deadline = deadline
+        return Budget(self.memory, deadline, self.record.spent)
 
     async def write(self, message: bytes) -> None:
         """Send a message of a stream; returns when the connection has room for the next.
@@ -134,14 +141,17 @@ class Call:
             raise errors.SlowReaderError(
                 f"the client left a message unread for {self._stall_timeout_s:g} s: read them as they come"
             ) from error
+        self.record.reply_bytes += len(message)
 
     def replied(self, reply: bytes) -> None:
         """From now on nothing but the reply is kept, and the client has the stall timeout to read it."""
+        self.record.reply_bytes = len(reply)
         self.memory.shrink_to(self.request_bytes + SENDING_COPIES * len(reply))
         self._life.end_after(self._stall_timeout_s)
 
     async def abort(self, status: CallStatus, *, client_reads: bool) -> None:
         """End the call with a status, or without one where the client does not read. Does not return."""
+        self.record.ended(status.code.name, status.reason)
         self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
         with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
             await self._context.abort(status.code, status.message, status.trailers)
@@ -160,8 +170,10 @@ class Calls:
         *,
         max_calls: int,
         stall_timeout_s: float,
+        log_requests: bool = False,
     ) -> None:
         """Count from nothing. `check_serving` raises where calls are not welcome now."""
+        self._log_requests = log_requests
         self._admission = admission
         self._max_calls = max_calls
         self._check_serving = check_serving
@@ -178,23 +190,29 @@ class Calls:
                 retry_after_s=CALL_RETRY_S,
             )
 
-    def _begin(self, context: Context, request_bytes: int) -> Call:
+    def _begin(self, context: Context, method: str, request_bytes: int) -> Call:
         """Count a call until it is over."""
         self._count += 1
         self._none.clear()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - gRPC runs each handler in a task of its own
-        life = _Life(task, Reservation(self._admission))
+        record = RequestRecord(method, request_bytes=request_bytes)
+        if self._log_requests:
+            record.peer = peer_of(context.peer())
+            record.request_id = _request_id(context)
+        life = _Life(task, Reservation(self._admission), record)
 
         def over(_: object) -> None:
             life.over()
             self._count -= 1
             if self._count == 0:
                 self._none.set()
+            if self._log_requests:
+                record.write()
 
         # The context's own add_done_callback would make a cycle of context and call: dropped ones would stay.
         task.add_done_callback(over)
-        return Call(context, life, request_bytes, self._stall_timeout_s)
+        return Call(context, life, self._stall_timeout_s)
 
     async def wait_until_none(self) -> None:
         """Return when no call is running."""
@@ -213,7 +231,7 @@ class Calls:
         """
 
         async def handle(data: bytes, context: Context) -> bytes | None:
-            call = self._begin(context, len(data))
+            call = self._begin(context, name, len(data))
             job: AnyJob | None
             try:
                 self._check_serving()
@@ -222,9 +240,11 @@ class Calls:
                 job = await self._parse(parser, data)
                 data = b""
                 if isinstance(job, Job):
+                    call.record.spent.num_inputs = len(job.inputs)
                     call.memory.grow(job.memory_bytes)
                 reply = await method(job, call)
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+                call.record.left()
                 raise
             except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
                 # Not the exception itself: its traceback holds the frames of the call, and what it brought.
@@ -299,6 +319,13 @@ class Parser(Generic[Request, AnyJob]):
     def _refuse(self, what: str) -> None:
         violation = errors.FieldViolation("inputs", f"{what}: send several requests")
         raise errors.InvalidFieldsError([violation])
+
+
+def _request_id(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID:
+            return request_id_of(value)
+    return ""
 
 
 def _status(error: BaseException, method: str) -> CallStatus:

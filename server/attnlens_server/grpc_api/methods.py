@@ -1,6 +1,6 @@
 """`attnlens.v1.EncoderService`: each method takes a job, asks the model's service, and makes the reply."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, ParamSpec
 
@@ -9,7 +9,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens_server.grpc_api import explanations, requests
-from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser
+from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Context, Parser
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses
 from attnlens_server.serving.explanations import CompareJob, ExplainJob
@@ -17,6 +17,8 @@ from attnlens_server.serving.jobs import EmbedJob, EncodeJob, TokenizeJob
 from attnlens_server.serving.service import ModelService
 
 P = ParamSpec("P")
+# Takes the bytes of a request; returns those of its reply, or None where it has written a stream.
+Handler = Callable[[bytes, Context], Awaitable[bytes | None]]
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["EncoderService"]
 SERVICE_NAME: str = DESCRIPTOR.full_name
@@ -97,9 +99,9 @@ class EncoderService:
         return await self._service.workers.run(make, *args, **kwargs)
 
 
-def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, max_texts: int) -> None:
-    """Serve the methods of `service`, each within the life of a call."""
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str, Handler]:
+    """Return what answers each method of `service`, within the life of a call."""
+    handles: dict[str, Handler] = {}
     for method in DESCRIPTOR.methods:
         fields = method.input_type.fields_by_name
         inputs = fields.get("inputs") or fields.get("pairs")
@@ -109,11 +111,18 @@ def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, 
             inputs.number if inputs else None,
             max_texts,
         )
-        handle = calls.handler(parser, getattr(service, method.name), method.name)
+        handles[method.name] = calls.handler(parser, getattr(service, method.name), method.name)
+    return handles
+
+
+def add_service(server: grpc.aio.Server, service: EncoderService, calls: Calls, max_texts: int) -> None:
+    """Serve the methods of `service`."""
+    rpc_handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for name, handle in handlers(service, calls, max_texts).items():
         make = (
             grpc.unary_stream_rpc_method_handler
-            if method.server_streaming
+            if DESCRIPTOR.methods_by_name[name].server_streaming
             else grpc.unary_unary_rpc_method_handler
         )
-        handlers[method.name] = make(handle)  # without serializers: bytes in, bytes out
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+        rpc_handlers[name] = make(handle)  # without serializers: bytes in, bytes out
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, rpc_handlers),))

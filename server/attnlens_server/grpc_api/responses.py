@@ -17,6 +17,7 @@ from attnlens_server.grpc_api.reduced_attention import data_type_number, fill_re
 from attnlens_server.serving import results
 from attnlens_server.serving.jobs import DataType
 from attnlens_server.serving.sizes import ReplyCosts
+from attnlens_server.serving.spent import Timings
 from attnlens_server.text import Tokens
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def usage_message(usage: results.Usage) -> pb.Usage:
     )
 
 
-def timings_message(timings: results.Timings) -> pb.Timings:
+def timings_message(timings: Timings) -> pb.Timings:
     """Pack where the time went."""
     return pb.Timings(
         tokenize=_duration(timings.tokenize_s),

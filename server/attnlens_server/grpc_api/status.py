@@ -18,9 +18,10 @@ MAX_VIOLATION_BYTES = 1280
 
 
 class CallStatus(NamedTuple):
-    """How a call ends, as gRPC wants it."""
+    """How a call ends, as gRPC wants it, and the reason, which is in the trailers as well."""
 
     code: grpc.StatusCode
+    reason: str
     message: str
     trailers: tuple[tuple[str, str | bytes], ...]
 
@@ -46,7 +47,7 @@ def call_status(error: RequestError) -> CallStatus:
     ]
     if error.retry_after_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
-    return CallStatus(code, error.message, tuple(trailers))
+    return CallStatus(code, error.reason, error.message, tuple(trailers))
 
 
 def error_details(error: RequestError) -> pb.ErrorDetails:

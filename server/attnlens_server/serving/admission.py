@@ -10,10 +10,11 @@ Everything here runs on the event loop, so there are no locks.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from attnlens_server.bundle import Kind
 from attnlens_server.errors import OverloadedError, RequestTooLargeError
+from attnlens_server.serving.spent import Spent
 
 MEMORY_RETRY_S = 0.25
 
@@ -148,7 +149,9 @@ class Budget:
     Attributes:
         memory: what the call has reserved.
         deadline: when it must be over, on the clock of `time.monotonic`; None: never.
+        spent: what it has used; whoever carries out its jobs adds to it.
     """
 
     memory: Reservation
     deadline: float | None = None
+    spent: Spent = field(default_factory=Spent)

@@ -16,6 +16,7 @@ from attnlens_server.engine import ItemResult
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.checks import QueryPlan
 from attnlens_server.serving.jobs import FLOAT16, DataType
+from attnlens_server.serving.spent import Timings
 from attnlens_server.text import EncodedInput, Tokens
 
 FloatArray = npt.NDArray[np.float32]
@@ -38,15 +39,6 @@ class Usage:
     def truncated(self) -> bool:
         """Whether tokens were cut off."""
         return self.num_tokens < self.num_tokens_total
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Where the time went, in seconds; over several batches, the longest of each."""
-
-    tokenize_s: float
-    queue_s: float
-    compute_s: float
 
 
 @dataclass(frozen=True, slots=True)

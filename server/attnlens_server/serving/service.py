@@ -157,7 +157,8 @@ class ModelService:
             items = list(self._embed_items(inputs, plan, budget))
             results = await self._run(items, "embeddings")
             embeddings = await self.workers.run(self._finish, results, plan)
-        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], timings(tokenize_s, results))
+        took = budget.spent.add(timings(tokenize_s, results))
+        return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], took)
 
     async def encode(self, job: EncodeJob, budget: Budget) -> EncodeResult:
         """Return token vectors, attention or both for each text.
@@ -185,7 +186,7 @@ class ModelService:
             ]
             results = await self._run(items, plan.kind)
         texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
-        return EncodeResult(texts, timings(tokenize_s, results))
+        return EncodeResult(texts, budget.spent.add(timings(tokenize_s, results)))
 
     async def stream(self, job: EncodeJob, budget: Budget) -> AsyncGenerator[StreamHead | StreamAttention]:
         """Yield what `encode` returns in parts: for each text a head, then one for each layer of each query.
@@ -212,10 +213,12 @@ class ModelService:
             )
             async with aclosing(run_pieces(window, pieces)) as results:
                 async for piece, result in results:
+                    took = timings(tokenize_s, [result])
+                    budget.spent.at_least(took)
                     if piece.has_head:
                         tokens = await self.workers.run(self._tokens_of, job, plan, piece.index)
                         head = _head(inputs[piece.index], tokens, result, plan)
-                        yield StreamHead(piece.index, head, len(plan.parts), timings(tokenize_s, [result]))
+                        yield StreamHead(piece.index, head, len(plan.parts), took)
                     for part in _attention_parts(piece, result, plan):
                         yield part
 
@@ -231,6 +234,7 @@ class ModelService:
             for portion in portions([given.size for given in job.inputs]):
                 texts, part_bytes = await self.workers.run(self._tokenize, job, portion, prompt)
                 size += part_bytes
+                budget.spent.num_tokens += sum(len(text.tokens.ids) for text in texts)
                 self._sizes.check("the response", size, "send fewer or shorter texts")
                 budget.memory.grow(costs.sending_copies * part_bytes)  # as a part, then in the whole
                 yield texts
@@ -250,7 +254,9 @@ class ModelService:
         inputs: list[EncodedInput] = []
         for portion in portions([given.size for given in job.inputs]):
             encoded = await self.workers.run(self._encode, job, portion, prompt, plan)
-            budget.memory.grow(token_bytes * sum(text.num_tokens for text in encoded))
+            num_tokens = sum(text.num_tokens for text in encoded)
+            budget.spent.num_tokens += num_tokens
+            budget.memory.grow(token_bytes * num_tokens)
             inputs += encoded
         return inputs, time.monotonic() - started
 
@@ -271,6 +277,7 @@ class ModelService:
             memory_bytes = 0
             for encoded, of_text, tokens_bytes in described:
                 num_tokens = encoded.num_tokens
+                budget.spent.num_tokens += num_tokens
                 tensor_bytes = sizes.tensor_bytes(encoded, plan)
                 size += tokens_bytes + tensor_bytes
                 # The last text's arrays are there while its tensors are copied into the message.

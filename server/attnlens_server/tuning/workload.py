@@ -76,4 +76,4 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
         raise StartupError(f"{name} has no text with a token in it: give a file with one text a line")
     num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
-    return Workload(f"{first}{len(kept):,} texts of {name}", kept, num_cut)
+    return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_cut)

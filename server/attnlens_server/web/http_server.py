@@ -11,11 +11,16 @@ import asyncio
 import logging
 import secrets
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import h11
+
+from attnlens_server.errors import SlowReaderError
+from attnlens_server.serving.request_log import RequestRecord, request_id_of
+from attnlens_server.serving.spent import Spent
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,7 @@ REQUEST_TIMEOUT_S = 10.0
 _READ_BYTES = 16 << 10
 _LINGER_S = 1.0  # how long a refused client may go on sending, so that it sees why
 _LINGER_BYTES = 1 << 20
+_MAX_PATH = 64  # characters of it in the log
 _METHODS = ("GET", "POST")
 
 
@@ -50,6 +56,8 @@ class HttpRequest:
     target: str
     headers: Mapping[str, str]
     body: bytes
+    spent: Spent = field(default_factory=Spent)
+    """What answering has used, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class HttpServer:
         check: Callable[[Mapping[str, str]], None],
         *,
         stall_timeout_s: float,
+        log_requests: bool = False,
     ) -> None:
         """Make a server.
 
@@ -85,7 +94,9 @@ class HttpServer:
             refuse: makes the reply that tells an error.
             check: raises HttpError for headers that are refused whatever the path.
             stall_timeout_s: how long a client may take to read a reply.
+            log_requests: write a line to the log for each request.
         """
+        self._log_requests = log_requests
         self._answer = answer
         self._refuse = refuse
         self._check = check
@@ -123,15 +134,24 @@ class HttpServer:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - streams run this in a task of its own
         self._connections.add(task)
+        record = RequestRecord("", _peer(writer))
         try:
-            await self._serve(reader, writer)
-        except (OSError, ssl.SSLError, TimeoutError):
-            pass  # the client has left, or does not read
+            await self._serve(reader, writer, record)
+        except TimeoutError:
+            record.ended(SlowReaderError.status, SlowReaderError.reason)
+        except (OSError, ssl.SSLError):
+            record.left()
+        except asyncio.CancelledError:  # the server stops; Python 3.11 logs a cancelled task as a fault
+            record.left()
         finally:
             self._connections.discard(task)
             writer.transport.abort()  # what was to be sent has been sent, or is not wanted
+            if self._log_requests and record.method:
+                record.write()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: RequestRecord
+    ) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         came_whole = False
         try:
@@ -140,30 +160,41 @@ class HttpServer:
             if request is None:
                 return
             came_whole = True
+            _note(request, record)
             reply = await _unless_gone(self._answer(request), reader)
             if reply is None:
+                record.left()
                 return
         except TimeoutError:
             seconds = f"{REQUEST_TIMEOUT_S:g} s"
-            reply = self._refuse(HttpError(408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}"))
+            late = HttpError(408, "REQUEST_TIMEOUT", f"the request took longer than {seconds}")
+            reply = self._refused(late, record)
         except HttpError as error:
-            reply = self._refuse(error)
+            reply = self._refused(error, record)
         except h11.RemoteProtocolError as error:
-            reply = self._refuse(HttpError(error.error_status_hint, "MALFORMED_REQUEST", str(error)))
+            malformed = HttpError(error.error_status_hint, "MALFORMED_REQUEST", str(error))
+            reply = self._refused(malformed, record)
         except Exception as error:
             error_id = secrets.token_hex(6)
             logger.exception("the viewer failed, error id %s", error_id, exc_info=error)
-            reply = self._refuse(
-                HttpError(500, "INTERNAL", f"the server failed; its log has more under error id {error_id}")
-            )
+            message = f"the server failed; its log has more under error id {error_id}"
+            reply = self._refused(HttpError(500, "INTERNAL", message), record)
+        record.reply_bytes = len(reply.body)
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await _send(connection, writer, reply)
         finally:
             if reply.over is not None:
                 reply.over()
+        record.ended(str(reply.status), "")
         if not came_whole:
             await _linger(reader)
+
+    def _refused(self, error: HttpError, record: RequestRecord) -> HttpReply:
+        """Return the reply that tells an error, and note it."""
+        record.method = record.method or "-"  # the request has not come in full
+        record.ended(str(error.status), error.reason)
+        return self._refuse(error)
 
     async def _request(
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -214,6 +245,20 @@ class HttpServer:
         if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
             raise _too_large()
         return headers
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    host, port, *_ = writer.get_extra_info("peername") or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _note(request: HttpRequest, record: RequestRecord) -> None:
+    """Note what has come. What stands behind `?` may be a text."""
+    record.method = f"{request.method} {request.target.partition('?')[0][:_MAX_PATH]}"
+    record.request_id = request_id_of(request.headers.get("x-request-id"))
+    record.request_bytes = len(request.body)
+    record.spent = request.spent
+    record.started = time.monotonic()
 
 
 def _too_large() -> HttpError:

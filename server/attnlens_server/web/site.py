@@ -15,8 +15,11 @@ from typing import Any
 
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InputTooLongError, RequestError, StartupError
+from attnlens_server.listening import TcpAddress
+from attnlens_server.listening.troubles import told
 from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.service import ModelService
+from attnlens_server.serving.spent import Spent
 from attnlens_server.serving.workers import Workers
 from attnlens_server.web.http_server import HttpError, HttpReply, HttpRequest, HttpServer
 from attnlens_server.web.pages import Asked, Pages
@@ -58,7 +61,11 @@ class Viewer:
         self._worker = Workers(1)  # packs pages, so that those of gRPC stay free
         self._num_pages = 0
         self._server = HttpServer(
-            self.answer, refusal, self.check_host, stall_timeout_s=config.stall_timeout_s
+            self.answer,
+            refusal,
+            self.check_host,
+            stall_timeout_s=config.stall_timeout_s,
+            log_requests=config.log_requests,
         )
 
     async def listen(self, port: int, context: ssl.SSLContext | None) -> str:
@@ -67,15 +74,13 @@ class Viewer:
         Raises:
             StartupError: it can't.
         """
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        address = TcpAddress(self._host, port)
         try:
             bound = await self._server.start(self._host, port, context)
         except OSError as error:
-            raise StartupError(
-                f"the viewer can't listen on {host}:{port}: {error.strerror or error}. Choose another "
-                "--viewer-port, or 0 for a free one"
-            ) from error
-        return f"{self._scheme}://{host}:{bound}/"
+            why = told(error, address, "viewer-port")
+            raise StartupError(f"the viewer can't listen on {address}: {why}") from error
+        return f"{self._scheme}://{TcpAddress(self._host, bound)}/"
 
     async def stop(self, timeout_s: float) -> None:
         """Take no requests any more, and end those that run."""
@@ -128,15 +133,17 @@ class Viewer:
             raise HttpError(429, "OVERLOADED", message, {"Retry-After": "1"})
         self._num_pages += 1
         try:
-            return await self._page(asked)
+            return await self._page(asked, request.spent)
         finally:
             self._num_pages -= 1
 
-    async def _page(self, asked: Asked) -> HttpReply:
+    async def _page(self, asked: Asked, spent: Spent) -> HttpReply:
         memory = Reservation(self._service.admission)
+        spent.num_inputs = sum(text is not None for text in (asked.text, asked.other, asked.rather_than))
         try:
             self._service.check_serving()
-            page = await self._pages.page(asked, Budget(memory, time.monotonic() + PAGE_TIMEOUT_S))
+            budget = Budget(memory, time.monotonic() + PAGE_TIMEOUT_S, spent)
+            page = await self._pages.page(asked, budget)
             body = await self._worker.run(live_reply, page, self._max_bytes)
             memory.grow(len(body))
         except BaseException as error:

@@ -1,7 +1,6 @@
 """`attnlens attend` against a real server process."""
 
 import json
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
             "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5, or -6 to -1",
         ),
         (("--head", "-13"), "invalid value for '--head': -13: all-MiniLM-L6-v2 has the heads 0 to 11"),
-        (("--png", "x.jpg"), "invalid value for '--png': x.jpg must end in .png"),
+        (("--image", "x.jpg"), "invalid value for '--image': x.jpg must end in .png or .svg or .pdf"),
     ],
 )
 def test_a_layer_head_or_token_that_does_not_exist_is_a_mistake(
@@ -179,34 +178,9 @@ def test_colour_is_for_terminals_that_want_it(attend: Run) -> None:
     assert "38;" not in attend(env={**coloured, "NO_COLOR": "1"}).stdout
 
 
-def test_a_picture_is_a_png_of_sensible_size(attend: Run, tmp_path: Path) -> None:
-    picture = tmp_path / "map.png"
-    result = attend("--png", picture, "--layer", "3", "--head", "1")
-    assert (result.returncode, result.stdout) == (0, "")
-    assert result.stderr == f"{picture}: all-MiniLM-L6-v2, layer 3 of 0-5, head 1, 16 tokens\n"
-    content = picture.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", content[16:24])
-    assert 600 <= width <= 2000
-    assert 600 <= height <= 2000
-    assert 10_000 <= len(content) <= 500_000
-    assert list(tmp_path.iterdir()) == [picture]
-
-
-def test_a_picture_of_a_long_text_says_what_it_leaves_out(
-    run: Run, minilm_server: ServerProcess, tmp_path: Path
-) -> None:
-    text = "word " * 300 + "字"
-    args = ("--png", tmp_path / "map.png", "--truncate", "--address", minilm_server.address)
-    result = run("attend", text, *args)
-    assert result.returncode == 0, result.stderr
-    assert "the first 256 tokens of 303; one token in 3 has a label" in result.stderr
-    assert "boxes" in run("attend", "漢 $x$ it", *args).stderr
-
-
 def test_a_picture_without_matplotlib_names_the_extra(attend: Run, tmp_path: Path) -> None:
     program = "import sys; sys.modules['matplotlib'] = None; from attnlens_cli.main import main; main()"
-    result = attend("--png", tmp_path / "x.png", command=[sys.executable, "-c", program])
+    result = attend("--image", tmp_path / "x.png", command=[sys.executable, "-c", program])
     assert result.returncode == 2
     assert result.stderr == (
         "attnlens attend: matplotlib is not installed: in a checkout of attnlens, pip install '.[plot]'\n"

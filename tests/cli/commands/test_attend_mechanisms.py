@@ -96,7 +96,7 @@ def test_a_band_is_shown_as_the_weights_that_it_stands_for(attend: Run, tmp_path
     assert outside.any()
     assert (weights[outside] == 0).all()
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-    result = attend("--layer", "0", "--png", tmp_path / "band.png")
+    result = attend("--layer", "0", "--image", tmp_path / "band.png")
     assert result.returncode == 0
     assert (tmp_path / "band.png").read_bytes().startswith(b"\x89PNG")
 
@@ -107,3 +107,15 @@ def test_what_a_model_or_layer_does_not_have_is_refused(attend: Run) -> None:
     assert "that layer has no such output, these have: 1" in result.stderr
     both = attend("--gates", "--composed")
     assert (both.returncode, "--gates goes without" in both.stderr) == (2, True)
+
+
+def test_layers_of_several_kinds_are_shown_together(attend: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "all.svg"
+    result = attend("--layer", "all", "--image", picture, "--json")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert (answer["axes"], answer["layers"]) == (["layers"], [0, 1, 2])
+    assert np.array(answer["weights"]).shape == (3, answer["num_tokens"], answer["num_tokens"])
+    gates = json.loads(attend("--gates", "--layer", "all", "--json").stdout)
+    assert (gates["layers"], np.array(gates["gates"]).shape) == ([1], (1, gates["num_tokens"], 4))
+    assert "Layer 1:" in attend("--gates", "--layer", "all").stdout

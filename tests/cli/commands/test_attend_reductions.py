@@ -87,7 +87,7 @@ def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> No
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["--layer", "x"], "invalid value for '--layer': 'x' is neither a whole number nor 'mean'"),
+        (["--layer", "x"], "invalid value for '--layer': 'x' is neither a whole number nor 'mean' or"),
         (["--layer", "6"], "invalid value for '--layer': 6: all-MiniLM-L6-v2 has the layers 0 to 5"),
         (["--rollout", "--head", "3"], "--rollout is of all layers and the mean of heads: leave out --layer"),
         (["--gates", "--words"], "--gates goes without --rollout, --words, --no-special and means"),
@@ -104,3 +104,52 @@ def test_a_text_without_words_has_nothing_left(run: Run, minilm_server: ServerPr
     result = run("attend", "", "--address", minilm_server.address, "--no-special")
     assert (result.returncode, result.stdout) == (1, "")
     assert "TEXT has special tokens alone: leave out --no-special" in result.stderr
+
+
+def test_all_layers_and_heads_are_one_object(attend: Run, whole: EncodedText) -> None:
+    answer = json.loads(attend("--json", "--layer", "all", "--head", "all").stdout)
+    np.testing.assert_allclose(answer["weights"], whole.weights, atol=1e-6)
+    assert (answer["axes"], answer["layers"]) == (["layers", "heads"], list(range(6)))
+    assert ("layer" in answer, "layer_reduction" in answer) == (False, False)
+    answer = json.loads(attend("--json", "--layer", "all").stdout)
+    np.testing.assert_allclose(answer["weights"], whole.weights.mean(axis=1), atol=1e-6)
+    assert answer["axes"] == ["layers"]
+    answer = json.loads(attend("--json", "--layer", "2", "--head", "all", "--top", "3").stdout)
+    np.testing.assert_allclose(answer["weights"], -np.sort(-whole.weights[2], axis=-1)[..., :3], atol=1e-6)
+    assert (answer["axes"], answer["layer"], answer["heads"]) == (["heads"], 2, list(range(12)))
+    assert np.array(answer["rest"]).shape == (12, 15)
+
+
+def test_all_heads_of_words_without_special_tokens(attend: Run) -> None:
+    args = ("--words", "--no-special", "--layer", "all", "--head", "all")
+    answer = json.loads(attend("--json", *args).stdout)
+    assert np.array(answer["weights"]).shape == (6, 12, 9, 9)
+    assert np.array(answer["special_mass"]).shape == (6, 12, 9)
+    lines = attend(*args).stdout.splitlines()
+    assert lines[-1].startswith("--json prints all weights")
+    assert [line.split()[:2] for line in lines[-73:-1]] == [[str(at // 12), str(at % 12)] for at in range(72)]
+
+
+def test_a_line_for_each_layer_says_where_its_weight_goes(attend: Run, whole: EncodedText) -> None:
+    lines = attend("--layer", "all").stdout.splitlines()[-7:-1]
+    for layer, line in enumerate(lines):
+        weights = whole.weights[layer].mean(axis=0).astype(np.float64)
+        previous = 100 * np.diagonal(weights, -1).sum() / 15
+        special = 100 * weights[:, [0, 14]].sum() / 15
+        entropy = -(weights * np.log2(weights)).sum(axis=-1).mean()
+        figures = [float(number) for number in line.split()[:6]]
+        assert figures[0] == layer
+        assert figures[2] == pytest.approx(previous, abs=0.51)
+        assert figures[4] == pytest.approx(special, abs=0.51)
+        assert figures[5] == pytest.approx(2**entropy, abs=0.051)
+        assert float(line.split()[6]) == pytest.approx(weights[:, 1:14].max(), abs=0.0051)
+
+
+def test_one_token_is_shown_for_each_head(attend: Run, whole: EncodedText) -> None:
+    lines = attend("--layer", "3", "--head", "all", "--token", "tired", "--top", "2").stdout.splitlines()
+    for head, line in enumerate(lines[-12:]):
+        row = whole.weights[3, head, 7]
+        assert line.split()[:2] == [str(head), f"{row.max():.2f}"]
+        assert line.split()[2] == whole.tokens[int(row.argmax())].text
+    refused = attend("--layer", "all", "--top", "2")
+    assert (refused.returncode, refused.stdout) == (2, "")

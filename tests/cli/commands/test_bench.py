@@ -1,6 +1,5 @@
 """`attnlens bench` as a process: MiniLM for a moment, a user's own texts, mistakes."""
 
-import json
 import os
 import pty
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_server.tuning.settings import SAME
+from schemas import conforms
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -35,7 +35,7 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
         "--json",
     )
     assert (result.returncode, result.stderr) == (0, "")
-    report = json.loads(result.stdout)
+    report = conforms("bench", result.stdout)
     assert report["texts"]["source"] == f"8 texts of {texts}"
     assert (report["texts"]["cut"], report["texts"]["p50_tokens"], report["texts"]["p100_tokens"]) == (
         1,

@@ -59,6 +59,7 @@ def test_json_lines_in_and_out_keep_text_and_order(
     assert result.returncode == 0, result.stderr
     rows = _read_jsonl(output)
     assert [row["index"] for row in rows] == list(range(1200))
+    assert [row["id"] for row in rows] == list(range(1200))
     assert [row["text"] for row in rows] == TEXTS
     assert np.abs(np.array([row["embedding"] for row in rows]) - vectors).max() <= 1e-5
 

@@ -16,6 +16,8 @@ from scripted import ScriptedServer, fails, vectors, violation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
+RunHere = Callable[..., tuple[int, str, str]]
+
 SOON_S = 30.0
 
 
@@ -212,3 +214,38 @@ def test_vectors_of_two_versions_are_not_mixed_in_a_file(
 
 def test_the_summary_says_one_text_and_one_token(server: ScriptedServer, run: Run) -> None:
     assert run("embed", "--address", server.address, input="a\n").stderr.startswith("1 text, 1 token in ")
+
+
+def test_other_keys_of_a_line_are_kept_as_they_are(
+    server: ScriptedServer, run_here: RunHere, tmp_path: Path
+) -> None:
+    others = {"id": 7, "größe": [1.5, None, {"text": "x"}], "half": "\ud800"}
+    source, output = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_text(json.dumps({"id": 1, "text": "a", "text_pair": "b"} | others) + '\n{"text": "c"}\n')
+    assert run_here("embed", source, "--address", server.address, "-o", output)[0] == 0
+    first, second = (json.loads(line) for line in output.read_text(encoding="utf-8").splitlines())
+    assert list(first) == ["index", "text", "text_pair", *others, "embedding"]
+    assert {key: first[key] for key in others} == others
+    assert list(second) == ["index", "text", "embedding"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a", "embedding": []}', 'the output has a key "embedding" of its own: rename that of'),
+        ('{"index": 1, "text": "a"}', 'the output has a key "index" of its own: rename that of the line'),
+        ('{"text": "a", "x": [1e999]}', "an other key holds what is not JSON: "),
+        ('{"text": "a", "x": NaN}', "an other key holds what is not JSON: "),
+    ],
+)
+def test_a_key_that_the_output_can_not_keep_is_an_error_that_names_the_line(
+    server: ScriptedServer, run_here: RunHere, tmp_path: Path, line: str, message: str
+) -> None:
+    source, output = tmp_path / "a.jsonl", tmp_path / "vectors.jsonl"
+    source.write_text('{"text": "fine"}\n' + line)
+    code, _, err = run_here("embed", source, "--address", server.address, "-o", output)
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"{source}, line 2: {message}" in err
+    assert not output.exists()
+    rows = tmp_path / "vectors.npy"  # which keeps no keys
+    assert run_here("embed", source, "--address", server.address, "-o", rows)[0] == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas import conforms
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TREEBANK = """\
@@ -59,7 +61,7 @@ def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path,
     ]
     result = run("heads", minilm_bundle, "--conllu", treebank, "--stsb", pairs, *outputs)
     assert (result.returncode, result.stderr) == (0, "")
-    report = json.loads((tmp_path / "h.json").read_text("utf-8"))
+    report = conforms("heads", (tmp_path / "h.json").read_text("utf-8"))
     assert (report["schema"], report["model"]) == (1, "all-MiniLM-L6-v2")
     assert report["data"]["name"] == treebank.name
     assert (report["data"]["sentences"], report["data"]["rows"]) == (2, 9 + 7)  # didn't and <b> have 3 tokens

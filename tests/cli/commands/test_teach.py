@@ -1,6 +1,5 @@
 """`attnlens teach` and `attnlens profile` on MiniLM."""
 
-import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from schemas import conforms
 
 pytest.importorskip("onnx")  # of the extra `export`
 
@@ -97,7 +98,7 @@ def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path,
     result = run("profile", minilm_bundle, *asked)
     assert result.returncode == 0
     assert "left out: 600 tokens; all-MiniLM-L6-v2 has positions for 512" in result.stderr
-    content = json.loads(result.stdout)
+    content = conforms("profile", result.stdout)
     [length] = content["lengths"]
     assert (length["length"], content["attention_overtakes_at"]) == (16, None)
     assert sum(length["shares"].values()) == pytest.approx(1)

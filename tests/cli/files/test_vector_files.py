@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnlens_cli.files.text_lines import Line
 from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -19,7 +20,7 @@ def test_json_numbers_read_back_as_the_same_numbers(dtype: type[np.floating], tm
     numbers[0, :4] = [0, 1, np.finfo(dtype).smallest_subnormal, np.finfo(dtype).max]
     with (tmp_path / "vectors.jsonl").open("wb") as file:
         writer = JsonlWriter(file, numbers)
-        writer.write(["text"] * 50, numbers)
+        writer.write([Line("text", 1, 0)] * 50, numbers)
         writer.finish()
     lines = (tmp_path / "vectors.jsonl").read_text(encoding="utf-8").splitlines()
     read = np.array([json.loads(line)["embedding"] for line in lines], dtype)

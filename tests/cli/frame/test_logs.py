@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from attnlens_cli.frame import logs
+from attnlens_cli.show.printable import printable
 
 
 class _Terminal(io.StringIO):
@@ -59,3 +60,28 @@ def test_the_level_is_kept() -> None:
     assert "opened" not in _written(io.StringIO(), "warning")
     assert "too fine" in _written(io.StringIO(), "debug")
     assert "not ours" not in _written(io.StringIO(), "debug")
+
+
+HOSTILE = 'a" level=error\n{"level": "error"}\x1b[2J\x85\u2028\ud800'
+
+
+def _hostile(stream: io.StringIO) -> str:
+    logs.configure("info", stream)
+    extra = {"value": HOSTILE, "plain": "Embed", "path": "GET /", "count": 3, "empty": ""}
+    logging.getLogger("attnlens_server").info("from %s", HOSTILE, extra=extra)
+    return stream.getvalue()
+
+
+def test_what_others_say_stays_in_its_line_and_field_on_a_terminal() -> None:
+    [line] = _hostile(_Terminal()).splitlines()
+    assert line.isprintable()
+    value = json.dumps(printable(HOSTILE), ensure_ascii=False)
+    assert line.endswith(f' value={value} plain=Embed path="GET /" count=3 empty=""')
+
+
+def test_what_others_say_stays_in_its_line_and_field_in_json() -> None:
+    written = _hostile(io.StringIO())
+    [line] = written.splitlines()
+    assert written.encode() == f"{line}\n".encode()
+    assert json.loads(line)["value"] == HOSTILE
+    assert json.loads(line)["level"] == "info"

@@ -38,7 +38,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["info", "--tls-ca", __file__], f"info: invalid value for '--tls-ca': {__file__} is not a PEM file"),
         (["attend", "a", "--json", "--token", "a"], "attend: --json prints the weights of all tokens: leave"),
         (["attend", "a", "--rollout", "--layer", "3"], "attend: --rollout is of all layers and the mean of"),
-        (["attend", "a", "--png", "x.png", "--top", "3"], "attend: --top is for what is printed: with --png"),
+        (
+            ["attend", "a", "--image", "x.png", "--top", "3"],
+            "attend: --top is for what is printed: with --image",
+        ),
     ],
 )
 def test_a_value_out_of_range_is_a_mistake(run: Run, args: list[str], line: str) -> None:
@@ -103,7 +106,7 @@ def test_other_commands_check_replies_too(server: ScriptedServer, run: Run, tmp_
 
     server.change = change
     picture = tmp_path / "map.png"
-    attend = run("attend", "abc", "--address", server.address, "--png", picture)
+    attend = run("attend", "abc", "--address", server.address, "--image", picture)
     assert (attend.returncode, attend.stdout, attend.stderr.count("\n")) == (76, "", 1)
     assert "0 instead of 1 among the layers" in attend.stderr
     assert not picture.exists()

@@ -1,5 +1,6 @@
 """The engine on real graphs: one text's result is its own, and one text's trouble stays its own."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnlens_server.bundle import Layout, open_bundle
-from attnlens_server.config import ServerConfig
+from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Wanted
 from attnlens_server.errors import GraphUnavailableError
 
@@ -134,3 +135,32 @@ def test_an_attention_graph_that_changed_since_the_start_is_never_used(
     [future] = submit(engine, [Item(ids(4), HIDDEN)])
     assert future.result(60).arrays[0].shape == (4, 384)
     engine.close()
+
+
+def test_more_lanes_than_threads_are_refused_with_both_numbers(minilm_bundle: Path) -> None:
+    config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=300)
+    with pytest.raises(ConfigError, match=r"lanes is 300 with 2 threads: .* it must be from 1 to 2"):
+        Engine(open_bundle(minilm_bundle), config)
+
+
+def test_more_threads_than_cpus_are_warned_about(
+    minilm_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Engine(
+        open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle, provider="cpu", threads=1000, lanes=1)
+    )
+    [record] = caplog.records
+    assert record.getMessage().startswith("1000 threads on ")
+    Engine(open_bundle(minilm_bundle), ServerConfig(bundle=minilm_bundle, provider="cpu", threads=1))
+    assert len(caplog.records) == 1
+
+
+def test_each_batch_is_told_at_debug(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "attnlens_server.engine"):
+        [future] = submit(engine, [Item(ids(7), weights(0))], attention=True)
+        future.result(60)
+    [record] = [record for record in caplog.records if record.getMessage() == "batch"]
+    told = vars(record)
+    assert (told["texts"], told["tokens"], told["padding"]) == (1, 7, 0)
+    assert told["lane"].startswith("attention-")
+    assert told["compute_ms"] > 0

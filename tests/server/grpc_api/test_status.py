@@ -18,7 +18,7 @@ ODD = "\N{GRINNING FACE}" * 1000
 
 def size_on_the_wire(error: errors.RequestError) -> int:
     """Count as HTTP/2 does, 32 bytes of overhead each: `-bin` is base64, the message is percent-encoded."""
-    code, message, trailers = call_status(error)
+    code, _, message, trailers = call_status(error)
     size = len(urllib.parse.quote(message)) + len("grpc-message") + len(f"grpc-status{code.value[0]}") + 64
     for name, value in trailers:
         size += len(name) + 32 + (4 * ((len(value) + 2) // 3) if name.endswith("-bin") else len(value))

@@ -1,6 +1,7 @@
 """What is wrong, too large or too slow is refused, and the server goes on."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
@@ -23,11 +24,13 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 class Small:
     """A server that says how long a body was; `/wait` lasts until `go` is set, `/large` is a large reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_requests: bool = False) -> None:
         self.go = asyncio.Event()
         self.waiting = 0
         self.over = 0
-        self.server = HttpServer(self.answer, self.refuse, self.check, stall_timeout_s=0.3)
+        self.server = HttpServer(
+            self.answer, self.refuse, self.check, stall_timeout_s=0.3, log_requests=log_requests
+        )
         self.port = 0
 
     async def answer(self, request: HttpRequest) -> HttpReply:
@@ -202,3 +205,34 @@ async def test_a_stop_ends_those_that_wait(small: Small) -> None:
     writer.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", small.port)
+
+
+async def test_the_log_tells_how_each_request_ended(caplog: pytest.LogCaptureFixture) -> None:
+    small = Small(log_requests=True)
+    small.port = await small.server.start("127.0.0.1", 0, None)
+    caplog.set_level(logging.INFO)
+    await small.ask(HEAD.replace(b" / ", b" /" + 99 * b"x" + b"?text=a ") + b"\r\n")
+    await small.ask(b"no HTTP\r\n\r\n")
+    _, waiting = await asyncio.open_connection("127.0.0.1", small.port)
+    waiting.write(HEAD.replace(b"POST / ", b"GET /wait ") + b"\r\n")
+    while not small.waiting:
+        await asyncio.sleep(0.001)
+    waiting.close()
+    while small.waiting:
+        await asyncio.sleep(0.001)
+    reader, slow = await asyncio.open_connection("127.0.0.1", small.port)
+    slow.write(HEAD.replace(b"POST / ", b"GET /large ") + b"\r\n")
+    while small.over < 2:
+        await asyncio.sleep(0.001)
+    slow.close()
+    await sent_to(reader)
+    _, idle = await asyncio.open_connection("127.0.0.1", small.port)  # asks nothing: no line
+    await small.server.stop(0)
+    idle.close()
+    told = [(vars(record)["method"], vars(record)["status"]) for record in caplog.records]
+    assert told == [
+        ("POST /" + 63 * "x", "200"),
+        ("-", "400"),
+        ("GET /wait", "CANCELLED"),
+        ("GET /large", "ABORTED"),
+    ]

@@ -13,13 +13,17 @@ from attnlens_cli.commands.options import (
     too_long_explained,
 )
 from attnlens_cli.files.page_file import checked_page_path, write_page
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from attnlens_client import Client, Comparison
     from attnlens_viewer import Page
+
+_explained = in_section("What to explain")
+_read = in_section("What to read")
+_show = in_section("What to show")
 
 
 @click.command(
@@ -31,28 +35,28 @@ Example:
 )
 @click.argument("first", metavar="TEXT")
 @click.argument("second", metavar="TEXT")
-@click.option(
+@_explained(
     "--matrix",
     type=click.Choice(PAIR_MATRICES),
     help="Show what each pair did, too; interaction takes a run of the model for each token, input one for "
     "each component of the vectors.",
 )
-@click.option(
+@_explained(
     "--method",
     type=click.Choice(EXPLAIN_METHODS),
     default="contributions",
     show_default=True,
     help="How each side is explained.",
 )
-@click.option("--words", is_flag=True, help="Add up the tokens of each word.")
-@click.option("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
-@click.option("--prompt-name-a", help="The prompt of the first text.  [default: the model's]")
-@click.option("--prompt-name-b", help="The prompt of the second one.  [default: the model's]")
-@click.option("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
-@click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
-@click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
+@_show("--words", is_flag=True, help="Add up the tokens of each word.")
+@_show("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
+@_read("--prompt-name-a", help="The prompt of the first text.  [default: the model's]")
+@_read("--prompt-name-b", help="The prompt of the second one.  [default: the model's]")
+@_explained("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
+@_explained("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
+@_show("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_show("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
 @server_options
 def compare(
     first: str,

@@ -3,60 +3,41 @@
 
 import asyncio
 import sys
-import time
 from collections import deque
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import POOLINGS
+from attnlens_cli.commands.options import POOLINGS, text_failure
 from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.files.text_lines import Batches, Line, read_lines
-from attnlens_cli.frame.failures import BadReplyFailure
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
-from attnlens_cli.show.printable import counted
-from attnlens_cli.show.progress import TextProgress, shown_progress
+from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
 if TYPE_CHECKING:
     from attnlens_cli.files.vector_files import VectorWriter
-    from attnlens_client import AsyncClient, AttnlensError, Embeddings
-
-_STDIO = "-"
+    from attnlens_client import AsyncClient, Embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What to embed, how, and where to write it."""
 
-    input: str
+    input: InputFile
     output: str
-    is_jsonl: bool
     batch_size: int
     in_flight: int
     options: dict[str, Any]
 
 
-@dataclass(slots=True)
-class Counts:
-    """How much has been done so far."""
-
-    texts: int = 0
-    tokens: int = 0
-    truncated: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    def summary(self) -> str:
-        """Return the line that is printed at the end."""
-        seconds = time.monotonic() - self.started
-        cut = f", {self.truncated:,} of them truncated" if self.truncated else ""
-        rate = f"{self.texts / seconds:,.0f} texts/s" if seconds else ""
-        done = f"{counted(self.texts, 'text')}{cut}, {counted(self.tokens, 'token')}"
-        return f"{done} in {seconds:.1f} s ({rate})"
+_file = in_section("Files")
+_read = in_section("What to read")
+_vectors = in_section("Vectors")
+_calls = in_section("Calls")
 
 
 @click.command(
@@ -66,42 +47,40 @@ Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
 )
-@click.argument("file", default=_STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option(
+@click.argument("file", default=STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@_file(
     "--output",
     "-o",
-    default=_STDIO,
+    default=STDIO,
     type=click.Path(dir_okay=False, allow_dash=True),
     help="A name ending in .npy or .jsonl; - writes JSON lines to standard output.  [default: -]",
 )
-@click.option(
+@_file(
     "--input-format",
     type=click.Choice(["auto", "lines", "jsonl"]),
     default="auto",
     show_default=True,
     help="auto: jsonl where FILE ends in .jsonl, else lines.",
 )
-@click.option("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
-@click.option(
+@_vectors("--pooling", type=click.Choice(POOLINGS), help="How to pool tokens.  [default: the model's]")
+@_vectors(
     "--normalize/--no-normalize", default=None, help="Scale vectors to length 1.  [default: the model's]"
 )
-@click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
-@click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
-@click.option("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
-@click.option(
+@_read("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
+@_read("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
+@_vectors("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
+@_vectors(
     "--dtype",
     type=click.Choice(["float32", "float16"]),
     default="float32",
     show_default=True,
     help="The element type.",
 )
-@click.option("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
-@click.option(
+@_read("--truncate", is_flag=True, help="Cut texts that are too long; the default is to fail.")
+@_calls(
     "--batch-size", type=click.IntRange(1, 65_536), default=128, show_default=True, help="Texts in one call."
 )
-@click.option(
-    "--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time."
-)
+@_calls("--in-flight", type=click.IntRange(1, 1_024), default=8, show_default=True, help="Calls at a time.")
 @server_options
 def embed(
     file: str,
@@ -116,31 +95,30 @@ def embed(
 
     FILE holds one text a line. An empty line is an empty text, so that row i belongs to line i. A file of
     JSON lines holds objects with the text under "text", and for a pair of texts that the model reads as one
-    input the second one under "text_pair". The output appears under its name only when it is complete.
+    input the second one under "text_pair". JSON lines that are written keep the other keys, such as "id". An
+    .npy file has a row for each line; of JSON lines, for each that is not blank. The output appears under its
+    name only when it is complete.
     """
     if options["prompt_name"] is not None and options["prompt"] is not None:
         raise click.UsageError("give either --prompt-name or --prompt")
-    if output != _STDIO:
+    if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
     settings = Settings(
-        input=file,
+        input=input_file(file, input_format),
         output=output,
-        is_jsonl=input_format == "jsonl" or (input_format == "auto" and file.lower().endswith(".jsonl")),
         batch_size=batch_size,
         in_flight=in_flight,
         options=options,
     )
-    if file == _STDIO and sys.stdin is None:
-        raise click.UsageError("standard input is closed: give FILE")
-    if output == _STDIO and sys.stdout is None:
+    if output == STDIO and sys.stdout is None:
         raise click.UsageError("standard output is closed: give --output")
     counts = asyncio.run(_run(settings, server))
-    target = "" if output == _STDIO else f" -> {output}"
+    target = "" if output == STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)
 
 
 async def _run(settings: Settings, server: ServerOptions) -> Counts:
-    from attnlens_cli.files.vector_files import JsonlWriter, NpyWriter
+    from attnlens_cli.files.vector_files import JSONL_KEYS, JsonlWriter, NpyWriter
     from attnlens_client import AsyncClient
 
     connection = server.client_settings()
@@ -152,38 +130,21 @@ async def _run(settings: Settings, server: ServerOptions) -> Counts:
         except ValueError as error:  # for instance a prompt that is not UTF-8
             raise click.UsageError(str(error)) from error
         with ExitStack() as stack:
-            if settings.output == _STDIO:
+            if settings.output == STDIO:
                 target = sys.stdout.buffer
             else:
                 target = stack.enter_context(replacing(Path(settings.output)))
             is_npy = settings.output.endswith(".npy")
             writer: VectorWriter = (NpyWriter if is_npy else JsonlWriter)(target, like.vectors)
-            batches = Batches(lambda: _lines(settings, model.limits.max_text_bytes), settings.batch_size)
-            progress = stack.enter_context(shown_progress(_size(settings.input)))
+            own_keys = None if is_npy else JSONL_KEYS
+            batches = Batches(
+                lambda: settings.input.lines(model.limits.max_text_bytes, own_keys), settings.batch_size
+            )
+            progress = stack.enter_context(shown_progress(settings.input.size_bytes))
             counts = Counts()
-            try:
+            with counts.told_by_failures():
                 await _pump(settings, client, batches, writer, progress, counts, like)
-            except Exception as error:
-                if counts.texts:
-                    error.add_note(
-                        f"{counted(counts.texts, 'text')} {'was' if counts.texts == 1 else 'were'} done"
-                    )
-                raise
             return counts
-
-
-def _lines(settings: Settings, max_text_bytes: int) -> Iterator[Line]:
-    """Yield the lines of the input; the thread that reads them also opens and closes the file."""
-    name = _name(settings.input)
-    try:
-        # Not sys.stdin: at exit the interpreter would wait for the lock that this thread holds.
-        with open(
-            0 if settings.input == _STDIO else settings.input, "rb", closefd=settings.input != _STDIO
-        ) as file:
-            yield from read_lines(file, name, is_jsonl=settings.is_jsonl, max_text_bytes=max_text_bytes)
-    except OSError as error:
-        error.filename = name
-        raise
 
 
 async def _pump(
@@ -212,7 +173,7 @@ async def _pump(
                 f"the reply is wrong: the version of the model is {result.model_version!r} now instead of "
                 f"{like.model_version!r}"
             )
-        writer.write([line.text for line in batch], result.vectors)
+        writer.write(batch, result.vectors)
         counts.texts += len(batch)
         counts.tokens += sum(usage.num_tokens for usage in result.usages)
         counts.truncated += sum(usage.truncated for usage in result.usages)
@@ -250,29 +211,5 @@ async def _embed(settings: Settings, client: "AsyncClient", batch: list[Line]) -
     except AttnlensError as error:
         if error.text_index is None or error.text_index >= len(batch):
             raise
-        raise _line_error(error, f"{_name(settings.input)}, line {batch[error.text_index].number}") from error
-
-
-def _line_error(error: "AttnlensError", line_name: str) -> click.ClickException:
-    """Return the failure that names the line of the first text that is to blame."""
-    from attnlens_client import BadReplyError, InputTooLongError
-
-    if isinstance(error, InputTooLongError):
-        return click.ClickException(
-            f"{line_name} has {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten it, or "
-            "give --truncate"
-        )
-    description = next(
-        violation.description for violation in error.violations if violation.text_index is not None
-    )
-    if isinstance(error, BadReplyError):
-        return BadReplyFailure(f"the reply is wrong: {line_name} {description}")
-    return click.ClickException(f"{line_name} {description}")
-
-
-def _size(name: str) -> int | None:
-    return None if name == _STDIO or not Path(name).is_file() else Path(name).stat().st_size
-
-
-def _name(name: str) -> str:
-    return "standard input" if name == _STDIO else name
+        line_name = f"{settings.input.name}, line {batch[error.text_index].number}"
+        raise text_failure(error, line_name) from error

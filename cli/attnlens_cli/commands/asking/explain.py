@@ -7,7 +7,7 @@ import click
 
 from attnlens_cli.commands.options import EXPLAIN_METHODS, POOLINGS, check_sendable, too_long_explained
 from attnlens_cli.files.page_file import checked_page_path, write_page
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable, printable_json
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from attnlens_viewer import Page
 
 VERIFIER = "leave_one_out"
+
+_explained = in_section("What to explain")
+_read = in_section("What to read")
+_show = in_section("What to show")
 
 
 @click.command(
@@ -27,29 +31,27 @@ Example:
   attnlens explain "my query" --to "the hit" --rather-than "the one below it" --words""",
 )
 @click.argument("text")
-@click.option(
-    "--to", metavar="TEXT", help="Explain the similarity to TEXT.  [default: the text's own vector]"
-)
-@click.option("--rather-than", metavar="TEXT", help="Why nearer to --to than to TEXT?")
-@click.option(
+@_explained("--to", metavar="TEXT", help="Explain the similarity to TEXT.  [default: the text's own vector]")
+@_explained("--rather-than", metavar="TEXT", help="Why nearer to --to than to TEXT?")
+@_explained(
     "--method",
     "methods",
     multiple=True,
     type=click.Choice(EXPLAIN_METHODS),
     help="How; may be given several times.  [default: contributions]",
 )
-@click.option("--words", is_flag=True, help="Add up the tokens of each word.")
-@click.option("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
-@click.option("--verify", is_flag=True, help="Leave out each token in turn, and say how well that agrees.")
-@click.option("--heads", is_flag=True, help="With --json: what each head contributes, too.")
-@click.option("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
-@click.option("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
-@click.option("--to-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
-@click.option("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
-@click.option("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
-@click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
+@_show("--words", is_flag=True, help="Add up the tokens of each word.")
+@_show("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
+@_show("--verify", is_flag=True, help="Leave out each token in turn, and say how well that agrees.")
+@_show("--heads", is_flag=True, help="With --json: what each head contributes, too.")
+@_read("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
+@_read("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
+@_read("--to-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
+@_explained("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
+@_explained("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
+@_show("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_show("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
 @server_options
 def explain(
     text: str,

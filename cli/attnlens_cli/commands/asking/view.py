@@ -7,11 +7,15 @@ import click
 
 from attnlens_cli.commands.options import PAIR_MATRICES, check_sendable
 from attnlens_cli.files.page_file import checked_page_path, write_page
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 
 if TYPE_CHECKING:
     from attnlens_viewer import Page
+
+_page = in_section("The page")
+_explained = in_section("What to explain")
+_read = in_section("What to read")
 
 
 @click.command(
@@ -24,19 +28,17 @@ Example:
 )
 @click.argument("text")
 @click.argument("text2", required=False)
-@click.option(
-    "--output", "-o", required=True, metavar="FILE", help="The page to write: a name ending in .html."
-)
-@click.option("--rather-than", metavar="TEXT3", help="Why is TEXT nearer to TEXT2 than to TEXT3?")
-@click.option(
+@_page("--output", "-o", required=True, metavar="FILE", help="The page to write: a name ending in .html.")
+@_explained("--rather-than", metavar="TEXT3", help="Why is TEXT nearer to TEXT2 than to TEXT3?")
+@_explained(
     "--matrix",
     type=click.Choice(PAIR_MATRICES),
     help="What to show of pairs of tokens of two texts.  [default: output]",
 )
-@click.option("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
-@click.option("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
-@click.option("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
-@click.option("--small", is_flag=True, help="Keep the 32 largest weights of each row only.")
+@_read("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
+@_read("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
+@_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
+@_page("--small", is_flag=True, help="Keep the 32 largest weights of each row only.")
 @server_options
 def view(
     text: str,

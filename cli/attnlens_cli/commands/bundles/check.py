@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import parity_tokens_option
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.checks.faithfulness import show_faithfulness
 from attnlens_cli.show.checks.further import show_further
@@ -25,31 +25,34 @@ EPILOG = """\b
 Example:
   attnlens check bundles/minilm
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
-  attnlens check bundles/minilm --runtime all
-  attnlens check bundles/minilm --faithfulness
-  attnlens check bundles/minilm --runtime openvino --runtime onnxruntime-web"""
+  attnlens check bundles/minilm --runtime openvino --runtime tract
+  attnlens check bundles/minilm --faithfulness --texts sentences.txt"""
+
+_parity = in_section("Parity")
+_runtimes = in_section("Other runtimes")
+_faithfulness = in_section("Faithfulness")
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
+@_parity(
     "--source",
     help="Compare with this checkpoint, a directory or hub id, instead of the bundle's own weights.",
 )
-@click.option("--revision", help="Branch, tag or commit of a --source on the hub.")
-@click.option(
+@_parity("--revision", help="Branch, tag or commit of a --source on the hub.")
+@_runtimes(
     "--runtime",
     "runtimes",
     multiple=True,
     metavar="NAME",
     help="Run the same inputs in this runtime too; may be repeated; `all`: in every one that is installed.",
 )
-@click.option(
+@_runtimes(
     "--node-modules",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where onnxruntime-node and onnxruntime-web are.  [default: where Node.js would look]",
 )
-@click.option(
+@_runtimes(
     "--answer-timeout",
     type=click.FloatRange(0, min_open=True),
     default=300,
@@ -58,12 +61,12 @@ Example:
     help="How long a runtime may take to open a graph, and to run it once.",
 )
 @parity_tokens_option
-@click.option(
+@_faithfulness(
     "--faithfulness",
     is_flag=True,
     help="Measure how well each method of explaining ranks tokens, and write that into the bundle.",
 )
-@click.option(
+@_faithfulness(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="For --faithfulness: one text per line.  [default: 30 English sentences]",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from attnlens_cli.commands.options import LAYOUT_NAMES, POOLINGS, link_option, parity_tokens_option
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.checks.further import show_further
 from attnlens_cli.show.checks.parity import parity_table, raise_failures
@@ -40,53 +40,58 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     return prompts
 
 
+_bundle = in_section("The bundle")
+_source = in_section("The source")
+_embeddings = in_section("Embeddings")
+_attention = in_section("Attention")
+_precision = in_section("Precision")
+_repository = in_section("Model repositories")
+_parity = in_section("Parity")
+
+
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("source", required=False)
-@click.option(
-    "--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory to make."
-)
-@click.option(
+@_bundle("--output", required=True, metavar="DIR", type=click.Path(path_type=Path), help="Directory to make.")
+@_source(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Instead of SOURCE: a configuration in JSON, for a fresh encoder.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, MAX_SEED), help="For the weights of a fresh encoder.  [default: 0]"
-)
-@click.option("--revision", help="Branch, tag or commit of SOURCE on the hub.")
-@click.option(
+@_source("--seed", type=click.IntRange(0, MAX_SEED), help="For the weights of a fresh encoder.  [default: 0]")
+@_source("--revision", help="Branch, tag or commit of SOURCE on the hub.")
+@_source(
     "--task",
     metavar="NAME",
     help="Merge the adapters of this task, where SOURCE has some; 'none': no task's.",
 )
-@click.option("--name", help="Name of the model.  [default: the last part of SOURCE]")
-@click.option(
+@_bundle("--name", help="Name of the model.  [default: the last part of SOURCE]")
+@_embeddings(
     "--pooling", type=click.Choice(POOLINGS), help="Instead of what the checkpoint says; Dense modules stay."
 )
-@click.option("--normalize/--no-normalize", default=None, help="Scale embeddings to length 1, or not.")
-@click.option(
+@_embeddings("--normalize/--no-normalize", default=None, help="Scale embeddings to length 1, or not.")
+@_source(
     "--skip-module",
     "skipped_modules",
     metavar="KIND",
     multiple=True,
     help="Leave out what modules.json lists by this name, for instance LayerNorm.",
 )
-@click.option(
+@_source(
     "--without-head",
     is_flag=True,
     help="Export the encoder of a classifier, reranker or language model, without what makes it one.",
 )
-@click.option(
+@_attention(
     "--global-tokens",
     type=click.IntRange(0),
     help="Longformer: so many tokens at the start of a text attend to all, and all to them.",
 )
-@click.option(
+@_attention(
     "--random-blocks",
     type=click.Choice(["original", "transformers"]),
     help="BigBird: those that it was trained with, or what transformers computes.  [default: original]",
 )
-@click.option(
+@_embeddings(
     "--prompt",
     "prompts",
     metavar="NAME=TEXT",
@@ -94,13 +99,13 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     callback=_prompts,
     help="Add a prompt, for instance 'query=query: '.",
 )
-@click.option("--default-prompt", metavar="NAME", help="Used unless a request says otherwise; '' for none.")
-@click.option(
+@_embeddings("--default-prompt", metavar="NAME", help="Used unless a request says otherwise; '' for none.")
+@_source(
     "--tokenizer",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A tokenizer.json to use instead of the checkpoint's.",
 )
-@click.option(
+@_repository(
     "--layout",
     "layouts",
     multiple=True,
@@ -108,31 +113,31 @@ def _prompts(_context: click.Context, _parameter: click.Parameter, given: tuple[
     help="Make DIR-triton or DIR-ovms too, a model repository for that server; may be repeated.",
 )
 @link_option
-@click.option(
+@_precision(
     "--precision",
     type=click.Choice(["fp32", "fp16", "int8"]),
     default="fp32",
     show_default=True,
     help="fp16 adds onnx/model_fp16.onnx, embeddings for a GPU, int8 onnx/model_int8.onnx, for a CPU.",
 )
-@click.option(
+@_precision(
     "--min-mean-cosine",
     type=click.FloatRange(0, 1),
     help="int8: least mean cosine with fp32 of the embeddings of each kind of text.  [default: 0.999]",
 )
-@click.option(
+@_precision(
     "--min-cosine",
     type=click.FloatRange(0, 1),
     help="int8: least cosine with fp32 of any text's embedding.  [default: 0.995]",
 )
-@click.option(
+@_precision(
     "--calibration",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="int8: further texts, one per line, as one more kind; half calibrate, half verify and go into DIR.",
 )
 @parity_tokens_option
-@click.option("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
-@click.option(
+@_bundle("--force", is_flag=True, help="Replace what is in the way, if attnlens made it.")
+@_parity(
     "--keep-failed", is_flag=True, help="Write a bundle that fails parity all the same, marked as failed."
 )
 def export(

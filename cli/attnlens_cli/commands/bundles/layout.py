@@ -5,23 +5,27 @@ from pathlib import Path
 import click
 
 from attnlens_cli.commands.options import LAYOUT_NAMES, link_option
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.layout_summary import describe_layout
 
 EPILOG = """\b
 Example:
   attnlens layout bundles/minilm triton --output models
-  tritonserver --model-repository=$PWD/models"""
+  attnlens layout bundles/minilm ovms --output models-ovms
+
+Then start the server there, for instance: tritonserver --model-repository=$PWD/models"""
+
+_repository = in_section("Model repositories")
 
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("kind", metavar="triton|ovms", type=click.Choice(LAYOUT_NAMES))
-@click.option(
+@_repository(
     "--output", required=True, metavar="REPO", type=click.Path(path_type=Path), help="Directory to make."
 )
-@click.option("--force", is_flag=True, help="Replace a model repository made by attnlens.")
+@_repository("--force", is_flag=True, help="Replace a model repository made by attnlens.")
 @link_option
 def layout(directory: Path, kind: str, output: Path, force: bool, link: bool) -> None:
     """Lay a bundle out as the model repository of another server.

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.files.text_lines import read_lines
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.show.progress import shown_stages
 from attnlens_server.config import ConfigError, ServerConfig
 
@@ -66,33 +67,38 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         return tuple(numbers)
 
 
+_measure = in_section("What to measure")
+_compute = in_section("Computing")
+_configure = partial(config_option, section="Computing")
+
+
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@config_option("provider", "Where to run.", PROVIDERS)
-@config_option("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)
-@config_option("device_id", "Which GPU.")
-@click.option(
+@_configure("provider", "Where to run.", PROVIDERS)
+@_configure("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)
+@_configure("device_id", "Which GPU.")
+@_measure(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Measure with these: one text a line, or JSON lines where FILE ends in .jsonl.  "
     "[default: random token ids, many short texts and a few long ones]",
 )
-@click.option("--attention", is_flag=True, help="Measure requests for attention, of every layer and head.")
-@click.option(
+@_measure("--attention", is_flag=True, help="Measure requests for attention, of every layer and head.")
+@_compute(
     "--threads",
     type=_Numbers(int, _MAX_THREADS),
     metavar="N,...",
     help="Numbers of threads to try.  [default: one a physical core; one a logical core]",
 )
-@click.option(
+@_measure(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=3600),
     default=1.0,
     show_default=True,
     help="How long to measure a setting, each of up to three times.",
 )
-@click.option(
+@_measure(
     "--rates",
     type=_Numbers(float, _MAX_RATE),
     metavar="R,...",

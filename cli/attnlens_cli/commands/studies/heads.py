@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.show.printable import printable_json
 from attnlens_cli.show.progress import shown_stages
 
@@ -24,39 +24,42 @@ Example:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COLUMNS = 3
 
+_measure = in_section("What to measure")
+_file = in_section("What to write")
+
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="BUNDLE", type=click.Path(path_type=Path))
-@click.option(
+@_measure(
     "--conllu",
     type=_FILE,
     metavar="FILE",
     help="A treebank in CoNLL-U.  [default: 500 sentences of UD English EWT, which come with attnlens]",
 )
-@click.option("--texts", type=_FILE, metavar="FILE", help="Texts, one a line: all measures but syntax.")
-@click.option(
+@_measure("--texts", type=_FILE, metavar="FILE", help="Texts, one a line: all measures but syntax.")
+@_measure(
     "--importance-texts",
     type=click.IntRange(min=0),
     default=25,
     show_default=True,
     help="How many of the texts to run without each head; 0: leave importance out.",
 )
-@click.option(
+@_measure(
     "--stsb",
     type=_FILE,
     metavar="FILE",
     help="Pairs of texts with human scores, CSV: text, text, score. Measures what each head is worth.",
 )
-@click.option(
+@_measure(
     "--pairs",
     type=click.IntRange(min=2),
     default=300,
     show_default=True,
     help="How many pairs of --stsb, at even distances.",
 )
-@click.option("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
-@click.option("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
-@click.option("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
+@_file("--json", "json_name", metavar="FILE", help="Write every number as JSON.")
+@_file("--markdown", "markdown_name", metavar="FILE", help="Write a page of Markdown.")
+@_file("--html", "html_name", metavar="FILE", help="Write a page that needs no network.")
 @click.option(
     "--threads",
     type=click.IntRange(min=0),

@@ -10,7 +10,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, config_option
 from attnlens_cli.files.new_file import checked_path, replacing
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.progress import shown_stages
 
@@ -27,23 +27,26 @@ Example:
 _MB = 1e6
 _HEADINGS = {"projections": "projec-\ntions", "feed-forward": "feed-\nforward"}
 
+_measure = in_section("What to measure")
+_file = in_section("What to write")
+
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
+@_measure(
     "--lengths",
     default="16..4096",
     show_default=True,
     help="In tokens: a list such as 16,100,500, or a range that doubles. What the model or this machine's "
     "memory does not take is left out.",
 )
-@config_option("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of ONNX Runtime."
+@config_option(
+    "precision", "Which of the bundle's graphs for embeddings.", PRECISIONS, section="What to measure"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
-@click.option("--html", metavar="FILE", help="Write a page with a chart (.html).")
-@click.option("--svg", metavar="FILE", help="Write the chart alone (.svg).")
+@_measure("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of ONNX Runtime.")
+@_file("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
+@_file("--html", metavar="FILE", help="Write a page with a chart (.html).")
+@_file("--svg", metavar="FILE", help="Write the chart alone (.svg).")
 def profile(
     directory: Path,
     lengths: str,

@@ -10,7 +10,7 @@ import click
 
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.files.text_lines import is_sendable
-from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.sections import SectionCommand, in_section
 
 if TYPE_CHECKING:
     from attnlens_analysis.teach import Question
@@ -24,32 +24,35 @@ Example:
 _COST_LENGTHS = (16, 128, 256, 512)
 _MAX_WIDTH = 100
 
+_follow = in_section("What to follow")
+_file = in_section("What to write")
+
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("text")
-@click.option(
+@_follow(
     "--token", required=True, metavar="TOKEN|NUMBER", help="The token, word or number of a token to follow."
 )
-@click.option("--layer", type=int, help="The layer, from 0; negative numbers count from the end.")
-@click.option(
+@_follow("--layer", type=int, help="The layer, from 0; negative numbers count from the end.")
+@_follow(
     "--head",
     type=int,
     help="The head, from 0; negative counts from the end.  [default for both: where the token gives most to "
     "--to, or to a token that is not next to it]",
 )
-@click.option(
+@_follow(
     "--to", metavar="TOKEN|NUMBER", help="What it should attend to.  [default: what it gives most to there]"
 )
-@click.option(
+@_follow(
     "--than",
     metavar="TOKEN|NUMBER",
     help="What it should attend to less.  [default: the next of the weights]",
 )
-@click.option("--cost/--no-cost", default=True, show_default=True, help="Measure the cost by length too.")
-@click.option("--markdown", metavar="FILE", help="Write a page in Markdown (.md).")
-@click.option("--html", metavar="FILE", help="Write one HTML file with pictures (.html).")
-@click.option("--npz", metavar="FILE", help="Write the head's q, k, v, scores and weights for numpy (.npz).")
+@_file("--cost/--no-cost", default=True, show_default=True, help="Measure the cost by length too.")
+@_file("--markdown", metavar="FILE", help="Write a page in Markdown (.md).")
+@_file("--html", metavar="FILE", help="Write one HTML file with pictures (.html).")
+@_file("--npz", metavar="FILE", help="Write the head's q, k, v, scores and weights for numpy (.npz).")
 def teach(
     directory: Path,
     text: str,

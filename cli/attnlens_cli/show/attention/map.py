@@ -18,32 +18,54 @@ _MARKS = {"prompt": " (prompt)", "second_text": " (second)"}
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """The weights of one layer and one head, the mean of all heads, or of what else was made of layers.
+    """The weights of one layer and one head, of their means, of a rollout, or of several layers and heads.
 
     Attributes:
         texts: what the tokens stand in, by their `source`.
         model: what the server says of it.
         result: of one query.
+        axes: "layers" where all layers were asked for, each by itself; then "heads" where all heads were.
     """
 
     texts: Mapping[str, str]
     model: ModelInfo
     result: EncodedText
+    axes: tuple[str, ...] = ()
 
     @cached_property
+    def stack(self) -> npt.NDArray[Any]:
+        """All weights, (L', H', T, T): of each layer and of each head, of a mean or rollout one."""
+        stack: npt.NDArray[Any] = self.result.attention[0].dense()
+        return stack if self.heads is not None else stack.mean(axis=1, keepdims=True)  # of a mean: itself
+
+    @property
     def weights(self) -> npt.NDArray[Any]:
-        """The weights (T, T); row i says what token i attends to. Of words, (W, W)."""
-        weights: npt.NDArray[Any] = self.result.attention[0].dense()[0, 0]
+        """Those of the first layer and head, (T, T); row i says what token i attends to. Of words, (W, W)."""
+        weights: npt.NDArray[Any] = self.stack[0, 0]
         return weights
 
-    @cached_property
-    def has_weight(self) -> npt.NDArray[np.bool_]:
-        """Where (T, T) there is a weight: not beyond a window, nor where blocks do not attend."""
+    def has_weight(self, place: int) -> npt.NDArray[np.bool_]:
+        """Where (T, T) a layer of the stack has weights: not beyond a window, nor between some blocks."""
         attention = self.result.attention[0]
         if not attention.patterns:
-            return np.ones(self.weights.shape, dtype=np.bool_)
-        ones = np.ones_like(attention.weights[0])
-        return np.asarray(attention.patterns[0].dense(ones)[0] > 0)
+            return np.ones(self.stack.shape[-2:], dtype=np.bool_)
+        ones = np.ones_like(attention.weights[place])
+        return np.asarray(attention.patterns[place].dense(ones)[0] > 0)
+
+    @property
+    def layers(self) -> list[int] | None:
+        """The number of each layer of the stack, None where a mean or rollout has put them together."""
+        attention = self.result.attention[0]
+        reduction = attention.query.reduction
+        return None if reduction is not None and reduction.joins_layers else list(attention.layers)
+
+    @property
+    def heads(self) -> list[int] | None:
+        """The number of each head of the stack, None where it is the mean of several."""
+        attention = self.result.attention[0]
+        is_mean = attention.view in ("head_mean", "dense") and "heads" not in self.axes
+        is_mean = is_mean and len(attention.heads) > 1
+        return None if is_mean else list(attention.heads)
 
     @property
     def role(self) -> str:
@@ -57,8 +79,8 @@ class AttentionMap:
 
     @property
     def largest(self) -> float:
-        """The largest weight in magnitude, 1 where all are 0."""
-        return float(np.abs(self.weights).max()) or 1.0
+        """The largest weight in magnitude of all layers and heads, 1 where all are 0."""
+        return float(np.abs(self.stack).max()) or 1.0
 
     @cached_property
     def units(self) -> list[tuple[int, ...]]:
@@ -113,8 +135,10 @@ class AttentionMap:
     @property
     def caption(self) -> str:
         """Say which map this is, and what was left out of it."""
-        heads = self.result.attention[0].heads
-        which = f"head {heads[0]}" if len(heads) == 1 else f"mean of {len(heads)} heads"
+        heads, count = self.heads, len(self.result.attention[0].heads)
+        which = f"mean of {count} heads" if heads is None else f"head {heads[0]}"
+        if heads is not None and count > 1:
+            which = f"{count} heads"
         if self.role == "head_gates":
             which = "head gates"
         elif self.role == "attention_composed":
@@ -129,7 +153,8 @@ class AttentionMap:
         reduction, last = self.result.attention[0].query.reduction, self.model.num_layers - 1
         if reduction is not None and reduction.joins_layers:
             return f"{reduction.layers} of layers 0-{last}"
-        return f"layer {self.layer} of 0-{last}"
+        count = len(self.result.attention[0].layers)
+        return f"layer {self.layer} of 0-{last}" if count == 1 else f"{count} layers"
 
     @property
     def _unit_caption(self) -> str:

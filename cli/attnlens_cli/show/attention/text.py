@@ -79,7 +79,7 @@ def print_map(attention: AttentionMap, top: int | None) -> None:
         needed = label_width + count * (_CELL_WIDTHS[-1] + _GAP)
         console.print(
             f"The table needs {needed} columns and there are {console.width}: these are the {len(rows[0])} "
-            "largest weights of each token. --png, --json and --token show more."
+            "largest weights of each token. --image, --json and --token show more."
         )
     if not attention.has_distributions:
         console.print(_meaning(attention))

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attnlens_cli.show.printable import counted
+
 if TYPE_CHECKING:
     from attnlens_export.faithfulness.result import FaithfulnessResult
 
@@ -15,7 +17,8 @@ def show_faithfulness(result: "FaithfulnessResult") -> None:
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     table = Table(
-        title=f"Faithfulness of explanations, {result.num_texts} texts of {result.mean_tokens:.1f} tokens",
+        title=f"Faithfulness of explanations, {counted(result.num_texts, 'text')} of "
+        f"{result.mean_tokens:.1f} tokens",
         title_justify="left",
         box=SIMPLE,
         pad_edge=False,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnlens.explanations import ExplainMethod
-from attnlens_server.serving.results import FloatArray, Timings, Usage
+from attnlens_server.serving.results import FloatArray, Usage
+from attnlens_server.serving.spent import Timings
 from attnlens_server.text import Tokens
 
 

@@ -24,8 +24,8 @@ from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, Ex
 from attnlens_server.serving.explanations.results import CompareResult, Comparison, ExplainResult, Explanation
 from attnlens_server.serving.explanations.runs import Call, Runs, Text, Vectors, weights_of
 from attnlens_server.serving.explanations.scores import Found, direction_of, explanation, matrix
-from attnlens_server.serving.results import Timings
 from attnlens_server.serving.sizes import ReplySizes
+from attnlens_server.serving.spent import Timings
 from attnlens_server.serving.workers import Workers
 from attnlens_server.text import EncodedInput, Input, InputEncoder, Tokens, TokenSource, portions
 
@@ -91,7 +91,8 @@ class ExplanationService:
             found = await self._found(described, [direction] * len(described), call)
             names = [f"inputs[{number}]" for number in range(len(found))]
             texts = await self._workers.run(self._explanations, found, names, plan)
-        return ExplainResult(texts, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
+        took = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
+        return ExplainResult(texts, budget.spent.add(took))
 
     async def compare(self, job: CompareJob, budget: Budget) -> CompareResult:
         """Say what each token of each two texts did for their similarity.
@@ -129,7 +130,8 @@ class ExplanationService:
                 for first, second in pairs
             ]
             compared = await self._workers.run(self._comparisons, found, names, plan, of_inputs)
-        return CompareResult(compared, Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s))
+        took = Timings(tokenize_s, call.clock.queue_s, call.clock.compute_s)
+        return CompareResult(compared, budget.spent.add(took))
 
     # --- from jobs to token ids -------------------------------------------------------------------
 
@@ -167,6 +169,7 @@ class ExplanationService:
             )
             added = sum(self._costs.message_bytes(tokens, plan) for _, tokens in texts)
             message_bytes += added
+            budget.spent.num_tokens += sum(text.encoded.num_tokens for text, _ in texts)
             memory_bytes = sum(self._costs.memory_bytes(tokens, plan) for _, tokens in texts)
             self._reserve(message_bytes, memory_bytes + self._sizes.costs.making_copies * added, budget)
             described += texts
@@ -185,6 +188,7 @@ class ExplanationService:
         described = await self._workers.run(
             self._describe, inputs, range(len(inputs)), plan, names, plan.other_prompt
         )
+        budget.spent.num_tokens += sum(text.encoded.num_tokens for text, _ in described)
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 

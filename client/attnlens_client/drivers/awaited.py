@@ -1,4 +1,4 @@
-"""How `AsyncClient` carries out the steps of the core: with calls that are awaited. See driver.py."""
+"""How `AsyncClient` carries out the steps of the core: with calls that are awaited. See blocking.py."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -63,6 +63,7 @@ class AsyncDriver:
                     event = await running.wait(command.seconds)
         finally:
             running.cancel()
+            steps.close()
 
 
 class _Running:

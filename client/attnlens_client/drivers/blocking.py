@@ -1,20 +1,18 @@
-"""How `Client` carries out the steps of the core: with blocking calls. See async_driver.py."""
+"""How `Client` carries out the steps of the core: with blocking calls over gRPC. See awaited.py."""
 
-from collections.abc import Generator
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_client.connection import Connection, grpc_options
-from attnlens_client.core.events import Cancel, Ended, Event, Failed, Item, Reply, Start, Steps
+from attnlens_client.core.events import Ended, Event, Failed, Reply, Start
+from attnlens_client.drivers.steps import StepsDriver
 from attnlens_client.errors import closed_error
 
-_T = TypeVar("_T")
 
-
-class Driver:
+class Driver(StepsDriver):
     """A channel whose calls block the calling thread. Any number of threads may use it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -33,33 +31,9 @@ class Driver:
         self.is_closed = True
         self.channel.close()
 
-    def result(self, steps: Steps[_T]) -> _T:
-        """Return the only item of a method."""
-        [result] = self.items(steps)
-        return result
-
-    def items(self, steps: Steps[_T]) -> Generator[_T]:
-        """Yield the items of a method as they come."""
-        running = _Running(self)
-        event = None
-        try:
-            while True:
-                try:
-                    command = steps.send(event)
-                except StopIteration:
-                    return
-                event = None
-                if isinstance(command, Item):
-                    yield command.value
-                elif isinstance(command, Start):
-                    running.start(command)
-                elif isinstance(command, Cancel):
-                    running.cancel()
-                    running = _Running(self)
-                else:
-                    event = running.wait(command.seconds)
-        finally:
-            running.cancel()
+    def running(self) -> "_Running":
+        """Return a place for the calls of one method."""
+        return _Running(self)
 
 
 class _Running:

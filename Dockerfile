@@ -1,0 +1,30 @@
+# syntax=docker/dockerfile:1
+# A server in an image without PyTorch. docs/containers.md says how to run it.
+#   docker build --tag attnlens .                             serves on a CPU
+#   docker build --tag attnlens-gpu --build-arg EXTRA=gpu .   serves on CUDA; not yet run on a GPU
+ARG PYTHON=3.13
+
+FROM python:${PYTHON}-slim AS build
+ARG EXTRA=server
+WORKDIR /source
+RUN python -m venv /opt/attnlens
+COPY constraints.txt ./
+ENV PIP_CONSTRAINT=/source/constraints.txt
+COPY . .
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/attnlens/bin/pip install ".[${EXTRA}]"
+
+FROM python:${PYTHON}-slim
+LABEL org.opencontainers.image.title="attnlens" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/attnlens /opt/attnlens
+# Options of `attnlens serve` come from the environment: ATTNLENS_SERVE_THREADS=4, and so on.
+ENV PATH=/opt/attnlens/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    ATTNLENS_SERVE_HOST=0.0.0.0
+USER 10001:10001
+EXPOSE 50051
+HEALTHCHECK --interval=10s --timeout=5s --start-period=2m \
+    CMD ["attnlens", "health"]
+ENTRYPOINT ["attnlens"]
+CMD ["serve", "/bundle"]

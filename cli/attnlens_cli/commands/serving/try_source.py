@@ -1,0 +1,105 @@
+"""`attnlens try SOURCE TEXT`: a first look at a model, without a server running."""
+# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attnlens_cli.commands.config_option import PRECISIONS, config_option
+from attnlens_cli.commands.options import check_sendable
+from attnlens_cli.frame.extras import how_to_install
+from attnlens_cli.frame.sections import SectionCommand
+from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.sources.options import cache_option, source_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnlens_cli.show.first_look import Look
+    from attnlens_client import Client, Explanation, ModelInfo
+
+EPILOG = """\b
+Example:
+  attnlens try sentence-transformers/all-MiniLM-L6-v2 "It rained." "The street was wet."
+  attnlens try bundles/minilm "A man is playing a guitar.\""""
+
+_NEEDED = ("onnxruntime", "tokenizers", "grpc_health", "grpc_reflection", "h11", "loky")
+_NUM_LARGEST = 3  # one of them may be that of the word itself
+
+
+@click.command("try", cls=SectionCommand, epilog=EPILOG)
+@source_argument
+@click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
+@cache_option
+@config_option(
+    "precision",
+    "What embeddings are computed in; a checkpoint is exported with it.",
+    PRECISIONS,
+    section="Options",
+)
+def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precision: str) -> None:
+    """Show what a model makes of each TEXT: tokens, vector, which words made it, attention, similarity.
+
+    SOURCE is as for `attnlens serve`: a bundle, or a checkpoint, which is exported into the cache first. A
+    server runs for as long as this takes.
+    """
+    check_sendable({"TEXT": "".join(texts)})
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
+    from attnlens_cli.show.explanations.bars import make_console
+    from attnlens_cli.show.first_look import print_look, print_model, print_similarities
+    from attnlens_cli.sources.child_server import child_server
+    from attnlens_cli.sources.resolve import resolve
+    from attnlens_client import Client
+
+    bundle = resolve(source, cache, precision)
+    with stopped_by_signals(), child_server(bundle, precision) as address, Client(address) as client:
+        model = client.get_model()
+        looks = _looks(client, model, texts)
+    console = make_console()
+    print_model(console, model)
+    for look in looks:
+        print_look(console, look)
+    if len(looks) > 1:
+        print_similarities(console, looks)
+    console.print()
+    console.print("next", style="bold")
+    console.print(f"  attnlens serve {shlex.quote(str(source))}", soft_wrap=True)
+    console.print(f"  attnlens view {shlex.quote(texts[0])} --output page.html", soft_wrap=True)
+    call = f"Client('127.0.0.1:50051').embed([{texts[0]!r}])"
+    console.print(f"  python: from attnlens_client import Client; {call}", soft_wrap=True)
+
+
+def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "list[Look]":
+    from attnlens.reductions import Reduction, TopK
+    from attnlens_cli.show.attention.map import AttentionMap
+    from attnlens_cli.show.first_look import Look
+    from attnlens_client import AttentionQuery
+
+    weights = [output for output in model.outputs if output.role == "attention_weights"]
+    is_mapped = bool(weights) and model.state == "ready"
+    sums_to_one = all(output.row_sum == "one" for output in weights)
+    reduction = Reduction(
+        level="words",
+        special_tokens="drop" if sums_to_one else "keep",
+        layers="mean",
+        form=TopK(_NUM_LARGEST),
+    )
+    query = AttentionQuery(view="head_mean", reduction=reduction) if is_mapped else None
+    encoded = client.encode(texts, attention=query, hidden_states=False, truncate=True)
+    vectors = client.embed(texts, truncate=True)
+    explanations: Sequence[Explanation | None] = [None] * len(texts)
+    if "contributions" in model.explain_methods:
+        explanations = client.explain(texts, level="words", truncate=True)
+    prompt = model.prompts.get(model.default_prompt_name, "")
+    maps = [
+        AttentionMap(texts={"text": text, "prompt": prompt}, model=model, result=result)
+        if query is not None
+        else None
+        for text, result in zip(texts, encoded, strict=True)
+    ]
+    return [Look(*parts) for parts in zip(texts, encoded, vectors, maps, explanations, strict=True)]

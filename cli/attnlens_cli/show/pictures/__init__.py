@@ -1,0 +1,1 @@
+"""Attention maps as pictures: PNG, SVG and PDF, by matplotlib without pyplot."""

@@ -1,0 +1,195 @@
+"""The cache: a directory of bundles that were exported from checkpoints when a command needed them.
+
+NAME/         the bundle, as any other
+.NAME.json    what it was exported from; a record counts only for the bundle whose manifest it names
+.NAME.lock    held by the process that exports it
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
+from attnlens_cli.sources.source import Checkpoint
+
+# What an export may read of a directory: there, and in the directories of modules such as 1_Pooling.
+_READ = {".bin", ".json", ".md", ".model", ".safetensors", ".txt"}
+_MODULE = re.compile(r"[0-9]+_\w+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_MOST_LETTERS = 80
+_PARTIAL = r"\.{name}\.[0-9a-f]{{8}}\.(partial|replaced)"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a cached bundle must have been exported from.
+
+    Attributes:
+        source: the hub id, or the absolute path of the directory.
+        revision: as it was asked for.
+        files_sha256: of the files of a directory; empty for a checkpoint on the hub.
+        precision: the one that was asked for.
+        attnlens: the version that exports.
+    """
+
+    source: str
+    revision: str | None
+    files_sha256: str
+    precision: str
+    attnlens: str
+
+
+def default_directory() -> Path:
+    """Return `$XDG_CACHE_HOME/attnlens`, or `~/.cache/attnlens`."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (given if given.is_absolute() else Path.home() / ".cache") / "attnlens"
+    except RuntimeError as error:
+        raise click.UsageError(f"there is no place for a cache ({error}): give --cache DIR") from error
+
+
+def wanted(checkpoint: Checkpoint, precision: str) -> Wanted:
+    """Return what the bundle of a checkpoint must have been exported from. Reads all files of a directory."""
+    directory = checkpoint.directory
+    return Wanted(
+        source=checkpoint.name if directory is None else str(directory.resolve()),
+        revision=checkpoint.revision,
+        files_sha256="" if directory is None else _hash_of_files(directory),
+        precision=precision,
+        attnlens=importlib.metadata.version("attnlens"),
+    )
+
+
+def _hash_of_files(directory: Path) -> str:
+    """Return a SHA-256 of names and contents of what an export may read."""
+    found = [directory, *(path for path in directory.iterdir() if _MODULE.fullmatch(path.name))]
+    paths = [path for place in found if place.is_dir() for path in place.iterdir()]
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        is_read = path.suffix in _READ or path.name.startswith("LICENSE")
+        if is_read and not path.name.startswith(".") and path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{digest} {os.fsencode(path.relative_to(directory))!r}\n".encode())
+    return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A place in the cache.
+
+    Attributes:
+        directory: of the bundle.
+        wanted: what that must have been exported from.
+    """
+
+    directory: Path
+    wanted: Wanted
+
+    @property
+    def _record(self) -> Path:
+        return self.directory.with_name(f".{self.directory.name}.json")
+
+    def reason_to_export(self) -> str:
+        """Return why the bundle that is there can't be used; empty: it can, all its hashes were compared."""
+        if not self.directory.exists():
+            return "it is not in the cache yet"
+        try:
+            record = json.loads(self._record.read_bytes())
+            stated, version = Wanted(**record["exported_from"]), record["manifest_sha256"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return f"nothing says what {self.directory} was exported from"
+        return self._difference(stated) or self._damage(version)
+
+    def _difference(self, stated: Wanted) -> str:
+        if stated.files_sha256 != self.wanted.files_sha256:
+            return "the files of the checkpoint have changed since it was exported"
+        if stated.attnlens != self.wanted.attnlens:
+            return f"attnlens {stated.attnlens} exported it, this is {self.wanted.attnlens}"
+        return "" if stated == self.wanted else f"{self.directory} was exported from something else"
+
+    def _damage(self, version: str) -> str:
+        try:
+            manifest = read_manifest(self.directory)
+            if _hash_of_manifest(self.directory) != version:
+                return f"{self.directory} was replaced since it was exported"
+            verify_files(self.directory, manifest)
+        except BundleError as error:
+            return str(error)
+        return "" if manifest.parity.passed else f"{self.directory} failed parity"
+
+    def clear(self) -> None:
+        """Remove what an export that was killed has left, and a bundle of ours that can't be read any more.
+
+        Call while the entry is locked.
+        """
+        pattern = re.compile(_PARTIAL.format(name=re.escape(self.directory.name)))
+        for path in self.directory.parent.iterdir():
+            if pattern.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        if self.directory.is_dir() and self._record.is_file():
+            try:
+                read_manifest(self.directory)
+            except BundleError:
+                shutil.rmtree(self.directory)
+
+    def record(self) -> None:
+        """Write down what the bundle was exported from."""
+        version = _hash_of_manifest(self.directory)
+        content = {"exported_from": asdict(self.wanted), "manifest_sha256": version}
+        self._record.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the entry against other processes, and say so where one has it. Yields the lock's descriptor.
+
+        Raises:
+            click.ClickException: the cache can't be written.
+        """
+        try:
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.directory.with_name(f".{self.directory.name}.lock").open("a")
+        except OSError as error:
+            raise click.ClickException(
+                f"the cache {self.directory.parent} can't be written ({error.strerror}): give another "
+                "--cache DIR"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                click.echo(f"waiting: another process exports {self.directory}", err=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock.fileno()
+
+
+def entry_of(cache: Path, wanted: Wanted) -> Entry:
+    """Return the place of a bundle: a readable name for each source, revision and precision."""
+    parts = [_readable(wanted.source.replace("/", "--"))]
+    if wanted.files_sha256:  # directories of one name lie in many places
+        place = hashlib.sha256(os.fsencode(wanted.source)).hexdigest()[:8]
+        parts = [_readable(Path(wanted.source).name), place]
+    if wanted.revision is not None:
+        parts.append(_readable(wanted.revision))
+    if wanted.precision != "fp32":
+        parts.append(wanted.precision)
+    return Entry(cache / "--".join(parts), wanted)
+
+
+def _readable(name: str) -> str:
+    # No hidden name, and none that is too long together with what is put around it.
+    return _UNSAFE.sub("-", name).strip(".-")[:_MOST_LETTERS] or "model"
+
+
+def _hash_of_manifest(directory: Path) -> str:
+    return hashlib.sha256((directory / MANIFEST_NAME).read_bytes()).hexdigest()

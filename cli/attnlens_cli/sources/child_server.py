@@ -1,0 +1,52 @@
+"""A server for one command: a child process on a free port, which ends with the block."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from attnlens_cli.sources.resolve import without_options
+
+_READY = re.compile(r" is ready at (\S+?)[:,]?\s")
+_STOP_TIMEOUT_S = 10
+
+
+@contextmanager
+def child_server(bundle: Path, precision: str) -> Iterator[str]:
+    """Serve a bundle until the block ends. Yields the address.
+
+    Raises:
+        click.exceptions.Exit: it did not start, and has said why on stderr.
+    """
+    child = subprocess.Popen(  # noqa: S603 - our own program; no shell reads the arguments
+        [
+            *(sys.executable, "-P", "-m", "attnlens_cli.main", "--log-level", "error"),
+            *("serve", bundle, "--port", "0", "--precision", precision),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=without_options(),
+        start_new_session=True,  # Ctrl-C comes to the command alone, which ends its server
+        encoding="utf-8",
+    )
+    with child:
+        try:
+            assert child.stdout is not None  # noqa: S101 - for the type checker
+            ready = _READY.search(child.stdout.readline())
+            if ready is None:
+                raise click.exceptions.Exit(child.wait())
+            yield ready[1]
+        finally:
+            _stop(child)
+
+
+def _stop(child: "subprocess.Popen[str]") -> None:
+    child.terminate()
+    try:
+        child.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()

@@ -1,0 +1,43 @@
+"""What must work wherever `attnlens[server]` is installed: serve a bundle and ask. check.py runs it."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from attnlens_client import AttentionQuery, Client
+
+TEXT = "It rained, so it was wet."
+TOLERANCE = 1e-3
+
+
+def main(bundle: str) -> None:
+    """Serve `bundle` and ask."""
+    for package in ("attnlens", "attnlens_analysis", "attnlens_cli", "attnlens_server", "attnlens_viewer"):
+        import_module(package)
+    attnlens = str(Path(sys.executable).with_name("attnlens"))
+    command = [attnlens, "serve", bundle, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split(" is ready at ")[1].split(": ")[0]
+            ask(address)
+            subprocess.run([attnlens, "attend", TEXT, "--address", address], check=True)
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
+def ask(address: str) -> None:
+    """Ask for embeddings, attention and an explanation, and compare what must agree."""
+    with Client(address) as client:
+        width = client.get_model().embedding_size
+        assert client.embed([TEXT, "A cat."]).shape == (2, width)
+        [result] = client.encode([TEXT], attention=AttentionQuery())
+        assert abs(result.weights.sum(-1) - 1).max() < TOLERANCE
+        [explanation] = client.explain([TEXT])
+        print(explanation)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

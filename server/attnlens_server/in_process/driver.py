@@ -1,0 +1,63 @@
+"""How `Local` carries out the steps of the client's core: as calls of the host, whose replies it awaits."""
+
+from queue import Empty, SimpleQueue
+
+from google.protobuf.message_factory import GetMessageClass
+
+from attnlens_client.core.events import Event, Failed, Reply, Start
+from attnlens_client.drivers.steps import StepsDriver
+from attnlens_client.errors import closed_error
+from attnlens_server.grpc_api.methods import DESCRIPTOR
+from attnlens_server.in_process import host
+
+_REPLIES = {method.name: GetMessageClass(method.output_type) for method in DESCRIPTOR.methods}
+
+
+class LocalDriver(StepsDriver):
+    """Runs methods on a host, for any number of threads."""
+
+    def __init__(self, model_host: host.Host) -> None:
+        self._host = model_host
+
+    def running(self) -> "_Running":
+        """Return a place for the calls of one method."""
+        return _Running(self._host)
+
+    def close(self) -> None:
+        """Cancel what is running, and free the model."""
+        self._host.close()
+
+
+class _Running:
+    """The calls of one method that are under way."""
+
+    def __init__(self, model_host: host.Host) -> None:
+        self._host = model_host
+        self._calls: dict[int, tuple[Start, host.Running]] = {}
+        self._events: SimpleQueue[Event] = SimpleQueue()
+
+    def start(self, command: Start) -> None:
+        """Start a call."""
+        self._calls[command.call_id] = command, self._host.start(command, self._events)
+
+    def wait(self, seconds: float | None) -> Event | None:
+        """Return the next event. None: there was none for so many seconds."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except Empty:
+            return None
+        command, call = self._calls[event.call_id]
+        if isinstance(event, Reply) and command.method == "EncodeStream":
+            call.give_room()
+        else:
+            del self._calls[event.call_id]
+        if isinstance(event, Failed) and self._host.is_closed:
+            raise closed_error() from event.error
+        if isinstance(event, Reply):
+            return Reply(event.call_id, _REPLIES[command.method].FromString(event.message))
+        return event
+
+    def cancel(self) -> None:
+        """End whatever still runs."""
+        for _, call in self._calls.values():
+            call.cancel()

@@ -1,0 +1,126 @@
+"""The model and the thread that serves it: an event loop of its own, whatever loop the caller runs."""
+
+import asyncio
+import os
+import threading
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from attnlens_client.core.events import Event, Start
+from attnlens_client.errors import closed_error
+from attnlens_server.config import ServerConfig
+from attnlens_server.grpc_api.methods import handlers
+from attnlens_server.in_process.call import LocalCall
+from attnlens_server.served_model import ServedModel
+from attnlens_server.serving.service import State
+
+
+class Host:
+    """Runs calls on a model of its own until it is closed."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Open the bundle and try it.
+
+        Raises:
+            StartupError: the bundle is refused, or a session can't be opened as asked.
+            ConfigError: a setting does not fit it.
+        """
+        self._process_id = os.getpid()
+        served = ServedModel(config)
+        self._service, self._engine = served.service, served.engine
+        self._handlers = handlers(served.methods, served.calls, config.max_inputs_per_request)
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop's thread alone uses it
+        # Protects: what is handed to the loop is handed to it before `close` tells it to end.
+        self._starting = threading.Lock()
+        self._is_closed = False
+        self._engine.start(served.max_tokens)
+        self._engine.watch(partial(setattr, self._service, "state", State.FAILED), lambda _: None)
+        self._service.state = State.SERVING
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="attnlens-local", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing new may start."""
+        return self._is_closed
+
+    def start(self, command: Start, events: SimpleQueue[Event]) -> "Running":
+        """Start a call, whose events go to `events`.
+
+        Raises:
+            AttnlensError: this is closed.
+            RuntimeError: this process is a fork of the one that has opened it.
+        """
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                f"the model was opened by process {self._process_id}, and its threads are not in this one, "
+                f"{os.getpid()}: call attnlens_server.local in each process, after the fork"
+            )
+        with self._starting:
+            if self._is_closed:
+                raise closed_error()
+            call = LocalCall(command, self._handlers[command.method], events)
+            running = Running(call, self._loop)
+            self._loop.call_soon_threadsafe(self._begin, running)
+        return running
+
+    def close(self) -> None:
+        """End all calls, which fail, and free the model. A batch that runs is waited for."""
+        if os.getpid() != self._process_id:  # a fork: the threads to wait for are not here
+            return
+        with self._starting:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+        self._engine.close()
+        self._service.workers.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        del self._engine, self._service, self._handlers  # and with them sessions and weights
+
+    def let_go(self) -> None:
+        """Close without waiting: for the garbage collector, which runs in any thread, those of this too."""
+        with suppress(RuntimeError):  # no thread starts any more when the interpreter ends
+            threading.Thread(target=self.close, name="attnlens-local-close").start()
+
+    def _begin(self, running: "Running") -> None:
+        running.task = task = self._loop.create_task(running.call.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_calls(self) -> None:
+        self._service.state = State.DRAINING
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class Running:
+    """A call that was started, for the thread that has started it."""
+
+    def __init__(self, call: LocalCall, loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.task: asyncio.Task[None] | None = None  # the loop's thread sets it
+        self._loop = loop
+
+    def give_room(self) -> None:
+        """Let a stream go on: one of its messages was taken."""
+        self._tell(self.call.give_room)
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._tell(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def _tell(self, function: Any) -> None:  # noqa: ANN401 - without arguments
+        with suppress(RuntimeError):  # the loop is closed, and the call has ended
+            self._loop.call_soon_threadsafe(function)

@@ -1,0 +1,18 @@
+"""Where a server listens: `address` reads what a user types, `unix_socket` cares for a socket file.
+
+`troubles` says why the system refuses an address.
+"""
+
+from attnlens_server.listening.address import AbstractAddress, Address, TcpAddress, UnixAddress, parse_address
+from attnlens_server.listening.troubles import why_not
+from attnlens_server.listening.unix_socket import UnixSocket
+
+__all__ = [
+    "AbstractAddress",
+    "Address",
+    "TcpAddress",
+    "UnixAddress",
+    "UnixSocket",
+    "parse_address",
+    "why_not",
+]

@@ -1,0 +1,99 @@
+"""The addresses that a server can listen at, as their clients type them."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote_to_bytes
+
+MAX_PORT = 65535
+# sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, one of them for the 0 at the end.
+MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
+_HOST_AND_PORT = re.compile(r"(?P<host>[^\s\[\]:/]+|\[[\w:.%-]+\]):(?P<port>[0-9]{1,5})")
+_UNIX, _ABSTRACT = "unix:", "unix-abstract:"
+_SAFE = "/@+,=~"  # beside letters, digits and "_.-", what gRPC does not want escaped
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A host and a port; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return what a client types."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """A socket file, by its absolute path."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        """Return what a client types. gRPC reads `%20` as a space, and ends a path at `?` and `#`."""
+        return _UNIX + quote(os.fsencode(self.path), safe=_SAFE)
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractAddress:
+    """A name in the namespace of sockets that Linux has beside the file system."""
+
+    name: bytes
+
+    def __str__(self) -> str:
+        """Return what a client types."""
+        return _ABSTRACT + quote(self.name, safe=_SAFE)
+
+
+Address = TcpAddress | UnixAddress | AbstractAddress
+
+
+def parse_address(text: str) -> Address:
+    """Read an address: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`; `%20` in the latter two is a space.
+
+    Raises:
+        ValueError: it is none of them, or too long for the system. The message is a sentence without a
+            subject.
+    """
+    if text.startswith(_ABSTRACT):
+        return _abstract(unquote_to_bytes(text.removeprefix(_ABSTRACT)))
+    if text.startswith(_UNIX):
+        return _unix(text.removeprefix(_UNIX))
+    parts = _HOST_AND_PORT.fullmatch(text)
+    if parts is None or int(parts["port"]) > MAX_PORT:
+        raise ValueError(
+            f"is {text!r}: give HOST:PORT with a port from 0 to {MAX_PORT}, unix:PATH or unix-abstract:NAME"
+        )
+    return TcpAddress(parts["host"].removeprefix("[").removesuffix("]"), int(parts["port"]))
+
+
+def _unix(text: str) -> UnixAddress:
+    if text.startswith("//") and not text.startswith("///"):
+        raise ValueError(f"is 'unix:{text}': a path has one slash in front, or three")
+    path = unquote_to_bytes(text.removeprefix("//"))
+    if not path or b"\0" in path:
+        raise ValueError(f"is 'unix:{text}': give a path behind unix:, for instance unix:/run/attnlens.sock")
+    whole = os.path.abspath(path)  # noqa: PTH100 - Path.resolve would follow links
+    _check_length("path", whole)
+    return UnixAddress(Path(os.fsdecode(whole)))
+
+
+def _abstract(name: bytes) -> AbstractAddress:
+    if sys.platform != "linux":
+        raise ValueError("is unix-abstract: only Linux has these names, use unix:PATH")
+    if not name or b"\0" in name:
+        raise ValueError("is unix-abstract: without a name: give one, for instance unix-abstract:attnlens")
+    _check_length("name", name)
+    return AbstractAddress(name)
+
+
+def _check_length(what: str, name: bytes) -> None:
+    if len(name) > MAX_PATH_BYTES:
+        raise ValueError(
+            f"has a {what} of {len(name)} bytes, {os.fsdecode(name)!r}: the system takes at most "
+            f"{MAX_PATH_BYTES} for a socket, choose a shorter one"
+        )

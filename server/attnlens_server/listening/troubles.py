@@ -1,0 +1,56 @@
+"""Why an address can't be used, and what to do: gRPC itself only says that it failed."""
+
+import errno
+import socket
+from typing import Any
+
+from attnlens_server.listening.address import AbstractAddress, TcpAddress
+
+PRIVILEGED_PORTS = 1024
+_IN_USE = "another program listens there. Stop it, or choose another"
+
+
+def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
+    """Return why the system refuses an address, found by asking for it again, and what to do.
+
+    Args:
+        address: which.
+        option: the name of the option that has the port.
+    """
+    try:
+        for family, name in _names(address):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(name)
+    except OSError as error:
+        return told(error, address, option)
+    return "the system has refused it once and would take it now: try again"
+
+
+def told(error: OSError, address: TcpAddress | AbstractAddress, option: str = "port") -> str:
+    """Return what an error of `bind` means for a user."""
+    if isinstance(address, AbstractAddress):
+        in_use = error.errno == errno.EADDRINUSE
+        return f"{_IN_USE} name" if in_use else error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return f"{address.host!r} is no address here ({error})"
+    reasons = {
+        errno.EADDRINUSE: f"{_IN_USE} --{option}, or 0 for a free one",
+        errno.EADDRNOTAVAIL: (
+            "no interface of this machine has that address. Use one that it has: 127.0.0.1 for this machine "
+            "alone, 0.0.0.0 for all interfaces"
+        ),
+    }
+    if address.port < PRIVILEGED_PORTS:
+        reasons[errno.EACCES] = (
+            f"ports below {PRIVILEGED_PORTS} need a privilege. Choose a higher --{option}, or give the "
+            "process CAP_NET_BIND_SERVICE"
+        )
+    return reasons.get(error.errno or 0, error.strerror or str(error))
+
+
+def _names(address: TcpAddress | AbstractAddress) -> list[tuple[int, Any]]:
+    if isinstance(address, AbstractAddress):
+        return [(socket.AF_UNIX, b"\0" + address.name)]
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return [(family, name) for family, _, _, _, name in found]

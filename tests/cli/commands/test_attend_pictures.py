@@ -1,0 +1,119 @@
+"""`attnlens attend --image`: one map, or a grid of all layers and heads."""
+
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from matplotlib import font_manager
+from matplotlib.image import imread
+
+from attnlens_cli.show.attention.map import AttentionMap
+from attnlens_cli.show.pictures import fonts, style
+from attnlens_cli.show.pictures.picture import write_picture
+from attnlens_client import AttentionQuery, Client
+from served import ServerProcess
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Fetch = Callable[..., AttentionMap]
+
+
+@pytest.fixture
+def attend(run: Run, minilm_server: ServerProcess) -> Run:
+    def run_attend(*args: object) -> subprocess.CompletedProcess[str]:
+        return run("attend", *args, "--address", minilm_server.address)
+
+    return run_attend
+
+
+@pytest.fixture
+def fetch(minilm_server: ServerProcess) -> Fetch:
+    """Return the weights of a text; the options are those of a query."""
+
+    def fetch_map(text: str, **options: object) -> AttentionMap:
+        with Client(minilm_server.address) as client:
+            [result] = client.encode([text], attention=AttentionQuery(**options))  # type: ignore[arg-type]
+            return AttentionMap(texts={"text": text}, model=client.get_model(), result=result)
+
+    return fetch_map
+
+
+def _size(path: Path) -> tuple[int, int]:
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
+
+
+def test_a_png_has_one_map_or_a_grid_of_all(attend: Run, tmp_path: Path) -> None:
+    one, grid = tmp_path / "one.png", tmp_path / "grid.png"
+    result = attend("It rained.", "--image", one, "--layer", "3", "--head", "1")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == f"{one}: all-MiniLM-L6-v2, layer 3 of 0-5, head 1, 5 tokens\n"
+    result = attend("It rained.", "--image", grid, "--layer", "all", "--head", "all", "--scale", "linear")
+    assert result.stderr == f"{grid}: all-MiniLM-L6-v2, 6 layers, 12 heads, 5 tokens\n"
+    assert all(450 <= length <= 900 for length in _size(one))
+    width, height = _size(grid)
+    assert 1.7 < width / height < 2.2
+    assert sorted(tmp_path.iterdir()) == [grid, one]
+
+
+def test_a_long_text_keeps_its_pixels_and_says_what_it_leaves_out(attend: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "map.png"
+    result = attend("word " * 300, "--truncate", "--image", picture)
+    assert "the first 256 tokens of 302" in result.stderr
+    assert "one token in 4 has a label" in result.stderr
+    assert all(256 * 5 < length < 256 * 9 for length in _size(picture))
+
+
+def test_an_svg_holds_the_tokens_as_text_where_no_font_here_has_them(fetch: Fetch, tmp_path: Path) -> None:
+    path = tmp_path / "map.svg"
+    letter = "\U00012000"  # a cuneiform sign
+    note = write_picture(fetch(f"{letter} $x$ <b>", layers=[0], heads=[0]), path, "sqrt")
+    if note:
+        assert note == f"; no font here has {letter}: the reader's own fonts are used"
+        words = "".join(ET.parse(path).getroot().itertext())
+        assert letter in words
+        assert "$x$ <b>" in words
+    before = path.read_bytes()
+    write_picture(fetch(f"{letter} $x$ <b>", layers=[0], heads=[0]), path, "sqrt")
+    assert path.read_bytes() == before
+
+
+def test_boxes_in_a_png_are_named_with_the_remedy(fetch: Fetch, tmp_path: Path) -> None:
+    attention = fetch("it \U0010fffd", layers=[0], heads=[0])  # of private use: no font has it
+    note = write_picture(attention, tmp_path / "map.png", "sqrt")
+    assert note.startswith("; no font here has \U0010fffd: shown as boxes; install one")
+
+
+def test_a_font_that_has_what_the_first_lacks_is_found() -> None:
+    of_stix = fonts._letters(fonts._plain_fonts()["STIXGeneral"])
+    lacking = min(of_stix - fonts._letters(font_manager.findfont(fonts.FIRST)))
+    families, missing = fonts.families_for(["plain", lacking])
+    assert (families[0], len(families), missing) == (fonts.FIRST, 2, "")
+    assert fonts.families_for(["plain \u200d"]) == ([fonts.FIRST], "")
+
+
+@pytest.mark.parametrize("scale", ["sqrt", "linear"])
+def test_a_larger_weight_is_a_darker_colour(fetch: Fetch, scale: style.Scale) -> None:
+    attention = fetch("It rained.", layers=[0])
+    norm, colormap = style.colours(attention, scale)
+    weights = np.linspace(0, attention.largest, 50)
+    colours = np.asarray(colormap(norm(weights)))[:, :3]
+    assert (colours[0] == 1).all()
+    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) < 0).all()
+    small = attention.largest / 100
+    assert norm(small) == pytest.approx({"sqrt": 0.1, "linear": 0.01}[scale])
+
+
+def test_the_map_is_where_the_weights_are(fetch: Fetch, tmp_path: Path) -> None:
+    attention = fetch("It rained, so it was wet.", layers=[0], heads=[2])  # to the token before
+    path = tmp_path / "map.png"
+    write_picture(attention, path, "linear")
+    dark = np.asarray(imread(path))[..., :3].max(axis=-1) < 0.1  # darker than text
+    rows, columns = np.nonzero(dark)
+    left = columns < dark.shape[1] * 0.8  # without the colour bar
+    assert np.corrcoef(rows[left], columns[left])[0, 1] > 0.9

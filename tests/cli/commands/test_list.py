@@ -1,0 +1,97 @@
+"""`attnlens list`: bundles of directories, whatever state they are in."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens_cli.commands.bundles.list_bundles import list_bundles
+from compatibility_bundle import RELEASED_BUNDLE
+
+
+def run_list(*arguments: object, columns: int = 100) -> Result:
+    return CliRunner().invoke(list_bundles, list(map(str, arguments)), env={"COLUMNS": str(columns)})
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Path:
+    """A directory with a sound bundle, a broken one of each kind, and what is none."""
+    directory = tmp_path / "bundles"
+    for name in ("sound", "short", "altered", "failed"):
+        shutil.copytree(RELEASED_BUNDLE, directory / name)
+    (directory / "short" / "onnx" / "model.onnx").unlink()
+    graph = directory / "altered" / "onnx" / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-1] + b"\x00")
+    manifest = directory / "failed" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["parity"]["passed"] = False
+    manifest.write_text(json.dumps(content))
+    for name in ("garbage", ".hidden", "no-bundle"):
+        (directory / name).mkdir()
+    for name in ("garbage", ".hidden"):
+        (directory / name / "manifest.json").write_text("{")
+    return directory
+
+
+def listed(*arguments: object) -> dict[str, Any]:
+    result = run_list(*arguments, "--json")
+    return {Path(bundle["directory"]).name: bundle for bundle in json.loads(result.stdout)}
+
+
+def test_json_says_what_the_manifests_say_and_what_is_wrong(bundles: Path) -> None:
+    found = listed(bundles)
+    assert list(found) == ["altered", "failed", "garbage", "short", "sound"]
+    assert found["sound"]["problem"] == found["altered"]["problem"] == ""  # without --verify
+    assert "it failed parity, see " in found["failed"]["problem"]
+    assert "model.onnx is missing" in found["short"]["problem"]
+    assert "is not a manifest" in found["garbage"]["problem"]
+    assert found["garbage"]["facts"] is None
+    facts = found["sound"]["facts"]
+    manifest = json.loads((RELEASED_BUNDLE / "manifest.json").read_text())
+    for name in ("family", "hidden_size", "num_layers", "num_heads"):
+        assert facts[name] == manifest["architecture"][name]
+    assert (facts["name"], facts["max_tokens"]) == (manifest["model_name"], manifest["max_tokens"])
+    assert facts["precisions"] == ["fp32", "fp16"]
+    files = [path for path in RELEASED_BUNDLE.rglob("*") if path.is_file()]
+    assert facts["size_bytes"] == sum(path.stat().st_size for path in files if path.name != "manifest.json")
+
+
+def test_verify_finds_what_sizes_do_not_show_and_fails(bundles: Path) -> None:
+    result = run_list(bundles, "--verify", "--json")
+    assert result.exit_code == 1
+    assert "altered: its SHA-256 is" in listed(bundles, "--verify")["altered"]["problem"]
+    assert run_list(bundles / "sound", "--verify").exit_code == 0
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_the_table_has_a_row_for_each_bundle_and_stays_within_the_terminal(
+    bundles: Path, columns: int
+) -> None:
+    result = run_list(bundles, columns=columns)
+    assert result.exit_code == 0
+    title, *lines = result.stdout.splitlines()
+    assert title == str(bundles)
+    assert all(len(line) <= columns for line in lines)
+    names = [line.split()[0] for line in lines if line and not line.startswith((" ", "─"))]
+    assert {"altered", "failed", "garbage", "short", "sound"} <= set(names)
+    assert result.stdout.count("broken") == 3
+    assert result.stdout.count("verified") == 2
+
+
+def test_a_bundle_itself_is_listed(bundles: Path) -> None:
+    assert list(listed(bundles / "sound")) == ["sound"]
+
+
+def test_without_directories_the_cache_and_bundles_are_looked_at(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundles.parent)
+    shutil.copytree(RELEASED_BUNDLE, tmp_path / "cache" / "org--model")
+    assert {"sound", "org--model"} <= set(listed("--cache", tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path / "cache")
+    result = run_list("--cache", tmp_path / "none")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"no bundles in {tmp_path}/none and bundles\n"

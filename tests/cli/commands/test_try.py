@@ -1,0 +1,93 @@
+"""`attnlens try`: tokens, vector, contributions, attention and similarity, by a server of its own."""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens_cli.commands.serving import try_source as try_module
+from attnlens_cli.commands.serving.try_source import try_source
+from attnlens_cli.sources.child_server import child_server
+from attnlens_client import Client
+from compatibility_bundle import RELEASED_BUNDLE
+from served import ServerProcess
+
+FIRST, SECOND = "The animal didn't cross the street because it was too tired.", "\x1b[31mAn animal."
+
+
+def run_try(*arguments: object, columns: int = 100) -> Result:
+    return CliRunner().invoke(try_source, list(map(str, arguments)), env={"COLUMNS": str(columns)})
+
+
+def test_the_first_look_has_the_numbers_of_a_server(
+    minilm_bundle: Path, minilm_server: ServerProcess
+) -> None:
+    result = run_try(minilm_bundle, FIRST, SECOND)
+    assert (result.exit_code, result.stderr) == (0, "")
+    with Client(minilm_server.address) as client:
+        vectors = client.embed([FIRST, SECOND])
+        [explanation] = client.explain([FIRST], level="words")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "all-MiniLM-L6-v2: bert, 6 layers, 12 heads, up to 256 tokens, fp32"
+    shown = " ".join(f"{value:+.4f}" for value in vectors[0, :5])
+    assert f"vector  384 numbers, length 1.0000: {shown} …" in [line.rstrip() for line in lines]
+    word, score = explanation.top(1)[0]
+    assert any(line.startswith(word) and f"{score:+.4f}" in line for line in lines)
+    [attention] = [line for line in lines if line.startswith("it ") and "→" in line]
+    assert attention.split()[:3] == ["it", "→", "tired"]
+    similarity = float(vectors[0] @ vectors[1])
+    assert any(line.split()[:2] == [f"{similarity:.4f}", "1.0000"] for line in lines)
+    assert f"  attnlens serve {minilm_bundle}" in lines
+    assert "\x1b" not in result.stdout
+
+
+def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_columns() -> None:
+    long = "the cat sat on the mat. " * 40
+    result = run_try(RELEASED_BUNDLE, "", "cat", long, columns=60)
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = result.stdout.partition("\nnext\n")[0]
+    assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("the cat sat"))
+    assert shown.count("This bundle has no graph of contributions.") == 3
+    assert "the first " in shown
+    assert "cosine similarity" in shown
+
+
+def test_a_source_that_is_nothing_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    result = run_try(tmp_path, "It rained.")
+    assert result.exit_code == 1
+    assert "is not a bundle" in result.stderr
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(try_module, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    result = run_try(RELEASED_BUNDLE, "It rained.")
+    assert result.exit_code == 2
+    assert "onnxruntime is not installed: in a checkout of attnlens, pip install '.[server]'" in result.stderr
+
+
+def _interrupted() -> str:
+    """Ask a server, and be interrupted. Returns its address."""
+    with suppress(KeyboardInterrupt), child_server(RELEASED_BUNDLE, "fp32") as address:
+        with Client(address) as client:
+            assert np.isfinite(client.embed(["cat"])).all()
+        raise KeyboardInterrupt
+    return address
+
+
+def test_its_server_ends_when_it_is_interrupted() -> None:
+    host, _, port = _interrupted().rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_a_server_that_does_not_start_gives_its_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(click.exceptions.Exit) as caught, child_server(tmp_path, "fp32"):
+        pass
+    assert caught.value.exit_code == 1
+    assert "is not a bundle" in capfd.readouterr().err

@@ -1,0 +1,80 @@
+"""Values from the environment: of one command, or of all that ask a server."""
+
+from collections.abc import Callable
+
+import pytest
+
+from scripted import ScriptedServer
+
+RunHere = Callable[..., tuple[int, str, str]]
+
+ASKING = {
+    "attend": ("attend", "abc"),
+    "compare": ("compare", "a", "b"),
+    "explain": ("explain", "abc"),
+    "info": ("info",),
+    "view": ("view", "abc", "-o", "x.html"),
+}
+
+
+@pytest.mark.parametrize("args", ASKING.values(), ids=ASKING)
+def test_one_variable_names_the_server_for_every_command(run_here: RunHere, args: tuple[str, ...]) -> None:
+    code, out, err = run_here(*args, env={"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT": "5"})
+    assert (code, out) == (1, "")
+    assert err.startswith(f"attnlens {args[0]}: no server answers at 127.0.0.1:1: ")
+
+
+def test_the_command_line_comes_before_its_variable_before_the_shared_one_before_the_file(
+    run_here: RunHere, server: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("file") / "attnlens.toml"
+    file.write_text('[info]\naddress = "127.0.0.1:4"\ntimeout = 5\n')
+    shared = {"ATTNLENS_ADDRESS": "127.0.0.1:3"}
+    own = {"ATTNLENS_INFO_ADDRESS": "127.0.0.1:2"}
+    args = ("--config-file", file, "info")
+    assert " at 127.0.0.1:4: " in run_here(*args)[2]
+    assert " at 127.0.0.1:3: " in run_here(*args, env=shared)[2]
+    assert " at 127.0.0.1:2: " in run_here(*args, env=shared | own)[2]
+    assert " at 127.0.0.1:4: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
+    assert run_here(*args, "--address", server.address, env=shared | own)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ATTNLENS_TIMEOUT", "soon", "invalid value for '--timeout': 'soon' is not a valid float"),
+        ("ATTNLENS_INFO_TIMEOUT", "0", "invalid value for '--timeout': 0.0 is not in the range"),
+        ("ATTNLENS_ADDRESS", "localhost", "invalid value for '--address': address is 'localhost': give"),
+        ("ATTNLENS_TLS_CA", __file__, f"invalid value for '--tls-ca': {__file__} is not a PEM file"),
+        ("ATTNLENS_LOG_LEVEL", "loud", "invalid value for '--log-level': 'loud' is not one of"),
+    ],
+)
+def test_a_wrong_value_names_its_variable(run_here: RunHere, name: str, value: str, message: str) -> None:
+    code, out, err = run_here("info", env={name: value})
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert err.endswith(f" (from the variable {name})\n")
+
+
+def test_a_wrong_value_on_the_command_line_names_no_variable(run_here: RunHere) -> None:
+    assert "variable" not in run_here("info", "--timeout", "x", env={"ATTNLENS_TIMEOUT": "5"})[2]
+
+
+def test_the_other_options_of_the_server_have_variables_too(
+    run_here: RunHere, server: ScriptedServer
+) -> None:
+    env = {"ATTNLENS_ADDRESS": server.address, "ATTNLENS_MODEL": "scripted"}
+    assert run_here("info", env=env)[0] == 0
+    assert server.requests[0].model == "scripted"
+    code, _, err = run_here("info", env=env | {"ATTNLENS_TLS_SERVER_NAME": "x"})
+    assert (code, err) == (2, "attnlens info: --tls-server-name needs TLS: give --tls or --tls-ca\n")
+
+
+def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:
+    for command in ("attend", "explain"):
+        code, _, err = run_here(command, "It", "rained")
+        assert (code, err) == (
+            2,
+            f"attnlens {command}: got unexpected extra argument (rained): put quotes around a text\n",
+        )
+    assert run_here("info", "a")[2] == "attnlens info: got unexpected extra argument (a)\n"

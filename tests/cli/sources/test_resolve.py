@@ -1,0 +1,315 @@
+"""A checkpoint becomes a bundle once. What exports here is a program that copies a bundle."""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from attnlens_cli.commands.serving.serve import serve
+from attnlens_cli.sources import resolve as resolve_module
+from attnlens_cli.sources.cache import default_directory, entry_of, wanted
+from attnlens_cli.sources.resolve import resolve
+from attnlens_cli.sources.source import Checkpoint, find_source
+from compatibility_bundle import RELEASED_BUNDLE
+
+Exporter = Callable[[str], None]
+COPY = f"""\
+while [ "$1" != --output ]; do shift; done
+rm -rf "$2"; cp -r {RELEASED_BUNDLE} "$2"
+"""
+
+
+@pytest.fixture
+def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    """Make a shell script what exports, and let it note its arguments and environment."""
+    script = tmp_path / "exporter"
+
+    def write(commands: str) -> None:
+        noted = f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nenv >> {tmp_path}/environment\n'
+        script.write_text(noted + commands)
+        script.chmod(0o755)
+
+    write(COPY)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(resolve_module, "find_spec", lambda _name: True)
+    return write
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "my model"
+    (directory / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "1_Pooling/config.json"):
+        (directory / name).write_text("{}")
+    return directory
+
+
+def resolved(source: Path, cache: Path, precision: str = "fp32") -> Path:
+    with click.Context(serve):
+        return resolve(source, cache, precision)
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.usefixtures("exporter")
+def test_the_second_start_takes_the_bundle_from_the_cache(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "deep" / "cache"
+    bundle = resolved(checkpoint, cache)
+    told = capfd.readouterr()
+    assert told.err.startswith(f"exporting {checkpoint} into {bundle}, as it is not in the cache yet; ")
+    assert told.out == ""  # where the ready line comes first
+    assert bundle.parent == cache
+    assert bundle.name.startswith("my-model--")
+    assert (bundle / "manifest.json").read_bytes() == (RELEASED_BUNDLE / "manifest.json").read_bytes()
+    assert resolved(checkpoint, cache) == bundle
+    assert capfd.readouterr().err == f"{checkpoint} is in the cache: {bundle}\n"
+    [call] = calls(tmp_path)
+    assert call.endswith(f"export --output {bundle} --precision fp32 --force -- {checkpoint}")
+
+
+@pytest.mark.usefixtures("exporter")
+def test_each_revision_and_precision_is_a_bundle_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = tmp_path / "cache"
+    names = [
+        resolved(Path(source), cache, precision).name
+        for source, precision in (
+            ("org/model", "fp32"),
+            ("org/model@refs/pr/1", "fp32"),
+            ("org/model", "int8"),
+        )
+    ]
+    assert names == ["org--model", "org--model--refs-pr-1", "org--model--int8"]
+    assert [call.partition(" --precision ")[2] for call in calls(tmp_path)] == [
+        "fp32 --force -- org/model",
+        "fp32 --force --revision refs/pr/1 -- org/model",
+        "int8 --force -- org/model",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [(".hidden", "hidden--"), ("東京", "model--"), ("\udcff x", "x--"), ("a" * 250, f"{'a' * 80}--")],
+)
+def test_a_bundle_of_any_directory_has_a_name_that_lists_and_files_can_have(
+    name: str, start: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / name
+    directory.mkdir()
+    entry = entry_of(tmp_path, wanted(Checkpoint("", directory), "fp32"))
+    assert re.fullmatch(f"{start}[0-9a-f]{{8}}", entry.directory.name)
+    with entry.locked():
+        assert entry.reason_to_export() == "it is not in the cache yet"
+
+
+def _append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def _damage_a_file(bundle: Path) -> None:
+    path = bundle / "onnx" / "model.onnx"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda checkpoint, _: (checkpoint / "model.safetensors").write_text("[]"), "the files of the check"),
+        (lambda checkpoint, _: (checkpoint / "1_Pooling" / "config.json").write_text("[]"), "the files of"),
+        (
+            lambda checkpoint, _: (checkpoint / "vocab.txt").touch(),
+            "the files of the checkpoint have changed",
+        ),
+        (lambda _, bundle: _damage_a_file(bundle), "model.onnx was altered: its SHA-256 is "),
+        (lambda _, bundle: (bundle / "manifest.json").write_text("{"), "manifest.json is not a manifest"),
+        (lambda _, bundle: _append(bundle / "manifest.json", "\n"), "was replaced since"),
+        (lambda _, bundle: bundle.with_name(f".{bundle.name}.json").write_text("[]"), "nothing says what "),
+        (lambda _, bundle: shutil.rmtree(bundle), "it is not in the cache yet"),
+    ],
+)
+@pytest.mark.usefixtures("exporter")
+def test_what_is_out_of_date_or_damaged_is_exported_again_with_the_reason(
+    change: Callable[[Path, Path], object],
+    reason: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bundle = resolved(checkpoint, tmp_path / "cache")
+    change(checkpoint, bundle)
+    capfd.readouterr()
+    assert resolved(checkpoint, tmp_path / "cache") == bundle
+    assert reason in capfd.readouterr().err
+    assert len(calls(tmp_path)) == 2
+    assert not entry_of(bundle.parent, wanted(Checkpoint("", checkpoint), "fp32")).reason_to_export()
+
+
+@pytest.mark.usefixtures("exporter")
+def test_a_bundle_of_another_version_of_attnlens_is_exported_again(checkpoint: Path, tmp_path: Path) -> None:
+    bundle = resolved(checkpoint, tmp_path)
+    entry = entry_of(tmp_path, wanted(Checkpoint("", checkpoint), "fp32"))
+    assert entry.directory == bundle
+    newer = replace(entry, wanted=replace(entry.wanted, attnlens="99.0"))
+    assert newer.reason_to_export().endswith("exported it, this is 99.0")
+
+
+@pytest.mark.usefixtures("exporter")
+def test_files_that_no_export_reads_change_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    resolved(checkpoint, tmp_path / "cache")
+    (checkpoint / "model.onnx").touch()
+    (checkpoint / ".DS_Store").touch()
+    (checkpoint / "checkpoint-500").mkdir()
+    (checkpoint / "checkpoint-500" / "optimizer.bin").touch()
+    resolved(checkpoint, tmp_path / "cache")
+    assert len(calls(tmp_path)) == 1
+
+
+def test_options_of_the_users_own_exports_do_not_decide_what_is_exported(
+    exporter: Exporter, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del exporter
+    monkeypatch.setenv("ATTNLENS_EXPORT_POOLING", "cls")
+    monkeypatch.setenv("ATTNLENS_CONFIG_FILE", "attnlens.toml")
+    resolved(checkpoint, tmp_path / "cache")
+    assert "ATTNLENS" not in (tmp_path / "environment").read_text()
+
+
+def test_an_export_that_fails_leaves_nothing_and_its_exit_code_stays(
+    exporter: Exporter, checkpoint: Path, tmp_path: Path
+) -> None:
+    exporter("exit 3")
+    with pytest.raises(click.exceptions.Exit) as caught:
+        resolved(checkpoint, tmp_path / "cache")
+    assert caught.value.exit_code == 3
+    exporter("kill -9 $$")
+    with pytest.raises(
+        click.ClickException, match="was killed by signal 9; 9 often means that memory ran out"
+    ):
+        resolved(checkpoint, tmp_path / "cache")
+    exporter(COPY)
+    [left] = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert left.endswith(".lock")
+    assert resolved(checkpoint, tmp_path / "cache").is_dir()
+
+
+@pytest.mark.usefixtures("exporter")
+def test_what_an_export_that_was_killed_has_left_is_removed(checkpoint: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    directory = entry_of(cache, wanted(Checkpoint("", checkpoint), "fp32")).directory
+    left, others = (cache / f".{name}.0123abcd.partial" for name in (directory.name, "another"))
+    for path in (left, others):
+        path.mkdir(parents=True)
+    resolved(checkpoint, cache)
+    assert not left.exists()
+    assert others.exists()
+
+
+@pytest.mark.usefixtures("exporter")
+def test_of_two_processes_one_exports_and_the_other_waits(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = entry_of(tmp_path, wanted(find_checkpoint(checkpoint), "fp32"))
+    is_held, is_waiting, told = threading.Event(), threading.Event(), []
+
+    def export_elsewhere() -> None:
+        # Another process holds its own open file, as this thread does.
+        with (tmp_path / f".{entry.directory.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            is_held.set()
+            assert is_waiting.wait(60)
+            shutil.copytree(RELEASED_BUNDLE, entry.directory)
+            entry.record()
+
+    def note(message: str, *, err: bool) -> None:
+        assert err
+        told.append(message)
+        is_waiting.set()
+
+    other = threading.Thread(target=export_elsewhere)
+    other.start()
+    assert is_held.wait(60)
+    monkeypatch.setattr(click, "echo", note)
+    assert resolved(checkpoint, tmp_path) == entry.directory
+    other.join()
+    assert told == [f"waiting: another process exports {entry.directory}"]
+    assert not (tmp_path / "calls").exists()
+
+
+def find_checkpoint(directory: Path) -> Checkpoint:
+    found = find_source(directory)
+    assert isinstance(found, Checkpoint)
+    return found
+
+
+def test_sigterm_ends_the_export_and_the_command(
+    exporter: Exporter, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter("exec sleep 600")
+    is_waiting, pids = threading.Event(), []
+
+    class Watched(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            pids.append(self.pid)
+            is_waiting.set()
+            return super().wait(timeout)
+
+    def stop_once_it_waits() -> None:
+        assert is_waiting.wait(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    stopper = threading.Thread(target=stop_once_it_waits)
+    stopper.start()
+    result = CliRunner().invoke(serve, [str(checkpoint), "--cache", str(tmp_path / "cache")])
+    stopper.join()
+    assert result.exit_code == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_without_the_extra_one_line_says_what_to_install(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve_module, "find_spec", lambda name: None if name == "torch" else True)
+    with pytest.raises(
+        click.UsageError, match=r"a checkpoint, and .* torch must be installed: .*export,server"
+    ):
+        resolved(checkpoint, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_made_says_how_to_choose_another(
+    exporter: Exporter, checkpoint: Path, tmp_path: Path
+) -> None:
+    del exporter
+    (tmp_path / "file").touch()
+    with pytest.raises(click.ClickException, match=r"can't be written \(.*\): give another --cache DIR"):
+        resolved(checkpoint, tmp_path / "file" / "cache")
+
+
+def test_the_cache_is_where_the_platform_has_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/caches")
+    assert default_directory() == Path("/var/caches/attnlens")
+    monkeypatch.setenv("HOME", "/home/user")
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert default_directory() == Path("/home/user/.cache/attnlens")

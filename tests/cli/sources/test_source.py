@@ -1,0 +1,78 @@
+"""What SOURCE may be, and what is said where it is nothing that can be served."""
+
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+
+from attnlens_cli.sources.source import Checkpoint, find_source
+from compatibility_bundle import RELEASED_BUNDLE
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(source: str) -> str:
+    with pytest.raises(click.ClickException) as caught:
+        find_source(Path(source))
+    return caught.value.message
+
+
+def test_a_directory_with_a_manifest_is_a_bundle() -> None:
+    assert find_source(RELEASED_BUNDLE) == RELEASED_BUNDLE  # which has a config.json, too
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json"])
+def test_a_directory_with_a_configuration_is_a_checkpoint(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert find_source(tmp_path) == Checkpoint(str(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("org/name@v1.0", "org/name", "v1.0"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_not_here_and_looks_like_a_hub_id_is_one(
+    source: str, name: str, revision: str | None
+) -> None:
+    assert find_source(Path(source)) == Checkpoint(name, revision=revision)
+
+
+@pytest.mark.parametrize(
+    "source", ["minilm", "/no/such/model", "../no/model", "org/name@", "a/b/c", "org/-x"]
+)
+@pytest.mark.usefixtures("here")
+def test_what_is_neither_here_nor_a_hub_id_does_not_exist(source: str) -> None:
+    assert refusal(source).startswith(f"{source} does not exist: give the directory of a bundle")
+
+
+def test_a_wrong_path_is_no_hub_id_and_the_bundles_beside_it_are_named(here: Path) -> None:
+    shutil.copytree(RELEASED_BUNDLE, here / "bundles" / "small")
+    assert refusal("bundles/smal").endswith("bundles: the bundles there are bundles/small")
+    assert refusal("bundles").endswith("(it has no config.json): the bundles there are bundles/small")
+
+
+def test_a_directory_that_is_neither_says_what_it_holds(tmp_path: Path) -> None:
+    assert refusal(str(tmp_path)).endswith("it is empty")
+    for number in range(7):
+        (tmp_path / f"{number}\x1b.txt").touch()
+    (tmp_path / "0").mkdir()
+    assert refusal(str(tmp_path)) == (
+        f"{tmp_path} is not a bundle (it has no manifest.json) and not a checkpoint (it has no config.json): "
+        r"it holds 0/, 0\x1b.txt, 1\x1b.txt, 2\x1b.txt, 3\x1b.txt and 3 more"
+    )
+
+
+def test_a_file_is_not_served(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.touch()
+    assert refusal(str(path)) == f"{path} is a file: give the directory of a bundle or of a checkpoint"

@@ -1,0 +1,106 @@
+"""What is told of an address where no attnlens server answers, by what gRPC says of it."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from attnlens_client.core.session import Session
+from attnlens_client.errors import Trouble, trouble_of
+
+AWAY, UNKNOWN_METHOD = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED
+
+
+class Failure(grpc.RpcError):
+    """A failed call, as gRPC tells it."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return str(self)
+
+    def trailing_metadata(self) -> Any:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("details", "answered", "uses_tls", "trouble"),
+    [
+        ("x; last error: UNKNOWN: Connection refused", False, False, Trouble.NO_SERVER),
+        ("x; last error: Connection refused", False, True, Trouble.NO_SERVER),
+        ("Socket closed", False, False, Trouble.NO_SERVER_OR_TLS),
+        ("Socket closed", False, True, Trouble.NO_SERVER),
+        ("Ssl handshake failed", False, True, Trouble.OTHER_TLS),
+        ("Trying to connect an http1.x server", False, False, Trouble.OTHER_PROGRAM),
+        ("Method not found!", True, False, Trouble.OTHER_PROGRAM),
+    ],
+)
+def test_why_no_server_answers_follows_from_what_grpc_says(
+    details: str, answered: bool, uses_tls: bool, trouble: Trouble
+) -> None:
+    found, cause = trouble_of(Failure(AWAY, details), answered=answered, uses_tls=uses_tls)
+    assert (found, cause) == (trouble, details.rpartition("last error: ")[2])
+
+
+def test_without_an_error_of_grpc_there_is_no_cause() -> None:
+    assert trouble_of(None, answered=False, uses_tls=False) == (Trouble.NO_SERVER, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "uses_tls", "message"),
+    [
+        (
+            AWAY,
+            "a; last error: b",
+            False,
+            "no server answers at there:1: start one with `attnlens serve DIR`, or give another address (b)",
+        ),
+        (
+            AWAY,
+            "",
+            False,
+            "no server answers at there:1: start one with `attnlens serve DIR`, or give another address",
+        ),
+        (
+            AWAY,
+            "Socket closed",
+            False,
+            (
+                "no server answers at there:1: start one with `attnlens serve DIR`, or give another address, "
+                "or credentials for TLS (Socket closed)"
+            ),
+        ),
+        (
+            AWAY,
+            "SSL",
+            True,
+            "no TLS with there:1: check the credentials, or leave them out for a server without TLS (SSL)",
+        ),
+        (
+            UNKNOWN_METHOD,
+            "Method not found!",
+            False,
+            (
+                "the program at there:1 is not an attnlens server: give another address, or credentials "
+                "where the server uses TLS (Method not found!)"
+            ),
+        ),
+    ],
+)
+def test_the_address_and_the_remedy_are_named(
+    code: grpc.StatusCode, details: str, uses_tls: bool, message: str
+) -> None:
+    session = Session(
+        address="there:1", timeout_s=1, batch_size=1, max_in_flight=1, may_retry=False, uses_tls=uses_tls
+    )
+    error = Failure(code, details)
+    failure = session.failure(error, 0)
+    assert (failure.message, failure.code, failure.__cause__) == (message, code, error)
+    session.has_answered = True  # an older server, which knows not all methods
+    is_older = code is UNKNOWN_METHOD
+    assert session.failure(error, 0).message == (details if is_older else message)

@@ -1,0 +1,57 @@
+"""What results and clients look like where somebody prints them: short, sizes instead of numbers."""
+
+import grpc
+import numpy as np
+import pytest
+
+from attnlens.reductions import RowStatistics, SparseRows, TopWeights
+from attnlens_client import AsyncClient, Client, Token, TokenizedText, Usage
+from scripted import ScriptedServer
+
+INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (
+            TopWeights(INDICES, VALUES, VALUES[..., 0]),
+            "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), rest float32 (6, 12, 9))",
+        ),
+        (
+            SparseRows(INDICES[0, 0, :, 0], INDICES[0, 0, 0], VALUES[0, 0, 0], VALUES[0, 0, :, 0]),
+            "SparseRows(values float32 (3,), kept_mass float32 (9,))",
+        ),
+        (RowStatistics(received=VALUES[0]), "RowStatistics(received float32 (12, 9, 3))"),
+        (Usage(3, 3, truncated=False), "Usage(num_tokens=3, num_tokens_total=3, truncated=False)"),
+    ],
+)
+def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
+    assert repr(result) == shown
+
+
+def test_a_text_of_many_tokens_shows_the_first_ones() -> None:
+    tokens = tuple(Token(number, f"t{number}", "text", 0, 1, 0, 1, number) for number in range(300))
+    text = TokenizedText(tokens, exceeds_max_tokens=True, model="m", model_version="0123456789abcdef")
+    assert repr(text) == (
+        "TokenizedText(300 tokens: t0 t1 t2 t3 t4 t5 t6 t7 t8 t9 t10 t11 ..., more than the model takes, "
+        "model='m', version='0123456789ab')"
+    )
+    hostile = TokenizedText(
+        (Token(1, "<script>", "text", 0, 1, 0, 1, 0),),
+        exceeds_max_tokens=False,
+        model="<b>",
+        model_version="v",
+    )
+    assert "<script>" not in hostile._repr_html_()
+    assert "<b>" not in hostile._repr_html_()
+
+
+async def test_a_client_shows_its_address_and_model_and_no_secret(server: ScriptedServer) -> None:
+    with Client(server.address, metadata=(("authorization", "Bearer secret"),)) as client:
+        assert repr(client) == f"Client({server.address!r})"
+        client.get_model()
+        client.get_model("scripted")
+        assert repr(client) == f"Client({server.address!r}, model='scripted')"
+    async with AsyncClient("there:1", credentials=grpc.ssl_channel_credentials()) as encrypted:
+        assert repr(encrypted) == "AsyncClient('there:1', TLS)"

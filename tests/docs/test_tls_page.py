@@ -1,0 +1,107 @@
+"""docs/tls.md, step by step: openssl, real servers, the commands, Python and `buf curl`."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from served import ServerProcess
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tls.md").read_text("utf-8")
+STEPS, ERRORS = PAGE.split("\n## What goes wrong\n")
+BLOCKS = re.findall(r"^```(console|python)\n(.*?)^```", STEPS, re.DOTALL | re.MULTILINE)
+EXAMPLE_ADDRESS = "127.0.0.1:50051"
+
+
+class Follower:
+    """Somebody who types what the page says, in a folder."""
+
+    def __init__(self, folder: Path, bundle: Path, stack: ExitStack) -> None:
+        self.folder, self.bundle, self._stack = folder, bundle, stack
+        self.address = ""
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command line that asks the last server that was started."""
+        tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-c", command.replace(EXAMPLE_ADDRESS, self.address)],
+            cwd=self.folder,
+            env={**os.environ, "PATH": tools, "ATTNLENS_INFO_ADDRESS": self.address},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            text=True,
+        )
+
+    def follow(self, language: str, block: str) -> None:
+        if language == "python":
+            (self.folder / "example.py").write_text(block.replace(EXAMPLE_ADDRESS, self.address))
+            result = self.run(f"{sys.executable} example.py")
+            assert (result.returncode, result.stdout) == (0, "(1, 384)\n")
+            return
+        for command, shown in commands_in(block):
+            if command.startswith("attnlens serve "):
+                self.serve(command)
+                continue
+            result = self.run(command)
+            assert result.returncode == 0, f"{command}\n{result.stdout}"
+            if shown:
+                assert result.stdout == shown
+
+    def serve(self, command: str) -> None:
+        words = shlex.split(command)[3:]  # behind `attnlens serve bundles/minilm`
+        options = [word if word.startswith("--") else str(self.folder / word) for word in words]
+        server = ServerProcess(self.bundle, *options)
+        self.address = self._stack.enter_context(server).address
+
+
+def commands_in(block: str) -> Iterator[tuple[str, str]]:
+    """Each command after a `$`, and what is shown below it."""
+    joined = block.replace("\\\n", " ")
+    for part in re.split(r"^\$ ", joined, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+@pytest.mark.slow
+def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
+    tmp_path: Path, minilm_bundle: Path, minilm_server: ServerProcess
+) -> None:
+    with ExitStack() as stack:
+        follower = Follower(tmp_path, minilm_bundle, stack)
+        encrypted = ""
+        for language, block in BLOCKS:
+            if "--tls-client-ca" in block:
+                encrypted = encrypted or follower.address
+            follower.follow(language, block)
+        (tmp_path / "ca.der").write_bytes(b"\x30\x82")
+        assert (
+            follower.run("openssl pkey -in server.key -aes256 -passout pass:x -out locked.key").returncode
+            == 0
+        )
+        assert_told(follower, "attnlens info --tls-ca ca.pem", "Socket closed")
+        follower.address = encrypted
+        named = "attnlens info --tls-ca ca.pem --tls-server-name other.example"
+        assert_told(follower, "attnlens info", "Socket closed")
+        assert_told(follower, "attnlens info --tls", "CERTIFICATE_VERIFY_FAILED")
+        assert_told(follower, "attnlens info --tls-ca next.pem", "CERTIFICATE_VERIFY_FAILED")
+        assert_told(follower, named, "Hostname Verification Check failed")
+        assert_told(follower, "attnlens info --tls-ca ca.der", "is not a PEM file")
+        follower.address = minilm_server.address
+        assert_told(follower, "attnlens info --tls", "WRONG_VERSION_NUMBER")
+    serve = f"attnlens serve {minilm_bundle} --port 0 --tls-cert server.pem --tls-key"
+    assert_told(follower, f"{serve} client.key", "can't use the PEM files")
+    assert_told(follower, f"{serve} locked.key", "is encrypted with a passphrase")
+
+
+def assert_told(follower: Follower, command: str, told: str) -> None:
+    """Hold that a command fails, with words that the page lists."""
+    result = follower.run(command)
+    assert (result.returncode > 0, told in result.stdout) == (True, True), f"{command}\n{result.stdout}"
+    assert f"| `{told}`" in ERRORS

@@ -1,0 +1,49 @@
+"""docs/troubleshooting.md: all reasons of errors, and messages that the programs have."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attnlens_client
+from attnlens.v1.error_pb2 import ErrorReason
+from attnlens_client.errors import _BY_REASON
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+PACKAGES = ("cli", "client", "export", "model", "server")
+
+
+def rows(heading: str) -> list[str]:
+    """The first cells of the table under a heading."""
+    _, _, section = PAGE.partition(f"\n## {heading}\n")
+    lines = section.partition("\n## ")[0].splitlines()
+    return [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| `")]
+
+
+def test_every_reason_is_there_with_the_exception_that_it_raises() -> None:
+    reasons = {name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
+    listed = dict(re.findall(r"`(\w+)`", cell) for cell in rows("Errors of a server, by reason"))
+    assert set(listed) == reasons
+    for reason, name in listed.items():
+        assert getattr(attnlens_client, name) is _BY_REASON[reason]
+
+
+def strings() -> Iterator[str]:
+    """The strings of the packages; `…` stands for a value."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    yield "".join(map(str, parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value
+
+
+def test_the_messages_are_those_of_the_programs() -> None:
+    headings = ("A command does not reach a server", "The server does not start", "An export is refused")
+    told = [cell.strip("`") for heading in headings for cell in rows(heading)]
+    assert len(told) > 15
+    known = "\n".join(strings())
+    assert [message for message in told if message not in known] == []

@@ -1,0 +1,64 @@
+"""A fresh virtual environment with the built wheel, as a user has it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+class Environment:
+    """A fresh virtual environment outside the project."""
+
+    def __init__(self, directory: Path, wheel: Path) -> None:
+        self.directory = directory
+        self.wheel = wheel
+        subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+
+    def install(self, extras: str) -> None:
+        """Install the wheel with `extras`, like `[server]`, in the versions of constraints.txt."""
+        constraints = ROOT / "constraints.txt"
+        pip = ("python", "-m", "pip", "install", "-q", "--no-compile", "-c", constraints)
+        self.run(*pip, f"{self.wheel}{extras}")
+
+    def program(self, name: str) -> str:
+        """Return the path of a program of the environment."""
+        return str(self.directory / "venv" / "bin" / name)
+
+    def run(self, program: str, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment, away from the project's files."""
+        ended = subprocess.run(
+            [self.program(program), *map(str, args)],
+            cwd=self.directory,
+            env=without_project(),
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == code, ended.stderr
+        return ended
+
+    def packages(self) -> set[str]:
+        """The names of the installed packages."""
+        listed = self.run("python", "-m", "pip", "list", "--format", "freeze").stdout
+        return {line.split("==")[0].lower().replace("_", "-") for line in listed.splitlines()}
+
+
+def without_project() -> dict[str, str]:
+    """Return the environment variables without those that lead Python to the project's files."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+
+
+@contextmanager
+def serving(command: list[str], directory: Path, env: dict[str, str]) -> Iterator[str]:
+    """Run a server, yield its address, end it by SIGTERM, and expect exit code 0."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=directory, env=env) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split(" is ready at ")[1].split(": ")[0]
+        finally:
+            server.terminate()
+    assert server.returncode == 0

@@ -1,0 +1,85 @@
+"""What the image does, without Docker: the same programs, user and read-only files.
+
+A daemon may be absent, so the steps of the Dockerfile run in an environment of their own instead.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attnlens_client import Client
+from attnlens_server import ServerConfig
+from installed.dockerfile import stages
+from installed.environment import ROOT, Environment, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BUILD, IMAGE = stages(ROOT / "Dockerfile")
+# As a container with --read-only: nothing can be written, not even below /tmp; not root; no way to become it.
+SANDBOX = """
+set -e
+mount --rbind / "$1"
+mount -o remount,ro,bind "$1"
+mount -o remount,ro,bind /tmp "$1/tmp" 2>/dev/null || true
+shift_to=$1; shift
+exec chroot "$shift_to" setpriv --reuid {uid} --regid {gid} --clear-groups --no-new-privs "$@"
+"""
+
+
+def test_the_steps_install_the_extra_with_the_versions_of_the_project() -> None:
+    [venv, install] = BUILD.run
+    assert venv == "python -m venv /opt/attnlens"
+    assert install.endswith('/opt/attnlens/bin/pip install ".[${EXTRA}]"')
+    assert BUILD.args == {"EXTRA": "server"}
+    assert BUILD.env == {"PIP_CONSTRAINT": "/source/constraints.txt"}
+
+
+def test_what_the_image_sets_is_what_the_server_knows() -> None:
+    assert int(IMAGE.expose) == ServerConfig(bundle=Path()).port
+    settings = {name for name in IMAGE.env if name.startswith("ATTNLENS_SERVE_")}
+    fields = {f"ATTNLENS_SERVE_{name.upper()}" for name in ServerConfig.__dataclass_fields__}
+    assert settings == {"ATTNLENS_SERVE_HOST"} <= fields
+    assert IMAGE.entrypoint + IMAGE.command == ["attnlens", "serve", "/bundle"]
+
+
+def test_compose_runs_the_image_with_the_bundle_where_it_is_expected() -> None:
+    [service] = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
+    assert service["read_only"] is True
+    [mount] = service["volumes"]
+    assert mount.split(":")[1:] == [IMAGE.command[-1], "ro"]
+    [port] = service["ports"]
+    assert port.endswith(f":{IMAGE.expose}")
+    assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig(bundle=Path()).drain_timeout_s
+
+
+def test_the_server_of_the_image_answers_without_root_and_without_writing(
+    server_environment: Environment, minilm_bundle: Path, tmp_path: Path
+) -> None:
+    bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
+    for directory in (tmp_path, *tmp_path.parents[:2], server_environment.directory):
+        directory.chmod(0o755)  # pytest's are for its own user alone
+    command = [server_environment.program("attnlens"), *IMAGE.command[:-1], str(bundle), "--port", "0"]
+    env = {**IMAGE.env, "PATH": os.environ["PATH"]}
+    with serving(_in_sandbox(command, tmp_path), tmp_path, env) as address:
+        port = address.rpartition(":")[2]
+        assert address.startswith("0.0.0.0:")
+        with Client(f"127.0.0.1:{port}") as client:
+            assert client.embed(["It rained."]).shape == (1, 384)
+        health = [server_environment.program("attnlens"), *IMAGE.health_command[1:]]
+        healthy = {**env, "ATTNLENS_ADDRESS": f"127.0.0.1:{port}"}
+        assert subprocess.run(_in_sandbox(health, tmp_path), env=healthy, check=False).returncode == 0
+    assert subprocess.run(_in_sandbox(health, tmp_path), env=healthy, check=False).returncode == 1
+
+
+def _in_sandbox(command: list[str], directory: Path) -> list[str]:
+    """Return the command, as the image's user with read-only files where this process may arrange that."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
+        return command
+    root = directory / "root"
+    root.mkdir(exist_ok=True)
+    uid, _, gid = IMAGE.user.partition(":")
+    return ["unshare", "-m", "bash", "-c", SANDBOX.format(uid=uid, gid=gid), "sandbox", str(root), *command]

@@ -1,0 +1,64 @@
+"""What a user installs: the built wheel in a fresh environment, extra by extra."""
+
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from installed.environment import Environment, serving, without_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def test_the_client_needs_three_packages(bare_environment: Environment) -> None:
+    needed = bare_environment.packages() - {"pip", "setuptools", "attnlens"}
+    assert needed == {"grpcio", "numpy", "protobuf", "typing-extensions"}  # the last by grpcio
+    bare_environment.run("python", "-W", "error", "-c", "from attnlens_client import Client, AsyncClient")
+    assert "pip install '.[cli]'" in bare_environment.run("attnlens", "--version", code=2).stderr
+
+
+def test_the_wheel_serves_and_exports_extra_by_extra(
+    server_environment: Environment, minilm_dir: Path, minilm_bundle: Path
+) -> None:
+    environment = server_environment
+    assert environment.packages().isdisjoint({"torch", "transformers", "onnx", "sentence-transformers"})
+    assert re.fullmatch(r"attnlens \d+\.\d+\.\d+\n", environment.run("attnlens", "--version").stdout)
+    first = embed(environment, minilm_bundle)
+
+    environment.install("[export]")
+    exported = environment.directory / "exported"
+    # Few shapes are compared: `minilm_bundle` has been at every length.
+    environment.run("attnlens", "export", minilm_dir, "--output", exported, "--parity-tokens", 16)
+    np.testing.assert_allclose(embed(environment, exported), first, atol=1e-6)
+
+
+def test_the_wheel_holds_what_is_not_python(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
+    heads = "attnlens_analysis/heads"
+    assert {
+        "attnlens_runtimes/node/worker.mjs",
+        f"{heads}/page.html",
+        f"{heads}/data/ud_en_ewt_dev_500.tsv.gz",
+        f"{heads}/data/LICENSE.md",
+    } <= names
+    assets = {name for name in names if name.startswith("attnlens_viewer/assets/")}
+    assert assets == {
+        f"attnlens_viewer/assets/{name}" for name in ("live.js", "page.css", "page.js", "widget.js")
+    }
+
+
+def embed(environment: Environment, bundle: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """Serve a bundle and embed two lines, with the installed command alone."""
+    texts = environment.directory / "texts.txt"
+    texts.write_text("A cat.\nA dog.\n")
+    command = [environment.program("attnlens"), "serve", str(bundle), "--port", "0"]
+    with serving(command, environment.directory, without_project()) as address:
+        environment.run("attnlens", "embed", texts, "--address", address, "--output", "vectors.npy")
+    vectors: np.ndarray[tuple[int, int], np.dtype[np.float32]] = np.load(
+        environment.directory / "vectors.npy"
+    )
+    assert vectors.shape == (2, 384)
+    return vectors

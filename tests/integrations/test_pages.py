@@ -1,0 +1,31 @@
+"""docs/integrations.md shows the code that runs, and names the versions that it runs with."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
+TOOLS = ["chromadb", "duckdb", "haystack-ai", "lancedb", "langchain-core", "llama-index-core", "pgvector"]
+
+
+@pytest.mark.parametrize(
+    "module", sorted((ROOT / "examples" / "integrations").glob("*.py")), ids=lambda path: path.stem
+)
+def test_the_code_on_the_page_is_the_code_that_runs(module: Path) -> None:
+    assert f"```python\n{module.read_text(encoding='utf-8')}```\n" in PAGE
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_versions_on_the_page_are_those_that_run(tool: str) -> None:
+    pinned = dict(
+        re.findall(r"^([\w-]+)==(\S+)$", (HERE / "requirements.txt").read_text("utf-8"), re.MULTILINE)
+    )
+    assert f"| {tool} {pinned[tool]} |" in PAGE
+
+
+def test_the_environment_has_no_pytorch() -> None:
+    requirements = (HERE / "requirements.txt").read_text("utf-8")
+    assert not re.search(r"^(torch|transformers|sentence-transformers)==", requirements, re.MULTILINE)

@@ -1,0 +1,68 @@
+"""Addresses as users type them: a server reads them as gRPC's clients do."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlens_client.connection import checked_address
+from attnlens_server.listening import AbstractAddress, TcpAddress, UnixAddress, parse_address
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="names of Linux")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:50051", TcpAddress("127.0.0.1", 50051)),
+        ("encoder-1.internal:0", TcpAddress("encoder-1.internal", 0)),
+        ("[::1]:50051", TcpAddress("::1", 50051)),
+        ("unix:/run/attnlens.sock", UnixAddress(Path("/run/attnlens.sock"))),
+        ("unix:///run/attnlens.sock", UnixAddress(Path("/run/attnlens.sock"))),
+        ("unix:/run/my%20models/a%25.sock", UnixAddress(Path("/run/my models/a%.sock"))),
+        ("unix:/run/my models/é.sock", UnixAddress(Path("/run/my models/é.sock"))),
+        ("unix:/run/../tmp/a.sock", UnixAddress(Path("/tmp/a.sock"))),
+        pytest.param("unix-abstract:attnlens", AbstractAddress(b"attnlens"), marks=LINUX),
+    ],
+)
+def test_an_address_is_read_and_written_as_a_client_types_it(text: str, address: object) -> None:
+    assert parse_address(text) == address
+    assert parse_address(str(address)) == address
+    assert " " not in str(address)
+    if not str(address).endswith(":0"):  # a server's own: any free port
+        checked_address(str(address))
+
+
+def test_a_relative_path_counts_from_the_directory_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_address("unix:./a.sock") == parse_address("unix:a.sock") == UnixAddress(tmp_path / "a.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("localhost", "give HOST:PORT with a port from 0 to 65535, unix:PATH or unix-abstract:NAME"),
+        ("localhost:65536", "a port from 0 to 65535"),
+        ("::1:50051", "give HOST:PORT"),
+        ("http://localhost:80", "give HOST:PORT"),
+        ("unix:", "give a path behind unix:"),
+        ("unix:/a%00b", "give a path behind unix:"),
+        ("unix://host/a.sock", "one slash in front, or three"),
+        ("unix:/" + 107 * "l", "has a path of 108 bytes"),
+        ("unix:/" + 60 * "é", "has a path of 121 bytes"),
+        pytest.param("unix-abstract:", "without a name", marks=LINUX),
+        pytest.param("unix-abstract:" + 108 * "l", "has a name of 108 bytes", marks=LINUX),
+    ],
+)
+def test_what_is_no_address_is_refused_with_those_that_are(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_address(text)
+
+
+def test_a_path_need_not_be_utf8(tmp_path: Path) -> None:
+    address = UnixAddress(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.sock")))
+    assert str(address).endswith("/%FF.sock")
+    assert parse_address(str(address)) == address
