@@ -13,6 +13,7 @@ from attnlens.bundle import BundleError, read_manifest, verify_files
 from attnlens.explanations import ExplainMethod
 from attnlens.v1 import explanation_pb2
 from attnlens_cli.commands.bundles.check import check
+from attnlens_cli.show.checks.faithfulness import show_faithfulness
 from attnlens_export.errors import SourceError
 from attnlens_export.faithfulness import measure
 from attnlens_export.faithfulness.measure import measure_faithfulness
@@ -20,6 +21,8 @@ from attnlens_export.faithfulness.model import ExplainedModel
 from attnlens_export.faithfulness.result import Control, FaithfulnessResult, Measured, record
 from attnlens_export.faithfulness.texts import TokenizedText, read_texts, tokenize
 from attnlens_model import read_config
+from pages.blocks import blocks_of
+from pages.shown import difference
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 # Of tokens 1 to 14, by another program.
@@ -46,10 +49,29 @@ def test_effects_and_contributions_are_those_of_another_program(
     assert text.lengths[1:4].tolist() == [3, 6, 4]
 
 
-def test_methods_of_minilm_are_ordered_as_they_were_measured(minilm_bundle: Path, tmp_path: Path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(read_texts(None)[:12]), encoding="utf-8")
-    result = measure_faithfulness(minilm_bundle, texts)
+@pytest.fixture(scope="module")
+def of_minilm(minilm_bundle: Path) -> FaithfulnessResult:
+    """Of the 30 sentences."""
+    return measure_faithfulness(minilm_bundle)
+
+
+def test_the_pages_show_what_is_measured(
+    of_minilm: FaithfulnessResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In docs/bundle.md the table, in docs/explanations.md two figures of it."""
+    show_faithfulness(of_minilm)
+    [table] = [block.shown for block in blocks_of("docs/bundle.md") if "--faithfulness" in block.code]
+    printed = capsys.readouterr().out
+    assert "contributions" in printed
+    assert difference(table, f"parity\n{printed}") == ""
+    measured = {each.method: each.rank_correlation for each in of_minilm.methods}
+    [told] = [block.code for block in blocks_of("docs/explanations.md") if "check measured it" in block.code]
+    for method in (ExplainMethod.CONTRIBUTIONS, ExplainMethod.ROLLOUT):
+        assert f"{method.name.lower()}: Spearman {measured[method]:.2f} with" in told
+
+
+def test_methods_of_minilm_are_ordered_as_they_were_measured(of_minilm: FaithfulnessResult) -> None:
+    result = of_minilm
     found = {measured.method: measured for measured in result.methods}
     assert found[ExplainMethod.LEAVE_ONE_OUT].rank_correlation == pytest.approx(1)
     contributions = found[ExplainMethod.CONTRIBUTIONS]

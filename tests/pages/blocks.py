@@ -1,0 +1,105 @@
+"""The blocks of code on the pages, fenced and indented, as the library for Markdown finds them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in sorted([*ROOT.glob("*.md"), ROOT / "bench" / "README.md", *ROOT.glob("docs/*.md")])
+]
+# The first words of commands, where no `$` stands before them.
+TOOLS = re.compile(
+    r"attnlens|docker|gpu/bin/\w+|install|journalctl|make|(\S*/)?pip3?|(\S*/)?python3?|rm|systemctl|tritonserver|ovms"
+)
+FORM_OF_LANGUAGE = {"console": "command"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One thing to run or to parse: a whole block, or one command line of it.
+
+    form: the language of the block; "command" for one command line, "json lines", "variables", and "text" for
+        all that is none of them. shown: what the page says that it prints, empty if the page shows nothing.
+    """
+
+    page: str
+    line: int  # from 1
+    form: str
+    code: str
+    shown: str = ""
+
+    @property
+    def first(self) -> str:
+        """The first line."""
+        return self.code.partition("\n")[0]
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a message."""
+        return f"{self.page}:{self.line}: {self.first}"
+
+
+def blocks_of(page: str) -> list[Block]:
+    """Everything on a page that can be run or parsed, in the order of the page."""
+    return blocks_in((ROOT / page).read_text("utf-8"), page)
+
+
+def blocks_in(text: str, page: str) -> list[Block]:
+    """`blocks_of`, of a text."""
+    found: list[Block] = []
+    before: Token | None = None
+    for token in MarkdownIt().parse(text):
+        if token.type in {"fence", "code_block"}:
+            for block in _blocks(token, page):
+                if block.form == "text" and before is not None and before.info == "python":
+                    found[-1] = replace(found[-1], shown=block.code)
+                else:
+                    found.append(block)
+        before = token
+    return found
+
+
+def _blocks(token: Token, page: str) -> Iterator[Block]:
+    assert token.map is not None
+    line = token.map[0] + 1 + (token.type == "fence")
+    language = token.info.strip()
+    form = FORM_OF_LANGUAGE.get(language) or language or _form(token.content)
+    if form != "command":
+        yield Block(page, line, form, token.content)
+        return
+    for at, command, shown in _commands(token.content):
+        yield Block(page, line + at, form, command, shown)
+
+
+def _form(content: str) -> str:
+    if content.startswith("$ ") or TOOLS.fullmatch(content.split(maxsplit=1)[0]):
+        return "command"
+    if re.match(r"[A-Z_]+=", content):
+        return "variables"
+    return "json lines" if content.startswith('{"') else "text"
+
+
+def _commands(content: str) -> Iterator[tuple[int, str, str]]:
+    """Each command line with the number of lines above it, and what is shown below it.
+
+    Where one begins with `$`, all do, and other lines are what they print. A backslash joins lines.
+    """
+    lines = content.rstrip("\n").split("\n")
+    marked = content.startswith("$ ")
+    commands: list[tuple[int, str, list[str]]] = []
+    for at, line in enumerate(lines):
+        if at and lines[at - 1].endswith("\\") and not commands[-1][2]:
+            number, begun, _ = commands[-1]
+            commands[-1] = (number, begun.removesuffix("\\") + line.strip(), [])
+        elif not marked or line.startswith("$ "):
+            commands.append((at, line.removeprefix("$ "), []))
+        else:
+            commands[-1][2].append(line)
+    for at, command, shown in commands:
+        yield at, command, "".join(f"{line}\n" for line in shown)
