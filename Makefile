@@ -38,8 +38,8 @@ test-serving: $(MINILM) $(VIEWER_NODE) browser
 test-model: $(MINILM)
 	$(PYTEST) $(MODEL_TESTS)
 
-# What needs no PyTorch, on the other versions of Python that are installed.
-test-pythons: test-python-3.12 test-python-3.13 ## the server, the client and the command line on other Pythons
+# What needs no PyTorch, on the other versions of Python that are installed. The newest takes the longest.
+test-pythons: test-python-3.13 test-python-3.12 ## the server, the client and the command line on other Pythons
 
 test-python-%: $(MINILM)
 	tests/other_python.sh $*
@@ -47,10 +47,10 @@ test-python-%: $(MINILM)
 # Tools that open bundles need other versions: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
 	$(PYTHON) -m venv --clear .ecosystem
-	.ecosystem/bin/python -m pip install --quiet --requirement $<
+	.ecosystem/bin/python -m pip install --quiet --no-compile --requirement $<
 	touch $@
 
-$(NODE): tests/node/package.json tests/node/package-lock.json
+$(NODE): tests/node/package.json tests/node/package-lock.json | node
 	cd tests/node && npm ci
 	touch $@
 
@@ -68,8 +68,8 @@ node: ## Node.js, which bundles the script of the page
 browser: | node ## Chromium, which the tests of the page open it in
 	viewer/install_for_tests.sh chromium
 
-test-ecosystem: .venv/ready .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
-	$(BIN)/python -m pytest -m ecosystem
+test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
+	$(PYTEST) -m ecosystem tests/ecosystem tests/runtimes
 
 # Frameworks and databases of the recipes. The list is complete, so that pip need not choose.
 .integrations/ready: tests/integrations/requirements.txt

@@ -26,7 +26,8 @@ class OurDocstrings(griffe.Extension):
             for class_ in module.classes.values():
                 if not class_.is_alias:
                     for function in class_.functions.values():
-                        _replace_parameters(function, loader)
+                        if not function.is_alias:
+                            _replace_parameters(function, loader)
 
 
 def _modules_in(module: griffe.Module) -> Iterator[griffe.Module]:

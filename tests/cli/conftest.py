@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
-from attnlens_cli import app
+from attnlens_cli.main import main
 from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -18,12 +21,10 @@ RunHere = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session")
-def run() -> Run:
+def run_process() -> Run:
     """Run `attnlens ARGS` as a process of its own, without a terminal."""
 
     def run_attnlens(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("ATTNLENS_")}
-        env |= {"COLUMNS": "100", **options.pop("env", {})}
         command = options.pop("command", [sys.executable, "-m", "attnlens_cli.main"])
         return subprocess.run(
             [*command, *(arg if isinstance(arg, bytes) else str(arg) for arg in args)],
@@ -31,11 +32,67 @@ def run() -> Run:
             check=False,
             encoding="utf-8",
             timeout=120,
-            env=env,
+            env=_environment(options.pop("env", {})),
             **{"stdin": subprocess.DEVNULL, **options} if "input" not in options else options,
         )
 
     return run_attnlens
+
+
+@pytest.fixture(scope="session")
+def run(run_process: Run) -> Run:
+    """Run `attnlens ARGS` in this process, or as one of its own if the call says how that is started.
+
+    Each process takes a second to import gRPC and numpy. test_main.py starts all of its commands so.
+    """
+
+    def run_attnlens(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        env = options.get("env", {})
+        if (
+            options.keys() - {"env"}
+            or env.keys() - {"COLUMNS"}
+            or any(isinstance(arg, bytes) for arg in args)
+        ):
+            return run_process(*args, **options)
+        return _run_here([str(arg) for arg in args], _environment(env))
+
+    return run_attnlens
+
+
+def _environment(changes: dict[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ATTNLENS_")}
+    return kept | {"COLUMNS": "100"} | changes
+
+
+def _run_here(args: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(sys, "argv", ["attnlens", *args]),
+        _signals_and_logs_kept(),
+        CliRunner().isolation() as (stdout, stderr, _),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        printed, told = stdout.getvalue().decode(), stderr.getvalue().decode()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(args, ended.value.code, printed, told)
+
+
+@contextmanager
+def _signals_and_logs_kept() -> Iterator[None]:
+    """Put back what a command changes for the rest of its process."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    root = logging.getLogger()
+    loggers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level = loggers, level
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -44,23 +101,12 @@ def server() -> Iterator[ScriptedServer]:
         yield server
 
 
-@pytest.fixture
-def run_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
+@pytest.fixture(scope="session")
+def run_here() -> RunHere:
     """Run `attnlens ARGS` in this process: its exit code, standard output and standard error."""
-    root, signals = logging.getLogger(), (signal.SIGTERM, signal.SIGHUP)
-    handlers, level = list(root.handlers), root.level
-    on_signals = [signal.getsignal(number) for number in signals]
 
     def run_attnlens(*args: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
-        with monkeypatch.context() as patched:
-            for name in [name for name in os.environ if name.startswith("ATTNLENS_")]:
-                patched.delenv(name)
-            for name, value in {"COLUMNS": "100", **(env or {})}.items():
-                patched.setenv(name, value)
-            code = app.run([str(arg) for arg in args])
-        return code, *capfd.readouterr()
+        result = _run_here([str(arg) for arg in args], _environment(dict(env or {})))
+        return result.returncode, result.stdout, result.stderr
 
-    yield run_attnlens
-    root.handlers[:], root.level = handlers, level
-    for number, handler in zip(signals, on_signals, strict=True):
-        signal.signal(number, handler)
+    return run_attnlens

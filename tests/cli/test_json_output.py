@@ -27,6 +27,8 @@ OUTPUTS = {
     "attend": ("attend", A, "--json"),
     "attend words": ("attend", A, "--pair", B, "--words", "--no-special", "--json"),
     "attend top": ("attend", A, "--rollout", "--top", "2", "--json"),
+    "attend all": ("attend", A, "--layer", "all", "--head", "all", "--no-special", "--json"),
+    "attend all heads": ("attend", A, "--head", "all", "--top", "2", "--json"),
     "explain": ("explain", A, "--json"),
     "explain all": (
         "explain",
@@ -68,6 +70,16 @@ def test_a_line_is_as_its_schema_says_and_keeps_other_keys(
     assert code == 0
     assert conforms(command, first, {"id"})["id"] == 7
     assert conforms(command, second)["index"] == 1
+
+
+def test_bundles_are_listed_as_their_schema_says(
+    run_here: RunHere, minilm_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "minilm").symlink_to(minilm_bundle)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{", encoding="utf-8")
+    listed = json.loads(run_here("list", tmp_path, "--json")[1])
+    assert [conforms("list", json.dumps(bundle))["facts"] is None for bundle in listed] == [True, False]
 
 
 def test_gates_and_a_missing_server_are_as_their_schemas_say(

@@ -15,6 +15,11 @@ from served import ServerProcess
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.fixture(scope="module")
+def run(run_process: Run) -> Run:
+    return run_process
+
+
 def _program(*lines: str) -> list[str]:
     """Return a command that runs `lines` and then the command line with the arguments that follow."""
     return [

@@ -113,7 +113,7 @@ def test_many_texts_are_several_calls_in_order(minilm_server: ServerProcess, pas
 def test_texts_whose_runs_are_too_many_for_a_request_are_several(minilm_server: ServerProcess) -> None:
     with Client(minilm_server.address) as client:
         assert client.get_model().limits.max_masked_runs == 1024
-        found = client.explain(["word " * 60] * 18, methods="leave_one_out")  # 1080 runs
+        found = client.explain(["word " * 9] * 120, methods="leave_one_out")  # 1080 runs
     values = [text.values for text in found]
     np.testing.assert_allclose(values[1:], values[:-1], atol=1e-6)
 

@@ -21,7 +21,8 @@ class Environment:
     def install(self, extras: str) -> None:
         """Install the wheel with `extras`, like `[server]`, in the versions of constraints.txt."""
         constraints = ROOT / "constraints.txt"
-        self.run("python", "-m", "pip", "install", "-q", "-c", constraints, f"{self.wheel}{extras}")
+        pip = ("python", "-m", "pip", "install", "-q", "--no-compile", "-c", constraints)
+        self.run(*pip, f"{self.wheel}{extras}")
 
     def program(self, name: str) -> str:
         """Return the path of a program of the environment."""

@@ -22,7 +22,9 @@ from attnlens.bundle import read_manifest
 from attnlens_client import Client
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.check import check_bundle
+from attnlens_export.graph.trace import trace
 from attnlens_export.parity.grid import small_grid
+from attnlens_model import load_checkpoint
 from attnlens_server.text import TextEncoder
 from odd_models import OddModel
 from served import ServerProcess
@@ -187,7 +189,9 @@ def test_an_end_token_that_only_older_libraries_add_is_refused(tmp_path: Path) -
     small = replace(QWEN3, changes=QWEN3.changes | {"num_hidden_layers": 1})
     small.make().save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "tokenizer_config.json"
-    options = ExportOptions(grid=small_grid(7))
+    checkpoint = load_checkpoint(tmp_path / "source")
+    graph = trace(checkpoint.encoder, checkpoint.config)  # for both exports
+    options = ExportOptions(grid=small_grid(7), tracer=lambda *_: graph)
     save_tokenizer(tmp_path / "source", "$A")
     write(path, read(path) | {"add_eos_token": True, "eos_token": END})
     with pytest.raises(SourceError, match=r"says add_eos_token, and tokenizer.json adds no <\|endoftext\|>"):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> Non
         start_new_session=True,  # Ctrl-C comes here alone, and the child is told once
     )
     try:
-        code = child.wait()
+        code = _exit_code(child)
     finally:
         if child.poll() is None:
             child.terminate()
@@ -91,6 +92,13 @@ def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> Non
         raise _failure(checkpoint, code)
     entry.record()
     click.echo(f"exported in {time.monotonic() - started:.0f} s", err=True)
+
+
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the child; in steps, since a signal just before an endless wait would not end it."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=1)
 
 
 def _failure(checkpoint: Checkpoint, code: int) -> Exception:

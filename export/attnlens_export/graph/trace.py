@@ -8,6 +8,7 @@ output of a graph.
 """
 
 import copy
+import gc
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,7 +97,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
 
     Args:
         encoder: on the CPU, fp32. Its training flags are switched off during the trace and then restored: a
-            dropout that is traced in training mode would stay in the graph.
+            dropout that is traced in training mode would stay in the graph. Likewise gradients.
         config: the encoder's configuration.
 
     Returns:
@@ -111,7 +112,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
     axes = tuple({0: BATCH_AXIS, 1: LENGTH_AXIS} for _ in names)
     module = _AllOutputs(encoder)
-    with _training_off(module), _quiet_exporter():
+    with _training_off(module), _gradients_off(module), _fewer_collections(), _quiet_exporter():
         try:
             program = torch.onnx.export(
                 module,
@@ -264,6 +265,30 @@ def _training_off(module: nn.Module) -> Iterator[None]:
     finally:
         for child, was_training in modes:
             child.training = was_training
+
+
+@contextmanager
+def _gradients_off(module: nn.Module) -> Iterator[None]:
+    """Ask no parameter for gradients: torch.export follows them too, a tenth of the time of a trace."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad = True
+
+
+@contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """Collect garbage less often: going through the objects of torch is a fifth of the time of a trace."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50_000, 10, 10)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager

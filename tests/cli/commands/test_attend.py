@@ -1,4 +1,4 @@
-"""`attnlens attend` as a process, against a real server process."""
+"""`attnlens attend` against a real server process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`attnlens embed` as a process, against a real server process."""
+"""`attnlens embed` against a real server process."""
 
 import json
 import os

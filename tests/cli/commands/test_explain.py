@@ -1,4 +1,4 @@
-"""`attnlens explain` and `attnlens compare` as processes, against a real server process."""
+"""`attnlens explain` and `attnlens compare` against a real server process."""
 
 import json
 import re

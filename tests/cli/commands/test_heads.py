@@ -1,4 +1,4 @@
-"""`attnlens heads` as a process: MiniLM, files of every kind, mistakes."""
+"""`attnlens heads` on MiniLM, files of every kind, mistakes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`attnlens info` as a process."""
+"""`attnlens info` against real and scripted servers."""
 
 import json
 import re

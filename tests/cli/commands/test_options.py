@@ -18,7 +18,9 @@ def _defaults(command: click.Command) -> dict[str, object]:
 
 
 def test_every_field_of_the_configuration_is_an_option_of_serve_with_its_default() -> None:
-    assert _defaults(serve) == DEFAULTS
+    defaults = _defaults(serve)
+    del defaults["cache"]  # where a checkpoint becomes a bundle, before there is a configuration
+    assert defaults == DEFAULTS
 
 
 def test_bench_has_the_defaults_of_serve() -> None:

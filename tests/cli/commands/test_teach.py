@@ -1,4 +1,4 @@
-"""`attnlens teach` and `attnlens profile` as processes, on MiniLM."""
+"""`attnlens teach` and `attnlens profile` on MiniLM."""
 
 import subprocess
 import sys
@@ -42,7 +42,8 @@ def test_files_take_the_place_of_the_print_and_hold_the_head(
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "", 3)
     assert "more than “tired”" in files[0].read_text("utf-8")
     ET.fromstring(files[1].read_text("utf-8").partition("\n")[2])
-    head = np.load(files[2])
+    with np.load(files[2]) as arrays:
+        head = dict(arrays)
     scores = head["scale"] * head["q"] @ head["k"].T + head["bias"]
     np.testing.assert_allclose(scores, head["scores"], atol=1e-4)
     powers = np.exp(head["scores"][10])

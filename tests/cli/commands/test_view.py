@@ -1,4 +1,4 @@
-"""`attnlens view` as a process, against a real server process."""
+"""`attnlens view` against a real server process."""
 
 import base64
 import json

@@ -161,6 +161,7 @@ def test_an_encoder_in_training_mode_is_traced_without_dropout_and_stays_in_trai
     assert training["layers.1.attention.dropout"]
     assert not training["layers.0"]
     assert not training["layers.0.attention.dropout"]
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
 
 
 def test_every_parameter_is_an_initializer_even_where_two_are_equal(

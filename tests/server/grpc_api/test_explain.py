@@ -280,8 +280,9 @@ def test_a_text_has_the_same_scores_alone_and_in_a_crowd(stub: EncoderServiceStu
 
 
 def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> None:
-    together = explain(stub, *TEXTS, other=given(B), methods=list(FIGURES))
-    for text, found in zip(TEXTS, together, strict=True):
+    texts = [text[:100] for text in TEXTS]  # a run for each token that is left out
+    together = explain(stub, *texts, other=given(B), methods=list(FIGURES))
+    for text, found in zip(texts, together, strict=True):
         [alone] = explain(stub, text, other=given(B), methods=list(FIGURES))
         assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
         for one, other in zip(alone.scores, found.scores, strict=True):

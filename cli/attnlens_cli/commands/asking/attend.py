@@ -260,10 +260,14 @@ def _query(which: _Which, model: "ModelInfo") -> "AttentionQuery":
         layers="rollout" if which.rollout else "mean" if layer == "mean" else "none",
         form=None if which.top is None else TopK(which.top),
     )
+    is_full = which.role == "head_gates" or which.head == "all"
+    layouts = {output.layout for output in model.outputs if output.role == which.role}
+    # Layers that are laid out in different ways come together only as dense weights, and as each head.
+    is_mixed = which.layer == "all" and reduction == Reduction() and bool(layouts - {"dense", "per_token"})
     return AttentionQuery(
         layers=layers,
         heads=heads,
-        view="full" if which.role == "head_gates" or which.head == "all" else "head_mean",  # of one: that one
+        view="dense" if is_mixed else "full" if is_full else "head_mean",  # of one head: that head
         role=which.role,
         reduction=None if reduction == Reduction() else reduction,
     )

@@ -36,7 +36,7 @@ class AttentionMap:
     def stack(self) -> npt.NDArray[Any]:
         """All weights, (L', H', T, T): of each layer and of each head, of a mean or rollout one."""
         stack: npt.NDArray[Any] = self.result.attention[0].dense()
-        return stack
+        return stack if self.heads is not None else stack.mean(axis=1, keepdims=True)  # of a mean: itself
 
     @property
     def weights(self) -> npt.NDArray[Any]:
@@ -63,7 +63,8 @@ class AttentionMap:
     def heads(self) -> list[int] | None:
         """The number of each head of the stack, None where it is the mean of several."""
         attention = self.result.attention[0]
-        is_mean = attention.view == "head_mean" and len(attention.heads) > 1
+        is_mean = attention.view in ("head_mean", "dense") and "heads" not in self.axes
+        is_mean = is_mean and len(attention.heads) > 1
         return None if is_mean else list(attention.heads)
 
     @property

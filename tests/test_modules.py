@@ -1,0 +1,26 @@
+"""Every module that needs no PyTorch loads, on each version of Python that the tests run on."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+# Not `widget`: its packages are of the extra `notebook`.
+PACKAGES = [
+    "attnlens",
+    "attnlens_server",
+    "attnlens_client",
+    "attnlens_viewer",
+    "attnlens_analysis",
+    "attnlens_cli",
+]
+OF_EXTRAS = {"attnlens_viewer.widget"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_module_of_a_package_loads(package: str) -> None:
+    found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    names = [module.name for module in found if module.name not in OF_EXTRAS]
+    assert len(names) > 3
+    for name in names:
+        importlib.import_module(name)
