@@ -6,11 +6,9 @@ from a checkpoint with random weights; questions go to a server of MiniLM.
 
 import gzip
 import json
-import logging
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ import click
 import pytest
 
 from attnlens_cli.app import COMMANDS, LazyGroup, attnlens, run
+from commands_here import process_as_before
 from odd_models import OddModel
 from served import ServerProcess
 from small_bundles import TOKENIZERS
@@ -92,15 +91,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """Take back what a command sets for its process."""
-    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    root, grpc = logging.getLogger(), logging.getLogger("grpc")
-    handlers, levels = root.handlers[:], (root.level, grpc.level)
-    yield
-    for number, handler in signals.items():
-        signal.signal(number, handler)
-    root.handlers[:] = handlers
-    for logger, level in zip((root, grpc), levels, strict=True):
-        logger.setLevel(level)
+    with process_as_before():
+        yield
 
 
 class Examples:

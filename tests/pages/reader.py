@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 from attnlens_cli.app import Invocation, attnlens
+from commands_here import process_as_before
 from pages.blocks import ROOT, Block
 from pages.exceptions import CONTINUED
 from pages.shown import difference
@@ -155,5 +156,5 @@ def reader(folder: Path, bundle: Path, server: ServerProcess) -> Iterator[Reader
     passages = [json.dumps({"id": number, "text": f"Passage {number}."}) for number in range(3)]
     for name in ("corpus.jsonl", "texts.jsonl"):
         (folder / name).write_text("\n".join(passages) + "\n")
-    with ExitStack() as stack, contextlib.chdir(folder):
+    with ExitStack() as stack, contextlib.chdir(folder), process_as_before():
         yield Reader(folder, server, stack)

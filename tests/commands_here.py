@@ -1,0 +1,22 @@
+"""Commands that run in the process of the tests: what they set for it is taken back."""
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def process_as_before() -> Iterator[None]:
+    """Take back handlers of signals, and of logs with their levels, when the block is left."""
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    root, grpc = logging.getLogger(), logging.getLogger("grpc")
+    handlers, levels = root.handlers[:], (root.level, grpc.level)
+    try:
+        yield
+    finally:
+        for number, handler in signals.items():
+            signal.signal(number, handler)
+        root.handlers[:] = handlers
+        for logger, level in zip((root, grpc), levels, strict=True):
+            logger.setLevel(level)
