@@ -75,7 +75,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     OddModel("Bert", SMALL).make().save_pretrained(folder / "checkpoint")
     shutil.copytree(TOKENIZERS / "wordpiece", folder / "checkpoint", dirs_exist_ok=True)
     (folder / "my.json").write_text(json.dumps(FRESH))
-    (folder / "sentences.txt").write_text("".join(f"{text}\n" for text in SENTENCES))
+    for name in ("sentences.txt", "texts.txt"):
+        (folder / name).write_text("".join(f"{text}\n" for text in SENTENCES))
+    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SENTENCES)]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
     with gzip.open(folder / "corpus.jsonl.gz", "wt") as corpus:
         corpus.writelines(json.dumps({"text": text}) + "\n" for text in SENTENCES)
     rows = [f"{first},{second},{score}\n" for first, second, score in (("a", "b", 1), ("c", "c", 5))]
@@ -135,8 +138,7 @@ def examples(folder: Path, minilm_server: ServerProcess) -> Iterator[Examples]:
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        for name in COMMANDS:
-            patched.setenv(f"ATTNLENS_{name.upper()}_ADDRESS", minilm_server.address)
+        patched.setenv("ATTNLENS_ADDRESS", minilm_server.address)
         for name, value in BOUNDS.items():
             patched.setenv(name, value)
         for line in _examples("export"):
