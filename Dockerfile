@@ -8,7 +8,6 @@ FROM python:${PYTHON}-slim AS build
 ARG EXTRA=server
 WORKDIR /source
 RUN python -m venv /opt/attnlens
-COPY constraints.txt ./
 ENV PIP_CONSTRAINT=/source/constraints.txt
 COPY . .
 RUN --mount=type=cache,target=/root/.cache/pip \

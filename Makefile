@@ -78,7 +78,7 @@ test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and
 	touch $@
 
 test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/integrations, in frameworks and databases
-	$(BIN)/python -m pytest -m integrations tests/integrations
+	$(PYTEST) -m integrations tests/integrations
 
 # Takes minutes, on a machine that does nothing else; the first run also makes the environments of the peers.
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run

@@ -94,11 +94,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         checked_address(self.address)
-        if self.timeout_s is not None and not 0 < self.timeout_s <= MAX_TIMEOUT_S:
-            raise ValueError(
-                f"timeout_s is {self.timeout_s}: give seconds above 0 and up to {MAX_TIMEOUT_S:.0f}, "
-                "or None for no deadline"
-            )
+        check_timeout(self.timeout_s)
         for name, most in (
             ("batch_size", math.inf),
             ("max_in_flight", math.inf),
@@ -119,6 +115,15 @@ class Connection:
         parts = [repr(self.address), *(["TLS"] if self.credentials is not None else [])]
         models = {model.name: f"model={model.name!r}" for model in self._session.models.values()}
         return f"{type(self).__name__}({', '.join([*parts, *models.values()])})"
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raise ValueError unless this is a deadline that a call may have."""
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise ValueError(
+            f"timeout_s is {timeout_s}: give seconds above 0 and up to {MAX_TIMEOUT_S:.0f}, or None for no "
+            "deadline"
+        )
 
 
 def check_number(name: str, value: int, most: float = math.inf) -> None:

@@ -162,15 +162,17 @@ class ServerConfig:
         return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
 
     def _check_address(self) -> None:
-        if self.address is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT):
+        try:
+            address = self.listens_at
+        except ValueError as error:
+            raise ConfigError(f"address {error}") from error
+        # Host and port mean nothing to a socket; an environment such as that of the image may have them.
+        has_both = self.address is not None and (self.host, self.port) != (DEFAULT_HOST, DEFAULT_PORT)
+        if has_both and isinstance(address, TcpAddress):
             raise ConfigError(
                 f"address is {self.address!r}, and there is host or port as well: give address alone, or the "
                 "other two"
             )
-        try:
-            self.listens_at  # noqa: B018 - it is checked by being read
-        except ValueError as error:
-            raise ConfigError(f"address {error}") from error
         if not re.fullmatch("[0-7]{3}", self.socket_mode):
             raise ConfigError(f"socket_mode is {self.socket_mode!r}: give three octal digits, such as 660")
 

@@ -62,6 +62,10 @@ def test_the_server_of_the_image_answers_without_root_and_without_writing(
     bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
     for directory in (tmp_path, *tmp_path.parents[:2], server_environment.directory):
         directory.chmod(0o755)  # pytest's are for its own user alone
+    if _in_sandbox(["true"], tmp_path) != ["true"]:
+        assert _says(["id", "-u"], tmp_path) == (0, f"{IMAGE.user.partition(':')[0]}\n")
+        for place in ("/", "/tmp", str(bundle)):
+            assert _says(["touch", f"{place}/new"], tmp_path)[0] != 0
     command = [server_environment.program("attnlens"), *IMAGE.command[:-1], str(bundle), "--port", "0"]
     env = {**IMAGE.env, "PATH": os.environ["PATH"]}
     with serving(_in_sandbox(command, tmp_path), tmp_path, env) as address:
@@ -83,3 +87,8 @@ def _in_sandbox(command: list[str], directory: Path) -> list[str]:
     root.mkdir(exist_ok=True)
     uid, _, gid = IMAGE.user.partition(":")
     return ["unshare", "-m", "bash", "-c", SANDBOX.format(uid=uid, gid=gid), "sandbox", str(root), *command]
+
+
+def _says(command: list[str], directory: Path) -> tuple[int, str]:
+    ended = subprocess.run(_in_sandbox(command, directory), check=False, capture_output=True, text=True)
+    return ended.returncode, ended.stdout

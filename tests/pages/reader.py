@@ -43,6 +43,8 @@ class Reader:
             "COLUMNS": "100",
             "ATTNLENS_ADDRESS": server.address,
             "ATTNLENS_CACHE": str(folder / "cache"),
+            "HOME": str(folder),
+            "PIP_REQUIRE_VIRTUALENV": "1",
         }
 
     def follow(self, block: Block) -> None:

@@ -20,7 +20,7 @@ from attnlens_server.config import ConfigError, ServerConfig
             "address is 'localhost': give HOST:PORT with a port from 0 to 65535, unix:",
         ),
         ({"address": ""}, "address is '': give HOST:PORT"),
-        ({"address": "unix:a", "port": 1}, "there is host or port as well: give address alone, or the other"),
+        ({"address": "a:1", "port": 1}, "there is host or port as well: give address alone, or the other"),
         ({"socket_mode": "999"}, "socket_mode is '999': give three octal digits, such as 660"),
     ],
 )
@@ -28,3 +28,8 @@ def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any
     with pytest.raises(ConfigError) as caught:
         ServerConfig(bundle=Path(), **options)
     assert message in str(caught.value)
+
+
+def test_host_and_port_mean_nothing_to_a_socket() -> None:
+    config = ServerConfig(bundle=Path(), address="unix:/run/a.sock", host="0.0.0.0", port=1)
+    assert str(config.listens_at) == "unix:/run/a.sock"

@@ -45,6 +45,7 @@ class Logged:
         until = time.monotonic() + 30
         while len(lines := self.lines("request")) <= before:
             assert time.monotonic() < until, "no line was written"
+            time.sleep(0.02)
         return lines[before]
 
 

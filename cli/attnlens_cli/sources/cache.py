@@ -22,9 +22,8 @@ import click
 from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
 from attnlens_cli.sources.source import Checkpoint
 
-# What an export may read of a directory: there, and in the directories of modules such as 1_Pooling.
+# What an export may read of a directory: there, and in its modules, such as 1_Pooling.
 _READ = {".bin", ".json", ".md", ".model", ".safetensors", ".txt"}
-_MODULE = re.compile(r"[0-9]+_\w+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _MOST_LETTERS = 80
 _PARTIAL = r"\.{name}\.[0-9a-f]{{8}}\.(partial|replaced)"
@@ -72,16 +71,26 @@ def wanted(checkpoint: Checkpoint, precision: str) -> Wanted:
 
 def _hash_of_files(directory: Path) -> str:
     """Return a SHA-256 of names and contents of what an export may read."""
-    found = [directory, *(path for path in directory.iterdir() if _MODULE.fullmatch(path.name))]
-    paths = [path for place in found if place.is_dir() for path in place.iterdir()]
+    paths = [
+        path for place in (directory, *_modules(directory)) if place.is_dir() for path in place.iterdir()
+    ]
     total = hashlib.sha256()
-    for path in sorted(paths):
+    for path in sorted(set(paths)):
         is_read = path.suffix in _READ or path.name.startswith("LICENSE")
         if is_read and not path.name.startswith(".") and path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(f"{digest} {os.fsencode(path.relative_to(directory))!r}\n".encode())
     return total.hexdigest()
+
+
+def _modules(directory: Path) -> list[Path]:
+    """Return the directories of sentence-transformers' modules. The export refuses a bad file."""
+    try:
+        modules = json.loads((directory / "modules.json").read_bytes())
+        return [directory / module["path"] for module in modules if not Path(module["path"]).is_absolute()]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,15 +183,15 @@ class Entry:
 
 
 def entry_of(cache: Path, wanted: Wanted) -> Entry:
-    """Return the place of a bundle: a readable name for each source, revision and precision."""
-    parts = [_readable(wanted.source.replace("/", "--"))]
-    if wanted.files_sha256:  # directories of one name lie in many places
-        place = hashlib.sha256(os.fsencode(wanted.source)).hexdigest()[:8]
-        parts = [_readable(Path(wanted.source).name), place]
+    """Return the place of a bundle: a readable name, and a hash of source, revision and precision."""
+    name = Path(wanted.source).name if wanted.files_sha256 else wanted.source.replace("/", "--")
+    parts = [_readable(name)]
     if wanted.revision is not None:
         parts.append(_readable(wanted.revision))
     if wanted.precision != "fp32":
         parts.append(wanted.precision)
+    identity = repr((os.fsencode(wanted.source), wanted.revision, wanted.precision))
+    parts.append(hashlib.sha256(identity.encode()).hexdigest()[:8])
     return Entry(cache / "--".join(parts), wanted)
 
 

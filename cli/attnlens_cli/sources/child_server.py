@@ -4,15 +4,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import click
-
-from attnlens_cli.sources.resolve import without_options
+from attnlens_cli.sources.resolve import ended, without_options
 
 _READY = re.compile(r" is ready at (\S+?)[:,]?\s")
 _STOP_TIMEOUT_S = 10
+_LAST_WORDS_S = 5  # for a child that has said why it ends
 
 
 @contextmanager
@@ -21,6 +20,7 @@ def child_server(bundle: Path, precision: str) -> Iterator[str]:
 
     Raises:
         click.exceptions.Exit: it did not start, and has said why on stderr.
+        click.ClickException: it was killed.
     """
     child = subprocess.Popen(  # noqa: S603 - our own program; no shell reads the arguments
         [
@@ -38,7 +38,10 @@ def child_server(bundle: Path, precision: str) -> Iterator[str]:
             assert child.stdout is not None  # noqa: S101 - for the type checker
             ready = _READY.search(child.stdout.readline())
             if ready is None:
-                raise click.exceptions.Exit(child.wait())
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(_LAST_WORDS_S)
+                _stop(child)
+                raise ended("the server", child.returncode)
             yield ready[1]
         finally:
             _stop(child)
@@ -50,3 +53,4 @@ def _stop(child: "subprocess.Popen[str]") -> None:
         child.wait(_STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         child.kill()
+        child.wait()

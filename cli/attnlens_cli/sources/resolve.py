@@ -89,7 +89,7 @@ def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> Non
             child.terminate()
             child.wait()
     if code:
-        raise _failure(checkpoint, code)
+        raise ended(f"the export of {checkpoint.name}", code)
     entry.record()
     click.echo(f"exported in {time.monotonic() - started:.0f} s", err=True)
 
@@ -101,9 +101,8 @@ def _exit_code(child: subprocess.Popen[bytes]) -> int:
             return child.wait(timeout=1)
 
 
-def _failure(checkpoint: Checkpoint, code: int) -> Exception:
+def ended(what: str, code: int) -> Exception:
+    """Return how a command ends whose child, `what`, has ended with `code`."""
     if code < 0:
-        return click.ClickException(
-            f"the export of {checkpoint.name} was killed by signal {-code}; 9 often means that memory ran out"
-        )
+        return click.ClickException(f"{what} was killed by signal {-code}; 9 often means that memory ran out")
     return click.exceptions.Exit(code)  # the child has said why

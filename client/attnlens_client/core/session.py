@@ -57,6 +57,7 @@ class Session:
     spread: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
     models: dict[str, ModelInfo] = field(default_factory=dict)
     has_answered: bool = False
+    may_come_back: bool = True  # a model in this process does not, once its engine has stopped
 
     def remember(self, name: str, message: Model) -> ModelInfo:
         """Read a model, and keep it for its limits.
@@ -79,7 +80,7 @@ class Session:
         return (
             error.retry_delay_s is not None
             or isinstance(error, OverloadedError | RateLimitedError)
-            or (isinstance(error, UnavailableError) and self.has_answered)
+            or (isinstance(error, UnavailableError) and self.has_answered and self.may_come_back)
         )
 
     def failure(self, error: grpc.RpcError, first_index: int) -> AttnlensError:
@@ -87,7 +88,8 @@ class Session:
         failure = from_rpc_error(error, first_index)
         if isinstance(failure, UnavailableError):
             self.models.clear()
-        if isinstance(failure, DeadlineExceededError) and not failure.reason:  # gRPC has no words for it
+        # gRPC has no words for it. Without a deadline of ours, the words are those of whoever had one.
+        if isinstance(failure, DeadlineExceededError) and not failure.reason and self.timeout_s is not None:
             message = (
                 f"a call to {self.address} took more than {self.timeout_s:g} s: give a larger timeout_s"
                 if self.has_answered

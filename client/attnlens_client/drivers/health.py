@@ -61,14 +61,16 @@ def check_health(
         else grpc.secure_channel(address, credentials, options)
     ) as channel:
         while True:
-            is_last = time.monotonic() >= deadline
+            left_s = deadline - time.monotonic()
             try:
-                status = _ask(channel, service, timeout_s)
+                status = _ask(
+                    channel, service, min(timeout_s, max(_PAUSE_S, left_s)) if wait_s else timeout_s
+                )
             except (DeadlineExceededError, UnavailableError):
-                if is_last:
+                if time.monotonic() >= deadline:
                     raise
             else:
-                if is_last or status == "serving":
+                if time.monotonic() >= deadline or status == "serving":
                     return status
             time.sleep(max(0.0, min(_PAUSE_S, deadline - time.monotonic())))
 

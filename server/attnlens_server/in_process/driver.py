@@ -33,7 +33,7 @@ class _Running:
 
     def __init__(self, model_host: host.Host) -> None:
         self._host = model_host
-        self._calls: dict[int, tuple[Start, host.Running]] = {}
+        self._calls: dict[int, tuple[Start, host.StartedCall]] = {}
         self._events: SimpleQueue[Event] = SimpleQueue()
 
     def start(self, command: Start) -> None:

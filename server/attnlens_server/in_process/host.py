@@ -3,10 +3,10 @@
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 from attnlens_client.core.events import Event, Start
 from attnlens_client.errors import closed_error
@@ -34,6 +34,8 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()  # the loop's thread alone uses it
         # Protects: what is handed to the loop is handed to it before `close` tells it to end.
         self._starting = threading.Lock()
+        # Held while the model is freed: a second `close` returns when that is done.
+        self._closing = threading.Lock()
         self._is_closed = False
         self._engine.start(served.max_tokens)
         self._engine.watch(partial(setattr, self._service, "state", State.FAILED), lambda _: None)
@@ -47,7 +49,7 @@ class Host:
         """Whether nothing new may start."""
         return self._is_closed
 
-    def start(self, command: Start, events: SimpleQueue[Event]) -> "Running":
+    def start(self, command: Start, events: SimpleQueue[Event]) -> "StartedCall":
         """Start a call, whose events go to `events`.
 
         Raises:
@@ -63,7 +65,7 @@ class Host:
             if self._is_closed:
                 raise closed_error()
             call = LocalCall(command, self._handlers[command.method], events)
-            running = Running(call, self._loop)
+            running = StartedCall(call, self._loop)
             self._loop.call_soon_threadsafe(self._begin, running)
         return running
 
@@ -72,23 +74,25 @@ class Host:
         if os.getpid() != self._process_id:  # a fork: the threads to wait for are not here
             return
         with self._starting:
-            if self._is_closed:
-                return
             self._is_closed = True
-        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
-        self._engine.close()
-        self._service.workers.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        del self._engine, self._service, self._handlers  # and with them sessions and weights
+        with self._closing:
+            if self._loop.is_closed():
+                return
+            if self._thread.is_alive():  # else a close before this one was interrupted
+                asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+                self._engine.close()
+                self._service.workers.close()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+            self._loop.close()
+            del self._engine, self._service, self._handlers  # and with them sessions and weights
 
     def let_go(self) -> None:
         """Close without waiting: for the garbage collector, which runs in any thread, those of this too."""
         with suppress(RuntimeError):  # no thread starts any more when the interpreter ends
             threading.Thread(target=self.close, name="attnlens-local-close").start()
 
-    def _begin(self, running: "Running") -> None:
+    def _begin(self, running: "StartedCall") -> None:
         running.task = task = self._loop.create_task(running.call.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -101,7 +105,7 @@ class Host:
             await asyncio.wait(self._tasks)
 
 
-class Running:
+class StartedCall:
     """A call that was started, for the thread that has started it."""
 
     def __init__(self, call: LocalCall, loop: asyncio.AbstractEventLoop) -> None:
@@ -121,6 +125,6 @@ class Running:
         if self.task is not None:
             self.task.cancel()
 
-    def _tell(self, function: Any) -> None:  # noqa: ANN401 - without arguments
+    def _tell(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and the call has ended
             self._loop.call_soon_threadsafe(function)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from attnlens_client.client import BlockingMethods
-from attnlens_client.connection import MAX_TIMEOUT_S, check_number
+from attnlens_client.connection import check_number, check_timeout
 from attnlens_client.core.session import Session
 from attnlens_server.config import Precision, Provider, ServerConfig
 from attnlens_server.in_process.driver import LocalDriver
@@ -59,8 +59,7 @@ class Local(BlockingMethods):
         """Open the bundle. See `local`, which most callers want."""
         check_number("batch_size", batch_size)
         check_number("max_in_flight", max_in_flight)
-        if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
-            raise ValueError(f"timeout_s is {timeout_s}: give seconds above 0, or None for no deadline")
+        check_timeout(timeout_s)
         self._path = str(config.bundle)
         host = Host(config)
         self._driver = LocalDriver(host)
@@ -71,13 +70,14 @@ class Local(BlockingMethods):
             max_in_flight=max_in_flight,
             may_retry=True,
             has_answered=True,
+            may_come_back=False,
         )
         # Cells of notebooks are run again, and nobody closes what the name meant before, with its weights and
         # threads. Of the driver, since a generator that a method has returned needs no more than that.
         weakref.finalize(self._driver, host.let_go).atexit = False
 
     def __repr__(self) -> str:
-        models = {f"model={model.name!r}" for model in self._session.models.values()}
+        models = dict.fromkeys(f"model={model.name!r}" for model in self._session.models.values())
         return f"Local({', '.join([repr(self._path), *models])})"
 
 

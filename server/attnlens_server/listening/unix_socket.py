@@ -111,15 +111,22 @@ class UnixSocket:
     def _remove_stale(self, identity: tuple[int, int]) -> None:
         """Remove what was looked at. If another server has taken the place meanwhile, put its file back."""
         aside = self._other_name()
-        with suppress(FileNotFoundError):
+        try:
             self._path.rename(aside)
-            try:
-                if _identity(aside.lstat()) != identity:
-                    with suppress(FileExistsError):
-                        self._path.hardlink_to(aside)
-                    raise self._taken()
-            finally:
-                aside.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._refused(
+                f"a socket is left there, and this process may not remove it ({error.strerror or error}). "
+                "Remove it, or choose another path"
+            ) from error
+        try:
+            if _identity(aside.lstat()) != identity:
+                with suppress(OSError):
+                    self._path.hardlink_to(aside)
+                raise self._taken()
+        finally:
+            aside.unlink(missing_ok=True)
 
     def _other_name(self) -> Path:
         return self._path.with_name(f".{secrets.token_hex(_NAME_BYTES)}")

@@ -131,7 +131,9 @@ class ModelService:
         if self.state is State.DRAINING:
             raise errors.ShuttingDownError("the server is shutting down: ask another one")
         if self.state is State.FAILED:
-            raise errors.ShuttingDownError("the engine of the server has stopped: ask another one")
+            raise errors.ShuttingDownError(
+                "the engine has stopped: restart the server, or open the model again"
+            )
 
     def check_model(self, name: str) -> None:
         """Make sure that the model is the one that is here.

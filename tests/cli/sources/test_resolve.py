@@ -94,13 +94,17 @@ def test_each_revision_and_precision_is_a_bundle_of_its_own(
             ("org/model", "fp32"),
             ("org/model@refs/pr/1", "fp32"),
             ("org/model", "int8"),
+            ("org/model@int8", "fp32"),
         )
     ]
-    assert names == ["org--model", "org--model--refs-pr-1", "org--model--int8"]
+    assert len(set(names)) == len(names)
+    del names[-1]
+    assert [name[:-10] for name in names] == ["org--model", "org--model--refs-pr-1", "org--model--int8"]
     assert [call.partition(" --precision ")[2] for call in calls(tmp_path)] == [
         "fp32 --force -- org/model",
         "fp32 --force --revision refs/pr/1 -- org/model",
         "int8 --force -- org/model",
+        "fp32 --force --revision int8 -- org/model",
     ]
 
 
@@ -173,6 +177,15 @@ def test_a_bundle_of_another_version_of_attnlens_is_exported_again(checkpoint: P
 
 
 @pytest.mark.usefixtures("exporter")
+def test_a_change_in_a_module_of_any_name_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "pooling").mkdir()
+    (checkpoint / "modules.json").write_text('[{"path": ""}, {"path": "pooling"}]')
+    for mode in ("mean", "cls"):
+        (checkpoint / "pooling" / "config.json").write_text(mode)
+        resolved(checkpoint, tmp_path / "cache")
+    assert len(calls(tmp_path)) == 2
+
+
 def test_files_that_no_export_reads_change_nothing(checkpoint: Path, tmp_path: Path) -> None:
     resolved(checkpoint, tmp_path / "cache")
     (checkpoint / "model.onnx").touch()

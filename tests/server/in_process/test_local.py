@@ -30,11 +30,13 @@ from attnlens_client import (
     ModelNotFoundError,
     NotSupportedError,
     ResponseTooLargeError,
+    UnavailableError,
 )
 from attnlens_server import Local, ServerConfig, in_process
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
 from attnlens_server.in_process.local_model import LocalSettings
+from attnlens_server.serving.service import State
 from served import ServerProcess
 
 TEXTS = ["The animal didn't cross the street because it was too tired.", "", "Zoë 東京 😀", "word " * 90]
@@ -175,6 +177,13 @@ def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
         small._session.timeout_s = 0.001
         with pytest.raises(DeadlineExceededError):
             small.embed([TEXTS[3]] * 100)
+
+
+def test_a_model_whose_engine_has_stopped_says_so_at_once(minilm_bundle: Path) -> None:
+    with attnlens_server.local(minilm_bundle, explain=False) as model:
+        model._driver._host._service.state = State.FAILED
+        with pytest.raises(UnavailableError, match="the engine has stopped: restart the server, or open"):
+            model.embed(["It rained."])
 
 
 def test_many_threads_get_their_own_vectors(model: Local) -> None:

@@ -42,9 +42,10 @@ Example:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also where no server answers.")
 @connection_options(timeout_s=5.0)
 def health(attentions: bool, wait_s: float, as_json: bool, server: ServerOptions) -> None:
-    """Tell whether a server serves: the exit code is 0 if it does, else 1.
+    """Tell whether a server serves: the exit code is 0 if it does.
 
-    It asks by gRPC's health protocol and needs no model, so it suits the probes of containers.
+    The code is 1 if it does not, or nothing answers. The question is that of gRPC's health protocol and needs
+    no model, so it suits the probes of containers.
     """
     from attnlens_client.connection import SERVICE
     from attnlens_client.drivers.health import ATTENTIONS, check_health

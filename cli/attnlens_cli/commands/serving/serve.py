@@ -10,7 +10,7 @@ import click
 
 from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.frame.sections import SectionCommand
-from attnlens_cli.show.printable import counted
+from attnlens_cli.show.printable import counted, printable
 from attnlens_cli.sources.options import cache_option, source_argument
 from attnlens_server.config import ConfigError, ServerConfig
 
@@ -119,7 +119,7 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
 
 def _print_ready(ready: "Ready") -> None:
     parts = (
-        f"model {ready.model}",
+        f"model {printable(ready.model)}",
         ready.execution_provider,
         ready.precision,
         f"texts up to {counted(ready.max_tokens, 'token')}",
