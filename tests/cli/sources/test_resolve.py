@@ -50,6 +50,7 @@ def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
 def checkpoint(tmp_path: Path) -> Path:
     directory = tmp_path / "my model"
     (directory / "1_Pooling").mkdir(parents=True)
+    (directory / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
     for name in ("config.json", "model.safetensors", "1_Pooling/config.json"):
         (directory / name).write_text("{}")
     return directory
@@ -186,6 +187,7 @@ def test_a_change_in_a_module_of_any_name_is_noticed(checkpoint: Path, tmp_path:
     assert len(calls(tmp_path)) == 2
 
 
+@pytest.mark.usefixtures("exporter")
 def test_files_that_no_export_reads_change_nothing(checkpoint: Path, tmp_path: Path) -> None:
     resolved(checkpoint, tmp_path / "cache")
     (checkpoint / "model.onnx").touch()
