@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from attnlens.reductions import Reduction
+from attnlens.signatures import names_its_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
@@ -20,6 +21,7 @@ PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 MAX_INT32 = 2**31 - 1
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True)
 class TokenIds:
     """A text as token ids, which are used as they are: special tokens must be among them.
@@ -37,6 +39,7 @@ class TokenIds:
 Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
     """One thing to return of the attention of each text.

@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 import grpc
 
+from attnlens.signatures import names_its_arguments
 from attnlens_client.core.session import Session
 
 SERVICE = "attnlens.v1.EncoderService"
@@ -54,6 +55,7 @@ def checked_address(address: str) -> str:
     return address
 
 
+@names_its_arguments
 @dataclass(eq=False, repr=False)
 class Connection:
     """The options of `Client` and `AsyncClient`. The connection itself is made with the first call.

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from attnlens.reductions import Reduction, Statistics, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
@@ -216,6 +217,35 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
             call("stream", ["a"], zzz=1)
         with pytest.raises(TypeError, match=r"Client\.stream\(\) missing a required argument: 'texts'"):
             call("stream")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Client("a:1", timeout=3),
+            r"^Client\(\) has no argument 'timeout': did you mean 'timeout_s'\?",
+        ),
+        (lambda: AsyncClient("a:1", batchsize=3), r"^AsyncClient\(\) .*: did you mean 'batch_size'\?"),
+        (lambda: Client("a:1", zzz=3), r"^Client\(\) has no argument 'zzz': it has address, timeout_s, cred"),
+        (Client, r"^Client\(\) missing a required argument: 'address'"),
+        (lambda: Client("a:1", 3), r"^Client\(\) too many positional arguments"),
+        (lambda: Client("a:1", batch_size=1.5), "^batch_size is 1.5: give a whole number"),
+        (lambda: AttentionQuery(layer=3), r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
+        (lambda: Reduction(row=[1]), r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
+        (TopK, r"^TopK\(\) missing a required argument: 'k'"),
+        (lambda: Statistics(receive=True), "did you mean 'received'"),
+        (lambda: TokenIds([1], types=[0]), r"^TokenIds\(\) has no argument 'types'"),
+    ],
+)
+def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(make: Call, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_the_constructors_keep_their_signatures() -> None:
+    assert "timeout_s" in inspect.signature(Client).parameters
+    assert list(inspect.signature(TokenIds).parameters) == ["ids", "type_ids"]
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
