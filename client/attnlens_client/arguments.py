@@ -85,6 +85,33 @@ class AttentionQuery:
             object.__setattr__(self, "view", "head_mean")
 
 
+def whole_number(name: str, value: int) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}: give a whole number") from error
+
+
+def checked_dimensions(dimensions: int | None) -> int:
+    """Return the components of an embedding to keep, as a request says it: 0 for all.
+
+    Raises:
+        ValueError: they are out of range.
+        TypeError: they are no whole number.
+    """
+    if dimensions is None:
+        return 0
+    number = whole_number("dimensions", dimensions)
+    if not 1 <= number <= MAX_INT32:
+        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
+    return number
+
+
 def _numbers(name: str, chosen: Sequence[int] | None) -> tuple[int, ...] | None:
     if chosen is None:
         return None

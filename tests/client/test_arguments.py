@@ -77,6 +77,8 @@ class NAType:
         (["a"], {"prompt_name": 5}, "prompt_name is int: give a str"),
         (["a"], {"dimensions": 0}, "dimensions is 0"),
         (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
+        (["a"], {"dimensions": "3"}, "dimensions is '3': give a whole number"),
+        (["a"], {"dimensions": 2.5}, "dimensions is 2.5: give a whole number"),
         (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
         (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
     ],
@@ -89,6 +91,19 @@ def test_a_wrong_argument_is_named_before_anything_is_sent(
         pytest.raises((TypeError, ValueError), match=message),
     ):
         client.embed(texts, **options)
+
+
+def test_numbers_of_every_method_are_whole() -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client:
+        wrong: Any
+        for name in ("batch_size", "in_flight"):
+            for wrong in ("3", 2.5):
+                with pytest.raises(TypeError, match=f"^{name} is {wrong!r}: give a whole number"):
+                    client.embed_iter(["a"], **{name: wrong})
+        with pytest.raises(TypeError, match="^dimensions is '3': give a whole number"):
+            client.explain(["a"], dimensions="3")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"^dimensions is 2\.5: give a whole number"):
+            client.compare("a", "b", dimensions=2.5)  # type: ignore[arg-type]
 
 
 def test_asking_encode_for_nothing_is_a_mistake() -> None:
@@ -231,6 +246,9 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
         (Client, r"^Client\(\) missing a required argument: 'address'"),
         (lambda: Client("a:1", 3), r"^Client\(\) too many positional arguments"),
         (lambda: Client("a:1", batch_size=1.5), "^batch_size is 1.5: give a whole number"),
+        (lambda: Client("a:1", timeout_s="3"), "^timeout_s is '3': give a number of seconds, or None for no"),
+        (lambda: Client(53170), "^address is 53170: give a str, HOST:PORT or unix:PATH"),
+        (lambda: AsyncClient(None), "^address is None: give a str, HOST:PORT or unix:PATH"),
         (lambda: AttentionQuery(layer=3), r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
         (lambda: Reduction(row=[1]), r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
         (TopK, r"^TopK\(\) missing a required argument: 'k'"),
