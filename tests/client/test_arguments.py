@@ -100,7 +100,7 @@ def test_numbers_of_every_method_are_whole() -> None:
             for wrong in ("3", 2.5):
                 with pytest.raises(TypeError, match=f"^{name} is {wrong!r}: give a whole number"):
                     client.embed_iter(["a"], **{name: wrong})
-        with pytest.raises(TypeError, match="^dimensions is '3': give a whole number"):
+        with pytest.raises(TypeError, match=r"^dimensions is '3': give a whole number"):
             client.explain(["a"], dimensions="3")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"^dimensions is 2\.5: give a whole number"):
             client.compare("a", "b", dimensions=2.5)  # type: ignore[arg-type]

@@ -152,6 +152,8 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
             attnlens_server.local(minilm_bundle, **wrong)
     with pytest.raises(ConfigError, match="threads is -1: it must be from 0 to 1024"):
         attnlens_server.local(minilm_bundle, threads=-1)
+    with pytest.raises(ConfigError, match="threads is '2': give a whole number"):
+        attnlens_server.local(minilm_bundle, threads="2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_tokens is 513"):
         attnlens_server.local(minilm_bundle, max_tokens=513)
     with pytest.raises(ValueError, match="timeout_s is 0"):
