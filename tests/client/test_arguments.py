@@ -235,30 +235,34 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "given", "options", "message"),
     [
         (
-            lambda: Client("a:1", timeout=3),
+            Client,
+            ["a:1"],
+            {"timeout": 3},
             r"^Client\(\) has no argument 'timeout': did you mean 'timeout_s'\?",
         ),
-        (lambda: AsyncClient("a:1", batchsize=3), r"^AsyncClient\(\) .*: did you mean 'batch_size'\?"),
-        (lambda: Client("a:1", zzz=3), r"^Client\(\) has no argument 'zzz': it has address, timeout_s, cred"),
-        (Client, r"^Client\(\) missing a required argument: 'address'"),
-        (lambda: Client("a:1", 3), r"^Client\(\) too many positional arguments"),
-        (lambda: Client("a:1", batch_size=1.5), "^batch_size is 1.5: give a whole number"),
-        (lambda: Client("a:1", timeout_s="3"), "^timeout_s is '3': give a number of seconds, or None for no"),
-        (lambda: Client(53170), "^address is 53170: give a str, HOST:PORT or unix:PATH"),
-        (lambda: AsyncClient(None), "^address is None: give a str, HOST:PORT or unix:PATH"),
-        (lambda: AttentionQuery(layer=3), r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
-        (lambda: Reduction(row=[1]), r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
-        (TopK, r"^TopK\(\) missing a required argument: 'k'"),
-        (lambda: Statistics(receive=True), "did you mean 'received'"),
-        (lambda: TokenIds([1], types=[0]), r"^TokenIds\(\) has no argument 'types'"),
+        (AsyncClient, ["a:1"], {"batchsize": 3}, r"^AsyncClient\(\) .*: did you mean 'batch_size'\?"),
+        (Client, ["a:1"], {"zzz": 3}, r"^Client\(\) has no argument 'zzz': it has address, timeout_s, cred"),
+        (Client, [], {}, r"^Client\(\) missing a required argument: 'address'"),
+        (Client, ["a:1", 3], {}, r"^Client\(\) too many positional arguments"),
+        (Client, ["a:1"], {"batch_size": 1.5}, r"^batch_size is 1\.5: give a whole number"),
+        (Client, ["a:1"], {"timeout_s": "3"}, "^timeout_s is '3': give a number of seconds, or None for no"),
+        (Client, [53170], {}, "^address is 53170: give a str, HOST:PORT or unix:PATH"),
+        (AsyncClient, [None], {}, "^address is None: give a str, HOST:PORT or unix:PATH"),
+        (AttentionQuery, [], {"layer": 3}, r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
+        (Reduction, [], {"row": [1]}, r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
+        (TopK, [], {}, r"^TopK\(\) missing a required argument: 'k'"),
+        (Statistics, [], {"receive": True}, "did you mean 'received'"),
+        (TokenIds, [[1]], {"types": [0]}, r"^TokenIds\(\) has no argument 'types'"),
     ],
 )
-def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(make: Call, message: str) -> None:
+def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(
+    make: Call, given: list[Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TypeError, match=message):
-        make()
+        make(*given, **options)
 
 
 def test_the_constructors_keep_their_signatures() -> None:
