@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from attnlens.reductions import Reduction
+from attnlens.signatures import names_its_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
 DataTypeName: TypeAlias = Literal["float32", "float16"]
@@ -20,6 +21,7 @@ PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]
 MAX_INT32 = 2**31 - 1
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True)
 class TokenIds:
     """A text as token ids, which are used as they are: special tokens must be among them.
@@ -37,6 +39,7 @@ class TokenIds:
 Text: TypeAlias = str | tuple[str, str] | Sequence[int] | TokenIds
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionQuery:
     """One thing to return of the attention of each text.
@@ -80,6 +83,33 @@ class AttentionQuery:
             if self.view == "dense":
                 raise ValueError("view is 'dense': a rollout is of the mean over heads, leave the view out")
             object.__setattr__(self, "view", "head_mean")
+
+
+def whole_number(name: str, value: int) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}: give a whole number") from error
+
+
+def checked_dimensions(dimensions: int | None) -> int:
+    """Return the components of an embedding to keep, as a request says it: 0 for all.
+
+    Raises:
+        ValueError: they are out of range.
+        TypeError: they are no whole number.
+    """
+    if dimensions is None:
+        return 0
+    number = whole_number("dimensions", dimensions)
+    if not 1 <= number <= MAX_INT32:
+        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
+    return number
 
 
 def _numbers(name: str, chosen: Sequence[int] | None) -> tuple[int, ...] | None:

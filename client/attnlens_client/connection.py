@@ -2,16 +2,18 @@
 
 import json
 import math
-import operator
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import grpc
 
+from attnlens.signatures import names_its_arguments
+from attnlens_client.arguments import whole_number
 from attnlens_client.core.session import Session
 
 SERVICE = "attnlens.v1.EncoderService"
@@ -36,9 +38,12 @@ def checked_address(address: str) -> str:
     """Return `address`: HOST:PORT, or one of gRPC's other forms such as `unix:/run/attnlens.sock`.
 
     Raises:
+        TypeError: it is no str.
         ValueError: it is neither, or a path that is too long. gRPC itself would go to port 443, or to the
             port modulo 65536.
     """
+    if not isinstance(address, str):
+        raise TypeError(f"address is {address!r}: give a str, HOST:PORT or unix:PATH")
     parts = _HOST_AND_PORT.fullmatch(address)
     valid = 1 <= int(parts[1]) <= _MAX_PORT if parts else _OTHER_TARGET.fullmatch(address)
     if not valid:
@@ -54,6 +59,7 @@ def checked_address(address: str) -> str:
     return address
 
 
+@names_its_arguments
 @dataclass(eq=False, repr=False)
 class Connection:
     """The options of `Client` and `AsyncClient`. The connection itself is made with the first call.
@@ -77,7 +83,7 @@ class Connection:
 
     Raises:
         ValueError: the address is none, or a number is out of range.
-        TypeError: a number is none.
+        TypeError: the address is no str, or a number is none.
     """
 
     address: str
@@ -118,8 +124,17 @@ class Connection:
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Raise ValueError unless this is a deadline that a call may have."""
-    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+    """Check the deadline of a call.
+
+    Raises:
+        ValueError: it is out of range.
+        TypeError: it is no number.
+    """
+    if timeout_s is None:
+        return
+    if not isinstance(timeout_s, Real):
+        raise TypeError(f"timeout_s is {timeout_s!r}: give a number of seconds, or None for no deadline")
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise ValueError(
             f"timeout_s is {timeout_s}: give seconds above 0 and up to {MAX_TIMEOUT_S:.0f}, or None for no "
             "deadline"
@@ -133,11 +148,7 @@ def check_number(name: str, value: int, most: float = math.inf) -> None:
         ValueError: it is out of range.
         TypeError: it is none.
     """
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise TypeError(f"{name} is {value!r}: give a whole number") from error
-    if not 1 <= number <= most:
+    if not 1 <= whole_number(name, value) <= most:
         raise ValueError(
             f"{name} is {value}: give 1 or more" + (f", up to {most}" if most < math.inf else "")
         )

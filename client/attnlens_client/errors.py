@@ -324,9 +324,9 @@ def refusal(description: str, *, field: str = "", text_index: int | None = None)
     return InvalidRequestError(_joined([violation]), grpc.StatusCode.INVALID_ARGUMENT, violations=[violation])
 
 
-def closed_error(cause: BaseException | None = None) -> AttnlensError:
-    """Return what a call on a closed client raises."""
-    error = AttnlensError("the client was closed", grpc.StatusCode.CANCELLED)
+def closed_error(cause: BaseException | None = None, *, closed: str = "client") -> AttnlensError:
+    """Return what a call raises after the client, or what `closed` says, was closed."""
+    error = AttnlensError(f"the {closed} was closed", grpc.StatusCode.CANCELLED)
     error.__cause__ = cause
     return error
 

@@ -35,7 +35,8 @@ def view(
         from attnlens_viewer.widget import widget_of  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ImportError(
-            f"a widget needs anywidget ({error}): pip install 'attnlens[notebook]'", name="anywidget"
+            f"a widget needs anywidget ({error}): in a checkout of attnlens, pip install '.[notebook]'",
+            name="anywidget",
         ) from error
     page = view_page(
         client,

@@ -196,7 +196,8 @@ class Attention:
         return self.query.view
 
     def __repr__(self) -> str:
-        return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {_shown(self.weights)})"
+        shown = _shown_data(self.weights, self.reduced)
+        return f"Attention({self.role}, {self.view}, layers={list(self.layers)}, {shown})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -290,7 +291,7 @@ class LayerPart:
     def __repr__(self) -> str:
         return (
             f"LayerPart(input_index={self.input_index}, query_index={self.query_index}, layer={self.layer}, "
-            f"{_shown(self.weights)})"
+            f"{_shown_data(self.weights, self.reduced)})"
         )
 
 
@@ -324,6 +325,10 @@ def _shown_tokens(tokens: tuple[Token, ...], told: str) -> str:
 
 def _shown(array: Array) -> str:
     return f"{array.dtype} {array.shape}"
+
+
+def _shown_data(weights: Array, reduced: ReducedData | None) -> str:
+    return _shown(weights) if reduced is None else repr(reduced)
 
 
 def _shown_model(name: str, version: str) -> str:

@@ -1,10 +1,11 @@
 """How the methods of both clients get their arguments: each signature is written once, in core/plans.py."""
 
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from attnlens.signatures import check_call
 
 _P = ParamSpec("_P")
 _Client = TypeVar("_Client")
@@ -30,7 +31,7 @@ def takes(
             try:
                 plan = make(*args, **options)
             except TypeError:
-                _check_call(client, method.__name__, signature, args, options)
+                check_call(f"{type(client).__name__}.{method.__name__}", signature, args, options)
                 raise
             return method(client, plan)
 
@@ -41,31 +42,3 @@ def takes(
         return with_arguments
 
     return decorate
-
-
-def _check_call(
-    client: object,
-    method: str,
-    signature: inspect.Signature,
-    args: tuple[Any, ...],
-    options: Mapping[str, Any],
-) -> None:
-    """Name the method that was called and, for a name that it does not know, the nearest.
-
-    Raises:
-        TypeError: it can't be called like that.
-    """
-    try:
-        signature.bind(*args, **options)
-    except TypeError as error:
-        message = f"{type(client).__name__}.{method}() {error}"
-        for name in options.keys() - signature.parameters.keys():
-            message = f"{type(client).__name__}.{method}() has no argument {name!r}"
-            nearest = difflib.get_close_matches(name, signature.parameters, n=1)
-            message += (
-                f": did you mean {nearest[0]!r}?"
-                if nearest
-                else f": it has {', '.join(signature.parameters)}"
-            )
-            break
-        raise TypeError(message) from None

@@ -1,7 +1,8 @@
 """The configuration of a server: built once at the edge, validated here, passed down."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +14,15 @@ Precision = Literal["fp32", "fp16", "int8"]
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
 REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
+
+
+# What the value of a field must be by its type. Integral and Real: numbers of numpy are numbers, too.
+_KINDS: dict[type, tuple[type, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a str"),
+}
 
 
 class ConfigError(ValueError):
@@ -109,6 +119,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Check every field. Raises ConfigError for the first that is wrong."""
+        self._check_kinds()
         if self.provider not in get_args(Provider):
             raise ConfigError(f"provider is {self.provider!r}: use one of {', '.join(get_args(Provider))}")
         if self.precision not in get_args(Precision):
@@ -160,6 +171,17 @@ class ServerConfig:
     def request_limit(self) -> int:
         """The largest request message: all its text or ids, and what stands around each."""
         return self.request_text_limit + REQUEST_OVERHEAD_BYTES * (self.inputs_limit + 1)
+
+    def _check_kinds(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            allowed = get_args(field.type) or (field.type,)
+            kind, told = next((_KINDS[kind] for kind in allowed if kind in _KINDS), (object, ""))
+            if value is None and type(None) in allowed:
+                continue
+            if not isinstance(value, kind) or (kind in (Integral, Real) and isinstance(value, bool)):
+                or_none = " or None" if type(None) in allowed else ""
+                raise ConfigError(f"{field.name} is {value!r}: give {told}{or_none}")
 
     def _check_address(self) -> None:
         try:

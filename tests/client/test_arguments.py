@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from attnlens.reductions import Reduction, Statistics, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
@@ -76,6 +77,8 @@ class NAType:
         (["a"], {"prompt_name": 5}, "prompt_name is int: give a str"),
         (["a"], {"dimensions": 0}, "dimensions is 0"),
         (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
+        (["a"], {"dimensions": "3"}, "dimensions is '3': give a whole number"),
+        (["a"], {"dimensions": 2.5}, "dimensions is 2.5: give a whole number"),
         (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
         (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
     ],
@@ -88,6 +91,19 @@ def test_a_wrong_argument_is_named_before_anything_is_sent(
         pytest.raises((TypeError, ValueError), match=message),
     ):
         client.embed(texts, **options)
+
+
+def test_numbers_of_every_method_are_whole() -> None:
+    with Client("127.0.0.1:1", max_attempts=1) as client:
+        wrong: Any
+        for name in ("batch_size", "in_flight"):
+            for wrong in ("3", 2.5):
+                with pytest.raises(TypeError, match=f"^{name} is {wrong!r}: give a whole number"):
+                    client.embed_iter(["a"], **{name: wrong})
+        with pytest.raises(TypeError, match=r"^dimensions is '3': give a whole number"):
+            client.explain(["a"], dimensions="3")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"^dimensions is 2\.5: give a whole number"):
+            client.compare("a", "b", dimensions=2.5)  # type: ignore[arg-type]
 
 
 def test_asking_encode_for_nothing_is_a_mistake() -> None:
@@ -216,6 +232,42 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
             call("stream", ["a"], zzz=1)
         with pytest.raises(TypeError, match=r"Client\.stream\(\) missing a required argument: 'texts'"):
             call("stream")
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "options", "message"),
+    [
+        (
+            Client,
+            ["a:1"],
+            {"timeout": 3},
+            r"^Client\(\) has no argument 'timeout': did you mean 'timeout_s'\?",
+        ),
+        (AsyncClient, ["a:1"], {"batchsize": 3}, r"^AsyncClient\(\) .*: did you mean 'batch_size'\?"),
+        (Client, ["a:1"], {"zzz": 3}, r"^Client\(\) has no argument 'zzz': it has address, timeout_s, cred"),
+        (Client, [], {}, r"^Client\(\) missing a required argument: 'address'"),
+        (Client, ["a:1", 3], {}, r"^Client\(\) too many positional arguments"),
+        (Client, ["a:1"], {"batch_size": 1.5}, r"^batch_size is 1\.5: give a whole number"),
+        (Client, ["a:1"], {"timeout_s": "3"}, "^timeout_s is '3': give a number of seconds, or None for no"),
+        (Client, [53170], {}, "^address is 53170: give a str, HOST:PORT or unix:PATH"),
+        (AsyncClient, [None], {}, "^address is None: give a str, HOST:PORT or unix:PATH"),
+        (AttentionQuery, [], {"layer": 3}, r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
+        (Reduction, [], {"row": [1]}, r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
+        (TopK, [], {}, r"^TopK\(\) missing a required argument: 'k'"),
+        (Statistics, [], {"receive": True}, "did you mean 'received'"),
+        (TokenIds, [[1]], {"types": [0]}, r"^TokenIds\(\) has no argument 'types'"),
+    ],
+)
+def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(
+    make: Call, given: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        make(*given, **options)
+
+
+def test_the_constructors_keep_their_signatures() -> None:
+    assert "timeout_s" in inspect.signature(Client).parameters
+    assert list(inspect.signature(TokenIds).parameters) == ["ids", "type_ids"]
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

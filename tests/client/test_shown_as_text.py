@@ -1,11 +1,22 @@
 """What results and clients look like where somebody prints them: short, sizes instead of numbers."""
 
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
 
-from attnlens.reductions import RowStatistics, SparseRows, TopWeights
-from attnlens_client import AsyncClient, Client, Token, TokenizedText, Usage
+from attnlens.reductions import Reduction, RowStatistics, SparseRows, Statistics, TopK, TopWeights
+from attnlens_client import (
+    AsyncClient,
+    Attention,
+    AttentionQuery,
+    Client,
+    LayerPart,
+    Token,
+    TokenizedText,
+    Usage,
+)
 from scripted import ScriptedServer
 
 INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
@@ -28,6 +39,30 @@ INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.
 )
 def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
     assert repr(result) == shown
+
+
+@pytest.mark.parametrize(
+    ("form", "reduced", "shown"),
+    [
+        (
+            TopK(3),
+            TopWeights(INDICES, VALUES, VALUES[..., 0]),
+            "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), rest float32 (6, 12, 9))",
+        ),
+        (
+            Statistics(received=True),
+            RowStatistics(received=VALUES[..., 0]),
+            "RowStatistics(received float32 (6, 12, 9))",
+        ),
+        (None, None, "float32 (0,)"),
+    ],
+)
+def test_attention_that_was_reduced_shows_what_is_left(form: Any, reduced: Any, shown: str) -> None:
+    query, nothing = AttentionQuery(reduction=Reduction(form=form)), np.zeros(0, np.float32)
+    attention = Attention(query, (0, 1), (0,), "layout", "one", nothing, reduced=reduced)
+    assert repr(attention) == f"Attention(attention_weights, full, layers=[0, 1], {shown})"
+    part = LayerPart(0, 0, 1, (0,), "layout", "one", nothing, reduced=reduced)
+    assert repr(part) == f"LayerPart(input_index=0, query_index=0, layer=1, {shown})"
 
 
 def test_a_text_of_many_tokens_shows_the_first_ones() -> None:

@@ -136,5 +136,5 @@ def test_a_widget_without_anywidget_says_what_to_install(
 ) -> None:
     monkeypatch.delitem(sys.modules, "attnlens_viewer.widget", raising=False)
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(ImportError, match=r"a widget needs anywidget .* pip install 'attnlens\[notebook\]'"):
+    with pytest.raises(ImportError, match=r"a widget needs anywidget .* in a checkout .*'\.\[notebook\]'"):
         view(client, "It rained.")

@@ -81,6 +81,7 @@ def test_what_the_page_says_works_and_errors_are_those_that_it_lists(
         assert_told(follower, "attnlens info", "Socket closed")
         assert_told(follower, "attnlens info --tls", "CERTIFICATE_VERIFY_FAILED")
         assert_told(follower, "attnlens info --tls-ca next.pem", "CERTIFICATE_VERIFY_FAILED")
+        assert_told(follower, "attnlens info --tls-ca ca.key", "Failed to create security handshaker")
         assert_told(follower, named, "Hostname Verification Check failed")
         assert_told(follower, "attnlens info --tls-ca ca.der", "is not a PEM file")
         follower.address = minilm_server.address

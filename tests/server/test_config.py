@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attnlens_server.config import ConfigError, ServerConfig
@@ -21,6 +22,18 @@ from attnlens_server.config import ConfigError, ServerConfig
         ),
         ({"address": ""}, "address is '': give HOST:PORT"),
         ({"address": "a:1", "port": 1}, "there is host or port as well: give address alone, or the other"),
+        ({"threads": "2"}, "threads is '2': give a whole number"),
+        ({"threads": 2.5}, "threads is 2.5: give a whole number"),
+        ({"threads": True}, "threads is True: give a whole number"),
+        ({"threads": None}, "threads is None: give a whole number"),
+        ({"max_tokens": "9"}, "max_tokens is '9': give a whole number or None"),
+        ({"stall_timeout_s": "3"}, "stall_timeout_s is '3': give a number"),
+        ({"explain": "no"}, "explain is 'no': give True or False"),
+        ({"host": 1}, "host is 1: give a str"),
+        ({"address": 50051}, "address is 50051: give a str or None"),
+        ({"socket_mode": 660}, "socket_mode is 660: give a str"),
+        ({"provider": 1}, "provider is 1: use one of auto, cpu, cuda"),
+        ({"drain_timeout_s": float("nan")}, "drain_timeout_s is nan: it must be from 0"),
         ({"socket_mode": "999"}, "socket_mode is '999': give three octal digits, such as 660"),
     ],
 )
@@ -28,6 +41,11 @@ def test_an_option_out_of_range_is_refused_with_the_range(options: dict[str, Any
     with pytest.raises(ConfigError) as caught:
         ServerConfig(bundle=Path(), **options)
     assert message in str(caught.value)
+
+
+def test_numbers_of_numpy_and_whole_seconds_are_taken() -> None:
+    config = ServerConfig(bundle=Path(), threads=np.int64(2), stall_timeout_s=3, max_tokens=None)  # type: ignore[arg-type]
+    assert (config.threads, config.stall_timeout_s) == (2, 3)
 
 
 def test_host_and_port_mean_nothing_to_a_socket() -> None:

@@ -3,7 +3,6 @@
 Letters: N texts.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -13,7 +12,14 @@ import numpy as np
 
 from attnlens.tensors import numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client.arguments import MAX_INT32, AttentionQuery, DataTypeName, PoolingName, Text
+from attnlens_client.arguments import (
+    AttentionQuery,
+    DataTypeName,
+    PoolingName,
+    Text,
+    checked_dimensions,
+    whole_number,
+)
 from attnlens_client.core import replies, requests, splitting
 from attnlens_client.core.checks import Agreed
 from attnlens_client.core.events import Method
@@ -183,7 +189,7 @@ def embed_iter(
 ) -> EmbedIterPlan:
     """Plan `Client.embed_iter`, whose arguments these are."""
     for name, number in (("batch_size", batch_size), ("in_flight", in_flight)):
-        if number is not None and operator.index(number) < 1:
+        if number is not None and whole_number(name, number) < 1:
             raise ValueError(f"{name} is {number}: give 1 or more, or None for that of the client")
     template = _embed_template(
         pooling, normalize, dimensions, requests.prompt(prompt_name, prompt), truncate, dtype, model
@@ -202,15 +208,13 @@ def _embed_template(
     dtype: DataTypeName,
     model: str,
 ) -> pb.EmbedRequest:
-    if dimensions is not None and not 1 <= operator.index(dimensions) <= MAX_INT32:
-        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
     return pb.EmbedRequest(
         model=model,
         truncate=truncate,
         prompt=prompt,
         pooling=requests.pooling_value(pooling),
         normalize=normalize,
-        dimensions=dimensions or 0,
+        dimensions=checked_dimensions(dimensions),
         data_type=requests.data_type(dtype),
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from attnlens.signatures import names_its_arguments
+
 Level: TypeAlias = Literal["tokens", "words"]
 SpecialTokens: TypeAlias = Literal["keep", "drop"]
 LayerChoice: TypeAlias = Literal["none", "mean", "rollout"]
@@ -17,6 +19,7 @@ MAX_ROWS = 1 << 14
 _MAX_INT32 = 2**31 - 1
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True)
 class TopK:
     """The k largest weights of each row, see `sparse.top_weights`."""
@@ -24,6 +27,7 @@ class TopK:
     k: int
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """The weights that are at least `threshold`, see `sparse.weights_from`."""
@@ -31,6 +35,7 @@ class Threshold:
     threshold: float
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Numbers for each row and column, see `statistics`.
@@ -54,6 +59,7 @@ class SquareRoots:
 Form: TypeAlias = TopK | Threshold | Statistics | SquareRoots
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
     """How to make less of the weights between the tokens of a text.

@@ -1,6 +1,7 @@
 """Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from attnlens_server.config import Precision
 from attnlens_server.errors import StartupError, UnusableGraphError
 
 TOKENIZER_NAME = "tokenizer.json"
+CONFIG_NAME = "config.json"  # of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         check_manifest(directory, manifest)
         states = verify_files(directory, manifest)
     except BundleError as error:
-        raise StartupError(str(error)) from error
+        raise StartupError(f"{error}{_hint(directory)}") from error
     if all(graph.precision != PRECISIONS[precision] for graph in manifest.graphs):
         raise StartupError(
             f"{directory} has no graph in {precision}: export it again with --precision {precision}, "
@@ -139,3 +141,13 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     for graph in graphs:
         graph_files(directory, graph.path, states)
     return bundle
+
+
+def _hint(directory: Path) -> str:
+    """Return what to do with a directory that is a checkpoint; "" for any other."""
+    if (directory / MANIFEST_NAME).exists() or not (directory / CONFIG_NAME).is_file():
+        return ""
+    return (
+        f"; it has a {CONFIG_NAME}, as a checkpoint has: make a bundle of it first, with "
+        f"`attnlens export {shlex.quote(str(directory))} --output DIR`"
+    )

@@ -52,7 +52,7 @@ class _Running:
         else:
             del self._calls[event.call_id]
         if isinstance(event, Failed) and self._host.is_closed:
-            raise closed_error() from event.error
+            raise closed_error(closed="model") from event.error
         if isinstance(event, Reply):
             return Reply(event.call_id, _REPLIES[command.method].FromString(event.message))
         return event

@@ -101,6 +101,19 @@ def test_a_file_that_is_no_graph_is_refused(bundle: Path) -> None:
 
 def test_a_directory_without_a_bundle_is_refused(tmp_path: Path) -> None:
     assert f"{tmp_path} is not a bundle" in refusal(tmp_path)
+    assert "export" not in refusal(tmp_path)
+
+
+def test_a_checkpoint_is_refused_with_how_to_make_a_bundle_of_it(tmp_path: Path, bundle: Path) -> None:
+    checkpoint = tmp_path / "my model"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    told = refusal(checkpoint)
+    assert "is not a bundle: manifest.json can't be read" in told
+    assert f"make a bundle of it first, with `attnlens export '{checkpoint}' --output DIR`" in told
+    (bundle / "config.json").write_text("{}")
+    (bundle / "manifest.json").write_text("{")
+    assert "attnlens export" not in refusal(bundle)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without FIFOs")

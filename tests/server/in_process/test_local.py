@@ -152,6 +152,8 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
             attnlens_server.local(minilm_bundle, **wrong)
     with pytest.raises(ConfigError, match="threads is -1: it must be from 0 to 1024"):
         attnlens_server.local(minilm_bundle, threads=-1)
+    with pytest.raises(ConfigError, match="threads is '2': give a whole number"):
+        attnlens_server.local(minilm_bundle, threads="2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_tokens is 513"):
         attnlens_server.local(minilm_bundle, max_tokens=513)
     with pytest.raises(ValueError, match="timeout_s is 0"):
@@ -181,7 +183,7 @@ def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
 
 def test_a_model_whose_engine_has_stopped_says_so_at_once(minilm_bundle: Path) -> None:
     with attnlens_server.local(minilm_bundle, explain=False) as model:
-        model._driver._host._service.state = State.FAILED
+        model._driver._host._service.state = State.FAILED  # type: ignore[attr-defined]
         with pytest.raises(UnavailableError, match="the engine has stopped: restart the server, or open"):
             model.embed(["It rained."])
 
@@ -215,11 +217,11 @@ def test_closing_ends_what_runs_and_frees_the_model(minilm_bundle: Path, model: 
         )
         assert running.wait(60)
         own.close()
-        with pytest.raises(AttnlensError, match="the client was closed"):
+        with pytest.raises(AttnlensError, match="the model was closed"):
             embedding.result(timeout=60)
-    with pytest.raises(AttnlensError, match="the client was closed"):
+    with pytest.raises(AttnlensError, match="the model was closed"):
         list(stream)
-    with pytest.raises(AttnlensError, match="the client was closed"):
+    with pytest.raises(AttnlensError, match="the model was closed"):
         own.embed(["a"])
     own.close()
     left = {thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()}

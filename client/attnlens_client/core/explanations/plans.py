@@ -1,6 +1,5 @@
 """What `explain` and `compare` will do. Nothing is sent."""
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
@@ -19,6 +18,7 @@ from attnlens_client.arguments import (
     PairMatrixName,
     PoolingName,
     Text,
+    checked_dimensions,
 )
 from attnlens_client.core import enums, requests, splitting
 from attnlens_client.core.explanations.replies import ExplanationReader
@@ -74,7 +74,7 @@ def explain(
         truncate=truncate,
         prompt=requests.prompt(prompt_name, prompt),
         pooling=requests.pooling_value(pooling),
-        dimensions=_checked_dimensions(dimensions),
+        dimensions=checked_dimensions(dimensions),
         target_prompt=requests.prompt(target_prompt_name, target_prompt),
         methods=[_chosen("methods", name, _METHODS) for name in names],
         level=_chosen("level", level, _LEVELS),
@@ -130,7 +130,7 @@ def compare(
         prompt_a=requests.prompt(prompt_name_a, prompt_a),
         prompt_b=requests.prompt(prompt_name_b, prompt_b),
         pooling=requests.pooling_value(pooling),
-        dimensions=_checked_dimensions(dimensions),
+        dimensions=checked_dimensions(dimensions),
         methods=[_chosen("methods", name, _METHODS) for name in names],
         level=_chosen("level", level, _LEVELS),
         head_contributions=head_contributions,
@@ -196,9 +196,3 @@ def _chosen(name: str, value: str, choices: dict[str, int]) -> Any:  # noqa: ANN
     if value not in choices:
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return choices[value]
-
-
-def _checked_dimensions(dimensions: int | None) -> int:
-    if dimensions is not None and not 1 <= operator.index(dimensions) <= MAX_INT32:
-        raise ValueError(f"dimensions is {dimensions}: give 1 to {MAX_INT32}, or None for all")
-    return dimensions or 0
