@@ -45,6 +45,8 @@ _EXTRAS_BY_COMMAND = {
 # The names of arguments that are texts, and how click begins to say that there is one argument more.
 _TEXTS = {"text", "first", "second"}
 _TOO_MANY = "Got unexpected extra argument"
+# How click begins its own sentences. Other messages may begin with the user's words, which stay as they are.
+_OF_CLICK = ("Could not open", "Got unexpected", "Invalid value", "Missing ", "No such", "Option '")
 
 
 class BadReplyFailure(click.ClickException):
@@ -140,8 +142,10 @@ def _remedy(error: click.ClickException) -> str:
 
 
 def _as_clause(message: str) -> str:
-    message = message.removesuffix(".")
-    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+    """Return the message as the end of a line: a sentence of click without its capital and full stop."""
+    if not message.startswith(_OF_CLICK):
+        return message
+    return message[:1].lower() + message[1:].removesuffix(".")
 
 
 def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:
