@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import POOLINGS, text_failure
-from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -103,6 +103,8 @@ def embed(
         raise click.UsageError("give either --prompt-name or --prompt")
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
+        if file != STDIO:
+            check_is_other(output, file)
     settings = Settings(
         input=input_file(file, input_format),
         output=output,
