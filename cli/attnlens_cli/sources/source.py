@@ -43,8 +43,8 @@ def find_source(given: Path) -> Path | Checkpoint:
     if given.is_dir():
         if _lacks_its_manifest(given):
             raise click.ClickException(
-                f"{given} looks like a bundle whose {MANIFEST_NAME} is missing (it has onnx/ and no weights of "
-                "a checkpoint): copy the whole directory of the bundle"
+                f"{given} looks like a bundle whose {MANIFEST_NAME} is missing (it has onnx/ and no "
+                "weights of a checkpoint): copy the whole directory of the bundle"
             )
         if any((given / name).is_file() for name in _SIGNS_OF_A_CHECKPOINT):
             return Checkpoint(str(given), given)
