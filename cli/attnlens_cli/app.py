@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import click
 
-from attnlens_cli.frame import config_file, failures, logs
+from attnlens_cli.frame import config_file, failures, logs, variables
 from attnlens_cli.frame.sections import write_options
 
 SECTIONS = {
@@ -81,7 +81,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, note its name for failures, and check its table of the configuration file."""
+        """Find the command, note its name for failures, and check its variables and its table of the file."""
         name = args[0]
         if name not in COMMANDS and not ctx.resilient_parsing:  # as when a shell completes a line
             raise failures.unknown_name("command", name, COMMANDS, ctx)
@@ -89,6 +89,8 @@ class LazyGroup(click.Group):
         if invocation is not None:
             invocation.command_path = f"attnlens {name}"
         resolved = super().resolve_command(ctx, args)
+        if resolved[1] is not None and not ctx.resilient_parsing:
+            variables.warn_of_unknown(self, name, resolved[1], COMMANDS)
         if resolved[1] is not None and ctx.default_map is not None and name in ctx.default_map:
             ctx.default_map[name] = config_file.known_options(
                 resolved[1], ctx.default_map[name], f"table [{name}]"

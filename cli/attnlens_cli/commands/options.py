@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.files.text_lines import is_sendable
+from attnlens_cli.files.text_lines import LIMIT_OF_BYTES, is_sendable
 from attnlens_cli.frame.failures import BadReplyFailure
 from attnlens_cli.frame.sections import in_section
 
@@ -67,6 +67,8 @@ def text_failure(error: "AttnlensError", name: str) -> click.ClickException:
         )
     violations = (violation for violation in error.violations if violation.text_index is not None)
     description = next(violations).description
+    if " bytes" in description and "a text may have" in description:
+        description = f"{description} ({LIMIT_OF_BYTES})"
     if isinstance(error, BadReplyError):
         return BadReplyFailure(f"the reply is wrong: {name} {description}")
     return click.ClickException(f"{name} {description}")

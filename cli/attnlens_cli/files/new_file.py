@@ -47,3 +47,16 @@ def checked_path(name: str, option: str, suffixes: tuple[str, ...]) -> Path:
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no directory {path.parent}", param_hint=f"'{option}'")
     return path
+
+
+def check_is_other(output: str, source: str) -> None:
+    """Refuse an output that is the file of the texts, under this or another name.
+
+    Raises:
+        click.BadParameter: it is the same file.
+    """
+    if Path(output).exists() and Path(output).samefile(source):
+        raise click.BadParameter(
+            f"{output} is the file of the texts, which it would replace: give another name",
+            param_hint="'--output'",
+        )

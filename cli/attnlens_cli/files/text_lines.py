@@ -16,6 +16,8 @@ import click
 _JSON_BYTES_A_BYTE = 6
 _JSON_OTHER_BYTES = 1 << 20
 STDIO = "-"
+LIMIT_OF_BYTES = "--truncate cuts tokens, not bytes; `attnlens serve --max-text-bytes` raises the limit"
+"""What to say of a text of too many bytes."""
 # How long an incomplete batch waits for more lines.
 _PAUSE_S = 0.1
 
@@ -119,7 +121,8 @@ def read_lines(
         line = raw.removesuffix(b"\n").removesuffix(b"\r")
         if limit and len(line) > limit:
             raise click.ClickException(
-                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: send it in pieces"
+                f"{where} has more than {limit} bytes, a text may have {max_text_bytes}: send it in pieces "
+                f"({LIMIT_OF_BYTES})"
             )
         try:
             text = line.decode()

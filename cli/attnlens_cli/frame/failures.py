@@ -45,6 +45,15 @@ _EXTRAS_BY_COMMAND = {
 # The names of arguments that are texts, and how click begins to say that there is one argument more.
 _TEXTS = {"text", "first", "second"}
 _TOO_MANY = "Got unexpected extra argument"
+# What to say of an argument that is missing: the command's name, and the parameter's.
+_IF_MISSING = {
+    ("compare", "first"): "it compares two texts, each in quotes",
+    ("compare", "second"): "it compares two texts, each in quotes",
+    ("try", "source"): "give a bundle or a checkpoint, then texts in quotes",
+    ("try", "texts"): "give a bundle or a checkpoint as SOURCE, then texts in quotes",
+}
+# How click begins its own sentences. Other messages may begin with the user's words, which stay as they are.
+_OF_CLICK = ("Could not open", "Got unexpected", "Invalid value", "Missing ", "No such", "Option '")
 
 
 class BadReplyFailure(click.ClickException):
@@ -101,7 +110,8 @@ def _notes(error: BaseException | None) -> Iterator[str]:
 def _describe(error: Exception, command_path: str) -> tuple[str, int]:
     if isinstance(error, click.NoSuchOption):
         known = error.possibilities or []
-        return f"no such option {error.option_name}{nearest(error.option_name, known)}", USAGE
+        remedy = _before_the_command(error) or nearest(error.option_name, known)
+        return f"no such option {error.option_name}{remedy}", USAGE
     if isinstance(error, click.ClickException):
         return _as_clause(error.format_message()) + _remedy(error), error.exit_code
     if isinstance(error, ImportError):
@@ -122,11 +132,27 @@ def variable_of_command(option: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.auto_envvar_prefix}_{str(option.name).upper()}"
 
 
+def _before_the_command(error: click.NoSuchOption) -> str:
+    """Say where an option of the root belongs that was given to a command; nothing for other options."""
+    ctx = error.ctx
+    if ctx is None or ctx.parent is None:
+        return ""
+    for option in ctx.find_root().command.params:
+        if error.option_name in option.opts and isinstance(option, click.Option):
+            value = "" if option.is_flag else f" {option.make_metavar(ctx)}"
+            line = f"attnlens {error.option_name}{value} {ctx.info_name} ..."
+            return f": it goes before the command, as in `{line}`"
+    return ""
+
+
 def _remedy(error: click.ClickException) -> str:
     """Say where a wrong value comes from that is not on the command line, and when quotes are missing."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     if ctx is None:
         return ""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        told = _IF_MISSING.get((str(ctx.info_name), str(error.param.name)))
+        return f": {told}" if told else ""
     if isinstance(error, click.BadParameter):
         hint = error.param_hint if isinstance(error.param_hint, str) else ""
         for option in ctx.command.params:
@@ -140,8 +166,10 @@ def _remedy(error: click.ClickException) -> str:
 
 
 def _as_clause(message: str) -> str:
-    message = message.removesuffix(".")
-    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+    """Return the message as the end of a line: a sentence of click without its capital and full stop."""
+    if not message.startswith(_OF_CLICK):
+        return message
+    return message[:1].lower() + message[1:].removesuffix(".")
 
 
 def _missing_module(error: ImportError, command_path: str) -> tuple[str, str] | None:

@@ -179,6 +179,10 @@ class ServerOptions:
         return f"no server answers at {self.address}: {remedy} ({cause})"
 
 
+SHARED_NAMES = frozenset(field.name.upper() for field in fields(ServerOptions))
+"""The ends of the variables for all commands: ATTNLENS_ADDRESS and so on."""
+
+
 def _read_pem(path: Path | None, option: str) -> bytes | None:
     content = path.read_bytes() if path else None
     if content is not None and b"-----BEGIN" not in content:

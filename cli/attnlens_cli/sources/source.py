@@ -12,6 +12,8 @@ from attnlens_cli.show.printable import printable
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 # One of these makes a directory a checkpoint, or something that the exporter says more about.
 _SIGNS_OF_A_CHECKPOINT = ("config.json", "modules.json", "adapter_config.json")
+# Where a checkpoint has its weights; old ones of sentence-transformers have them in a module's directory.
+_WEIGHTS = ("*.safetensors", "*.bin", "0_*/*.safetensors", "0_*/*.bin")
 _MOST_NAMES = 5
 
 
@@ -39,6 +41,11 @@ def find_source(given: Path) -> Path | Checkpoint:
     if (given / MANIFEST_NAME).exists():
         return given
     if given.is_dir():
+        if _lacks_its_manifest(given):
+            raise click.ClickException(
+                f"{given} looks like a bundle whose {MANIFEST_NAME} is missing (it has onnx/ and no "
+                "weights of a checkpoint): copy the whole directory of the bundle"
+            )
         if any((given / name).is_file() for name in _SIGNS_OF_A_CHECKPOINT):
             return Checkpoint(str(given), given)
         raise click.ClickException(
@@ -56,6 +63,13 @@ def find_source(given: Path) -> Path | Checkpoint:
             f"org/name or org/name@revision{where}"
         )
     return Checkpoint(hub_id["name"], revision=hub_id["revision"])
+
+
+def _lacks_its_manifest(directory: Path) -> bool:
+    """Tell whether a directory has graphs alone. Many checkpoints have some, too, beside their weights."""
+    if not any(directory.glob("onnx/*.onnx")):
+        return False
+    return not any(any(directory.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def _holdings(directory: Path) -> str:

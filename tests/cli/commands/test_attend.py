@@ -103,7 +103,10 @@ def test_a_word_is_found_by_all_its_tokens(run: Run, minilm_server: ServerProces
     ("args", "line"),
     [
         (("--token", "dog"), "invalid value for '--token': no token or word 'dog' among: [CLS] the animal"),
-        (("--token", "16"), "invalid value for '--token': no token or word '16'"),
+        (
+            ("--token", "16"),
+            "invalid value for '--token': no token or word '16': the numbers are 0 to 15, or",
+        ),
         (("--token", "9" * 5000), "invalid value for '--token': no token or word '99"),
         (
             ("--layer", "6"),

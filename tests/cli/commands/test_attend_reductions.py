@@ -131,7 +131,9 @@ def test_all_heads_of_words_without_special_tokens(attend: Run) -> None:
 
 
 def test_a_line_for_each_layer_says_where_its_weight_goes(attend: Run, whole: EncodedText) -> None:
-    lines = attend("--layer", "all").stdout.splitlines()[-7:-1]
+    shown = attend("--layer", "all").stdout
+    assert "so shares may overlap" in " ".join(shown.split())
+    lines = shown.splitlines()[-7:-1]
     for layer, line in enumerate(lines):
         weights = whole.weights[layer].mean(axis=0).astype(np.float64)
         previous = 100 * np.diagonal(weights, -1).sum() / 15

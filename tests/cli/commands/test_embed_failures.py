@@ -31,7 +31,7 @@ def test_a_line_that_is_too_long_is_named_and_never_sent(
     result = run("embed", source, "--address", server.address)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"{source}, line 2 has " in result.stderr
-    assert "a text may have 1000: send it in pieces" in result.stderr
+    assert "a text may have 1000: send it in pieces (--truncate cuts tokens, not bytes; " in result.stderr
     assert not any(long in str(request) for request in server.requests)
 
 
@@ -95,6 +95,20 @@ def test_the_new_file_has_the_mode_of_the_old_one_and_a_link_stays_one(
     assert json.loads(target.read_text())["text"] == "a"
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     assert list((tmp_path / "data").iterdir()) == [target]
+
+
+@pytest.mark.parametrize("args", [("embed",), ("encode", "-i")], ids=["embed", "encode"])
+def test_the_file_of_the_texts_is_not_replaced(
+    run_here: RunHere, server: ScriptedServer, tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    source, link = tmp_path / "Texts.jsonl", tmp_path / "link.jsonl"
+    source.write_text('{"text": "a"}\n')
+    link.symlink_to(source)
+    for output in (source, link):
+        code, out, err = run_here(*args, source, "-o", output, "--address", server.address)
+        assert (code, out) == (2, "")
+        assert f"invalid value for '--output': {output} is the file of the texts" in err
+    assert source.read_text() == '{"text": "a"}\n'
 
 
 def test_an_output_that_fails_is_named(server: ScriptedServer, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`attnlens try`: tokens, vector, contributions, attention and similarity, by a server of its own."""
 
+import shlex
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from attnlens_cli.commands.serving import try_source as try_module
 from attnlens_cli.commands.serving.try_source import try_source
+from attnlens_cli.sources import resolve
 from attnlens_cli.sources.child_server import child_server
 from attnlens_client import Client
 from compatibility_bundle import RELEASED_BUNDLE
@@ -42,6 +44,7 @@ def test_the_first_look_has_the_numbers_of_a_server(
     similarity = float(vectors[0] @ vectors[1])
     assert any(line.split()[:2] == [f"{similarity:.4f}", "1.0000"] for line in lines)
     assert f"  attnlens serve {minilm_bundle}" in lines
+    assert f"  attnlens view {shlex.quote(FIRST)} --output page.html" in lines
     assert "\x1b" not in result.stdout
 
 
@@ -54,6 +57,19 @@ def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_
     assert shown.count("This bundle has no graph of contributions.") == 3
     assert "the first " in shown
     assert "cosine similarity" in shown
+
+
+def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "resolve", lambda *_: RELEASED_BUNDLE)  # as if the cache had it
+    cache = tmp_path / "a cache"
+    result = run_try("--cache", cache, "org/name", "the cat's mat. " * 40)
+    assert (result.exit_code, result.stderr) == (0, "")
+    serve, view, python = result.stdout.partition("\nnext\n")[2].splitlines()
+    assert serve == f"  attnlens serve org/name --cache {shlex.quote(str(cache))}"
+    assert shlex.split(view)[2] == ("the cat's mat. " * 40)[:69] + "…"
+    assert python.count("the cat's mat.") < 10
 
 
 def test_a_source_that_is_nothing_is_refused_before_a_server_starts(tmp_path: Path) -> None:

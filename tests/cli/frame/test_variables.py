@@ -78,3 +78,56 @@ def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:
             f"attnlens {command}: got unexpected extra argument (rained): put quotes around a text\n",
         )
     assert run_here("info", "a")[2] == "attnlens info: got unexpected extra argument (a)\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "right"),
+    [
+        (("info",), "ATTNLENS_ADRESS", "ATTNLENS_ADDRESS"),
+        (("embed", __file__), "ATTNLENS_EMBED_BATCHSIZE", "ATTNLENS_EMBED_BATCH_SIZE"),
+        (("serve", "/no/such/Model"), "ATTNLENS_SERVE_MAX_TOKEN", "ATTNLENS_SERVE_MAX_TOKENS"),
+        (("list", "/no/such/Model"), "ATTNLENS_LOGLEVEL", "ATTNLENS_LOG_LEVEL"),
+    ],
+)
+def test_a_variable_that_no_option_reads_gives_a_warning(
+    run_here: RunHere, args: tuple[str, ...], name: str, right: str
+) -> None:
+    nowhere = {"ATTNLENS_ADDRESS": "127.0.0.1:1"}
+    code, out, err = run_here(*args, env=nowhere)
+    warned_code, warned_out, warned = run_here(*args, env=nowhere | {name: "5"})
+    assert (warned_code, warned_out) == (code, out)
+    assert warned == f"warning: no option reads the variable {name} (did you mean {right}?)\n{err}"
+
+
+def test_several_variables_that_no_option_reads_share_one_line(
+    run_here: RunHere, server: ScriptedServer
+) -> None:
+    env = {"ATTNLENS_ADDRESS": server.address, "ATTNLENS_X\x1b": "", "ATTNLENS_TIMEOUTS": "5"}
+    code, _, err = run_here("info", env=env)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(
+        "warning: no option reads the variables ATTNLENS_X\\x1b, ATTNLENS_TIMEOUTS (did you"
+    )
+
+
+def test_variables_of_other_commands_and_of_services_give_no_warning(
+    run_here: RunHere, server: ScriptedServer
+) -> None:
+    env = {
+        "ATTNLENS_ADDRESS": server.address,
+        "ATTNLENS_CACHE": "/tmp",
+        "ATTNLENS_DEBUG": "0",
+        "ATTNLENS_LOG_LEVEL": "error",
+        "ATTNLENS_EMBED_BATCH_SIZE": "5",
+        "ATTNLENS_INFO_TIMEOUT": "5",
+        "ATTNLENS_SERVICE_HOST": "10.0.0.1",
+        "ATTNLENS_SERVICE_PORT_GRPC": "50051",
+        "ATTNLENS_PORT": "tcp://10.0.0.1:50051",
+        "ATTNLENS_PORT_50051_TCP_ADDR": "10.0.0.1",
+    }
+    assert run_here("info", env=env)[::2] == (0, "")
+
+
+def test_a_message_keeps_the_capitals_of_a_path(run_here: RunHere) -> None:
+    code, _, err = run_here("serve", "Models./no/X")
+    assert (code, err.startswith("attnlens serve: Models./no/X does not exist: ")) == (1, True)

@@ -76,3 +76,11 @@ def test_a_file_is_not_served(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.touch()
     assert refusal(str(path)) == f"{path} is a file: give the directory of a bundle or of a checkpoint"
+
+
+def test_a_bundle_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    bundle = shutil.copytree(RELEASED_BUNDLE, tmp_path / "Bundle")
+    (bundle / "manifest.json").unlink()
+    assert refusal(str(bundle)).startswith(f"{bundle} looks like a bundle whose manifest.json is missing")
+    (bundle / "model.safetensors").touch()  # as of a checkpoint with graphs of others beside its weights
+    assert find_source(bundle) == Checkpoint(str(bundle), bundle)

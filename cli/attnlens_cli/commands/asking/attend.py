@@ -294,6 +294,12 @@ def _print_rows(attention: "AttentionMap", wanted: str, top: int | None) -> None
 
     rows = attention.find(wanted)
     if not rows:
+        count = len(attention.names)
+        if wanted.removeprefix("-").isdecimal():
+            raise click.BadParameter(
+                f"no token or word {wanted!r}: the numbers are 0 to {count - 1}, or -{count} to -1",
+                param_hint="'--token'",
+            )
         shown = " ".join(attention.spellings)
         raise click.BadParameter(f"no token or word {wanted!r} among: {shown}", param_hint="'--token'")
     for row in rows:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnlens_cli.commands.options import POOLINGS, text_failure
-from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -34,6 +34,21 @@ class Settings:
     options: dict[str, Any]
 
 
+class _TextFile(click.Path):
+    """A file that exists. The message says what to do with a text that is given in its place."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """Return the path."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            error.message = (
+                f"{error.message.removesuffix('.')}: give a file with one text a line, or for one text "
+                "`attnlens encode TEXT --what embedding`"
+            )
+            raise
+
+
 _file = in_section("Files")
 _read = in_section("What to read")
 _vectors = in_section("Vectors")
@@ -47,7 +62,7 @@ Example:
   attnlens embed sentences.txt --address localhost:50051 --output vectors.npy
   zcat corpus.jsonl.gz | attnlens embed - --input-format jsonl --output - > vectors.jsonl""",
 )
-@click.argument("file", default=STDIO, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
+@click.argument("file", default=STDIO, type=_TextFile(exists=True, dir_okay=False, allow_dash=True))
 @_file(
     "--output",
     "-o",
@@ -103,6 +118,8 @@ def embed(
         raise click.UsageError("give either --prompt-name or --prompt")
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
+        if file != STDIO:
+            check_is_other(output, file)
     settings = Settings(
         input=input_file(file, input_format),
         output=output,
@@ -112,6 +129,8 @@ def embed(
     )
     if output == STDIO and sys.stdout is None:
         raise click.UsageError("standard output is closed: give --output")
+    if file == STDIO and sys.stdin.isatty():
+        click.echo("Reading standard input, one text a line. Ctrl-D ends it.", err=True)
     counts = asyncio.run(_run(settings, server))
     target = "" if output == STDIO else f" -> {output}"
     click.echo(f"{counts.summary()}{target}", err=True)

@@ -11,7 +11,7 @@ import click
 
 from attnlens_cli.commands.options import text_failure
 from attnlens_cli.commands.text_options import Texts, text_options
-from attnlens_cli.files.new_file import checked_path, replacing
+from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Line
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -136,6 +136,8 @@ def encode(
     """
     if output != STDIO:
         checked_path(output, "--output", (".npz", ".jsonl", ".json"))
+        if texts.input not in {None, STDIO}:
+            check_is_other(output, str(texts.input))
     elif sys.stdout is None:
         raise click.UsageError("standard output is closed: give --output")
     file = texts.file

@@ -13,10 +13,13 @@ from attnlens_cli.commands.options import check_sendable
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.printable import printable
 from attnlens_cli.sources.options import cache_option, source_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
 
     from attnlens_cli.show.first_look import Look
     from attnlens_client import Client, Explanation, ModelInfo
@@ -27,6 +30,7 @@ Example:
   attnlens try bundles/minilm "A man is playing a guitar.\""""
 
 _NEEDED = ("onnxruntime", "tokenizers", "grpc_health", "grpc_reflection", "h11", "loky")
+_MOST_CHARACTERS = 70  # of the text in what to run next
 _NUM_LARGEST = 3  # one of them may be that of the word itself
 
 
@@ -66,11 +70,18 @@ def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precisi
         print_look(console, look)
     if len(looks) > 1:
         print_similarities(console, looks)
+    kept = f" --cache {shlex.quote(str(cache))}" if cache is not None and bundle != source else ""
+    _print_next(console, f"{shlex.quote(str(source))}{kept}", texts[0])
+
+
+def _print_next(console: "Console", served: str, text: str) -> None:
+    """Print what to run next: `served` are the arguments of serve."""
+    text = printable(text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…")
     console.print()
     console.print("next", style="bold")
-    console.print(f"  attnlens serve {shlex.quote(str(source))}", soft_wrap=True)
-    console.print(f"  attnlens view {shlex.quote(texts[0])} --output page.html", soft_wrap=True)
-    call = f"Client('127.0.0.1:50051').embed([{texts[0]!r}])"
+    console.print(f"  attnlens serve {served}", soft_wrap=True)
+    console.print(f"  attnlens view {shlex.quote(text)} --output page.html", soft_wrap=True)
+    call = f"Client('127.0.0.1:50051').embed([{text!r}])"
     console.print(f"  python: from attnlens_client import Client; {call}", soft_wrap=True)
 
 

@@ -22,8 +22,9 @@ def print_overview(attention: AttentionMap) -> None:
     if shares:
         console.print(
             f"Shares of the weight, in %: on the {unit} itself, the previous one, the next one, special "
-            f"tokens. Spread: how many {unit}s a row reaches, the exponential of its entropy. Largest: the "
-            "largest weight to what is not special."
+            f"tokens. A special token may be one of the others, too, so shares may overlap. Spread: how many "
+            f"{unit}s a row reaches, the exponential of its entropy. Largest: the largest weight to what is "
+            "not special."
         )
     table = _table(attention, *((*_NEIGHBOURS, "special", "spread") if shares else ()))
     table.add_column("largest", no_wrap=True, overflow="ellipsis")
