@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from attnlens_model import EncoderConfig, read_config
 from family_cases import GROUPS
 from odd_models import padded_masks, random_inputs
 from runtimes.measured import found, measure
-from runtimes.one_process import one_process
 
 MODELS = {name: model for group in GROUPS for name, model in group.exported.items()}
 # The BERT graph's operators (docs/bundle.md), and what a family adds.
@@ -107,13 +105,6 @@ def test_a_graph_runs_in_the_reference_implementation_of_onnx(exported: Exported
         assert max(live_differences(found, exported.expected(inputs), mask.numpy())) < 1e-5
 
 
-@pytest.fixture(scope="module")
-def runtimes_in_one_process() -> Iterator[None]:
-    with one_process():
-        yield
-
-
-@pytest.mark.usefixtures("runtimes_in_one_process")
 @pytest.mark.parametrize("name", ["opencv", "openvino", "tract"])
 def test_a_graph_runs_in_other_runtimes(exported: Exported, name: str) -> None:
     cases = [Case(1, 1, Padding.NONE), Case(2, 33, Padding.RIGHT), Case(3, 7, Padding.EMPTY_ROW)]

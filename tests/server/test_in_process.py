@@ -146,7 +146,7 @@ async def test_a_start_that_never_ends_ends_with_a_signal(
     ("host", "message"),
     [
         ("no-such-host.invalid", "'no-such-host.invalid' is no address here"),
-        ("127.0.0.1", "can't listen on 127.0.0.1:{port}: is it in use?"),
+        ("127.0.0.1", "can't listen on 127.0.0.1:{port}: another program listens there"),
     ],
 )
 async def test_an_address_that_cannot_be_bound_is_refused(
