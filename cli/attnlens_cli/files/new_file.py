@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 import click
 
+from attnlens_cli.files.text_lines import STDIO
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
@@ -50,12 +52,13 @@ def checked_path(name: str, option: str, suffixes: tuple[str, ...]) -> Path:
 
 
 def check_is_other(output: str, source: str) -> None:
-    """Refuse an output that is the file of the texts, under this or another name.
+    """Refuse an output that is the file of the texts, under this or another name; - is standard input.
 
     Raises:
         click.BadParameter: it is the same file.
     """
-    if Path(output).exists() and Path(output).samefile(source):
+    read: str | int = 0 if source == STDIO else source
+    if Path(output).exists() and os.path.samestat(os.stat(read), os.stat(output)):  # noqa: PTH116 - a number
         raise click.BadParameter(
             f"{output} is the file of the texts, which it would replace: give another name",
             param_hint="'--output'",

@@ -45,7 +45,7 @@ def warn_of_unknown(
     ]
     if not unknown:
         return
-    told = ", ".join(f"{_PREFIX}{printable(key)}{_suggestion(key, known)}" for key in unknown)
+    told = ", ".join(f"{_PREFIX}{printable(key)}{_suggestion(key, known)}" for key in sorted(unknown))
     with suppress(OSError):  # nobody reads stderr: the command runs all the same
         click.echo(f"warning: no option reads the variable{'s' * (len(unknown) > 1)} {told}", err=True)
 

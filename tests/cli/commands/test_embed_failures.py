@@ -111,6 +111,16 @@ def test_the_file_of_the_texts_is_not_replaced(
     assert source.read_text() == '{"text": "a"}\n'
 
 
+def test_standard_input_is_not_replaced_either(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text('{"text": "a"}\n')
+    with source.open("rb") as file:
+        result = run("embed", "-o", source, stdin=file)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert f"{source} is the file of the texts" in result.stderr
+    assert source.read_text() == '{"text": "a"}\n'
+
+
 def test_an_output_that_fails_is_named(server: ScriptedServer, tmp_path: Path) -> None:
     output = tmp_path / "vectors.jsonl"
     program = (

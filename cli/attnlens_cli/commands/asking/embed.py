@@ -2,6 +2,7 @@
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
 import asyncio
+import os
 import sys
 from collections import deque
 from contextlib import ExitStack
@@ -42,11 +43,10 @@ class _TextFile(click.Path):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:
-            error.message = (
-                f"{error.message.removesuffix('.')}: give a file with one text a line, or for one text "
-                "`attnlens encode TEXT --what embedding`"
-            )
-            raise
+            if os.path.exists(value):  # noqa: PTH110 - a text may be too long for pathlib
+                raise
+            hint = "give a file with one text a line, or for one text `attnlens encode TEXT --what embedding`"
+            raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
 
 _file = in_section("Files")
@@ -118,8 +118,7 @@ def embed(
         raise click.UsageError("give either --prompt-name or --prompt")
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
-        if file != STDIO:
-            check_is_other(output, file)
+        check_is_other(output, file)
     settings = Settings(
         input=input_file(file, input_format),
         output=output,

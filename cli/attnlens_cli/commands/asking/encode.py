@@ -136,8 +136,8 @@ def encode(
     """
     if output != STDIO:
         checked_path(output, "--output", (".npz", ".jsonl", ".json"))
-        if texts.input not in {None, STDIO}:
-            check_is_other(output, str(texts.input))
+        if texts.input is not None:
+            check_is_other(output, texts.input)
     elif sys.stdout is None:
         raise click.UsageError("standard output is closed: give --output")
     file = texts.file
