@@ -9,7 +9,8 @@ from contextlib import contextmanager
 @contextmanager
 def process_as_before() -> Iterator[None]:
     """Take back handlers of signals, and of logs with their levels, when the block is left."""
-    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = {number: signal.getsignal(number) for number in numbers}
     root, grpc = logging.getLogger(), logging.getLogger("grpc")
     handlers, levels = root.handlers[:], (root.level, grpc.level)
     try:

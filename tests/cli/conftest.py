@@ -1,12 +1,9 @@
 """What the command line's tests share."""
 
-import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -14,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens_cli.main import main
+from commands_here import process_as_before
 from scripted import ScriptedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -68,7 +66,7 @@ def _run_here(args: list[str], environment: dict[str, str]) -> subprocess.Comple
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(sys, "argv", ["attnlens", *args]),
-        _signals_and_logs_kept(),
+        process_as_before(),
         CliRunner().isolation() as (stdout, stderr, _),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -78,21 +76,6 @@ def _run_here(args: list[str], environment: dict[str, str]) -> subprocess.Comple
         printed, told = stdout.getvalue().decode(), stderr.getvalue().decode()
     assert isinstance(ended.value.code, int)
     return subprocess.CompletedProcess(args, ended.value.code, printed, told)
-
-
-@contextmanager
-def _signals_and_logs_kept() -> Iterator[None]:
-    """Put back what a command changes for the rest of its process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    root = logging.getLogger()
-    loggers, level = list(root.handlers), root.level
-    try:
-        yield
-    finally:
-        root.handlers[:], root.level = loggers, level
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @pytest.fixture
