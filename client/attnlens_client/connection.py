@@ -82,8 +82,8 @@ class Connection:
             instance `(("grpc.ssl_target_name_override", "encoder.internal"),)`.
 
     Raises:
-        ValueError: the address is none, or a number is out of range.
-        TypeError: the address is no str, or a number is none.
+        ValueError: the address has the wrong form, or a number is out of range.
+        TypeError: the address is not a str, or a number is not a number.
     """
 
     address: str
@@ -146,7 +146,7 @@ def check_number(name: str, value: int, most: float = math.inf) -> None:
 
     Raises:
         ValueError: it is out of range.
-        TypeError: it is none.
+        TypeError: it is not a whole number.
     """
     if not 1 <= whole_number(name, value) <= most:
         raise ValueError(

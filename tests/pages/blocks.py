@@ -26,7 +26,7 @@ class Block:
     """One thing to run or to parse: a whole block, or one command line of it.
 
     form: the language of the block; "command" for one command line, "json lines", "variables", and "text" for
-        all that is none of them. shown: what the page says that it prints, empty if the page shows nothing.
+        everything else. shown: what the page says that it prints, empty if the page shows nothing.
     """
 
     page: str

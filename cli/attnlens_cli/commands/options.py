@@ -43,6 +43,12 @@ def check_sendable(texts: Mapping[str, str | None]) -> None:
             raise click.BadParameter("it is not UTF-8", param_hint=f"'{name}'")
 
 
+def check_prompt(prompt_name: str | None, prompt: str | None) -> None:
+    """Refuse a prompt that is named and given as well."""
+    if prompt_name is not None and prompt is not None:
+        raise click.UsageError("give either --prompt-name or --prompt")
+
+
 @contextmanager
 def too_long_explained(field: str, name: str) -> Iterator[None]:
     """Say of a text that is too long, the field of a call, what the user calls it and what to do."""

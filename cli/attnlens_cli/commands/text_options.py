@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import check_sendable
+from attnlens_cli.commands.options import check_prompt, check_sendable
 from attnlens_cli.files.text_lines import InputFile, Line, input_file
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class Texts:
             raise click.UsageError("give either TEXT or --input FILE")
         if self.pair is not None and self.text is None:
             raise click.UsageError('--pair goes with TEXT: JSON lines have the second text as "text_pair"')
-        if self.prompt_name is not None and self.prompt is not None:
-            raise click.UsageError("give either --prompt-name or --prompt")
+        check_prompt(self.prompt_name, self.prompt)
         texts = {"TEXT": self.text, "--pair": self.pair}
         check_sendable({**texts, "--prompt": self.prompt, "--prompt-name": self.prompt_name})
 

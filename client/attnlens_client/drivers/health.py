@@ -45,7 +45,7 @@ def check_health(
         channel_options: as of `Client`.
 
     Raises:
-        ValueError: the address is none.
+        ValueError: the address has the wrong form.
         BadReplyError: the reply is no answer.
         AttnlensError: there is no server, or another program, at the end of `wait_s`.
 

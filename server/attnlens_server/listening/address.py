@@ -56,7 +56,7 @@ def parse_address(text: str) -> Address:
     """Read an address: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`; `%20` in the latter two is a space.
 
     Raises:
-        ValueError: it is none of them, or too long for the system. The message is a sentence without a
+        ValueError: it has another form, or is too long for the system. The message is a sentence without a
             subject.
     """
     if text.startswith(_ABSTRACT):

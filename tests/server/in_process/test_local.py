@@ -160,7 +160,7 @@ def test_settings_are_those_of_a_server(minilm_bundle: Path) -> None:
         attnlens_server.local(minilm_bundle, timeout_s=0)
 
 
-def test_a_bundle_that_is_none_is_refused_as_a_server_refuses_it(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_bundle_is_refused_as_a_server_refuses_it(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"is not a bundle: manifest.json can't be read"):
         attnlens_server.local(tmp_path)
 

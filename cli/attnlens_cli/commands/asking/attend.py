@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import check_sendable
+from attnlens_cli.commands.options import check_prompt, check_sendable
 from attnlens_cli.files.new_file import checked_path
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -135,8 +135,7 @@ def attend(
             "--prompt-name": reading["prompt_name"],
         }
     )
-    if reading["prompt_name"] is not None and reading["prompt"] is not None:
-        raise click.UsageError("give either --prompt-name or --prompt")
+    check_prompt(reading["prompt_name"], reading["prompt"])
     _check_shape(token, top, image, composed=composed, gates=gates, as_json=as_json)
     path = checked_path(image, "--image", (".png", ".svg", ".pdf")) if image else None
     role: RoleName = "head_gates" if gates else "attention_composed" if composed else "attention_weights"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import POOLINGS, text_failure
+from attnlens_cli.commands.options import POOLINGS, check_prompt, text_failure
 from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.sections import SectionCommand, in_section
@@ -114,8 +114,7 @@ def embed(
     .npy file has a row for each line; of JSON lines, for each that is not blank. The output appears under its
     name only when it is complete.
     """
-    if options["prompt_name"] is not None and options["prompt"] is not None:
-        raise click.UsageError("give either --prompt-name or --prompt")
+    check_prompt(options["prompt_name"], options["prompt"])
     if output != STDIO:
         checked_path(output, "--output", (".npy", ".jsonl"))
         check_is_other(output, file)

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import EXPLAIN_METHODS, POOLINGS, check_sendable, too_long_explained
+from attnlens_cli.commands.options import (
+    EXPLAIN_METHODS,
+    POOLINGS,
+    check_prompt,
+    check_sendable,
+    too_long_explained,
+)
 from attnlens_cli.files.page_file import checked_page_path, write_page
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -87,8 +93,7 @@ def explain(
         raise click.UsageError("--rather-than needs --to")
     if to_prompt_name is not None and to is None:
         raise click.UsageError("--to-prompt-name needs --to")
-    if options["prompt_name"] is not None and options["prompt"] is not None:
-        raise click.UsageError("give either --prompt-name or --prompt")
+    check_prompt(options["prompt_name"], options["prompt"])
     _check_shape(as_json=as_json, heads=heads, top=top)
     path = None if html is None else checked_page_path(html, "--html")
     asked = _methods(methods, verify=verify)

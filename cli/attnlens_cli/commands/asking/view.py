@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import PAIR_MATRICES, check_sendable
+from attnlens_cli.commands.options import PAIR_MATRICES, check_prompt, check_sendable
 from attnlens_cli.files.page_file import checked_page_path, write_page
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
@@ -59,8 +59,7 @@ def view(
     prompt, prompt_name = options["prompt"], options["prompt_name"]
     texts = {"TEXT": text, "TEXT2": text2, "--rather-than": rather_than}
     check_sendable({**texts, "--prompt": prompt, "--prompt-name": prompt_name})
-    if prompt_name is not None and prompt is not None:
-        raise click.UsageError("give either --prompt-name or --prompt")
+    check_prompt(prompt_name, prompt)
     for name, given in (("--rather-than", rather_than), ("--matrix", matrix)):
         if given is not None and text2 is None:
             raise click.UsageError(f"{name} needs TEXT2")
