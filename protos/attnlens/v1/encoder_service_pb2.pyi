@@ -376,6 +376,32 @@ class Timings(_message.Message):
 Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
+class Computation(_message.Message):
+    """What a result was computed with. Vectors belong together only if this and the model's version are the same."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """What ran the graph, as `Model.engine`."""
+    precision: _manifest_pb2.Precision.ValueType
+    """What it computed in: attention and explanations in PRECISION_FP32, whatever embeddings are computed in."""
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        precision: _manifest_pb2.Precision.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "precision", b"precision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Computation: _TypeAlias = Computation  # noqa: Y015
+
+@_typing.final
 class EmbedRequest(_message.Message):
     """A request for pooled vectors."""
 
@@ -446,6 +472,7 @@ class EmbedResponse(_message.Message):
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     USAGES_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
@@ -462,6 +489,10 @@ class EmbedResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """What computed it."""
+
     def __init__(
         self,
         *,
@@ -470,10 +501,11 @@ class EmbedResponse(_message.Message):
         embeddings: _tensor_pb2.Tensor | None = ...,
         usages: _abc.Iterable[Global___Usage] | None = ...,
         timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "model", b"model", "model_version", b"model_version", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "embeddings", b"embeddings", "model", b"model", "model_version", b"model_version", "timings", b"timings", "usages", b"usages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -775,6 +807,7 @@ class EncodeResponse(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
@@ -787,6 +820,10 @@ class EncodeResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """What computed it."""
+
     def __init__(
         self,
         *,
@@ -794,10 +831,11 @@ class EncodeResponse(_message.Message):
         model_version: _builtins.str = ...,
         results: _abc.Iterable[Global___EncodedText] | None = ...,
         timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1237,6 +1275,7 @@ class EncodeStreamResponse(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     NUM_ATTENTION_PARTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
@@ -1257,6 +1296,10 @@ class EncodeStreamResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went. Set with `head`."""
 
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """What computed it. Set with `head`."""
+
     def __init__(
         self,
         *,
@@ -1267,10 +1310,11 @@ class EncodeStreamResponse(_message.Message):
         attention: Global___AttentionResult | None = ...,
         num_attention_parts: _builtins.int = ...,
         timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "head", b"head", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head", b"head", "input_index", b"input_index", "model", b"model", "model_version", b"model_version", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "head", b"head", "input_index", b"input_index", "model", b"model", "model_version", b"model_version", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "attention"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -1613,6 +1657,7 @@ class ExplainResponse(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
@@ -1625,6 +1670,10 @@ class ExplainResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """What computed it; the vectors of other texts that a score is towards are computed as Embed does."""
+
     def __init__(
         self,
         *,
@@ -1632,10 +1681,11 @@ class ExplainResponse(_message.Message):
         model_version: _builtins.str = ...,
         results: _abc.Iterable[Global___Explanation] | None = ...,
         timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1860,6 +1910,7 @@ class CompareResponse(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    COMPUTATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
@@ -1872,6 +1923,10 @@ class CompareResponse(_message.Message):
     def timings(self) -> Global___Timings:
         """Where the time went."""
 
+    @_builtins.property
+    def computation(self) -> Global___Computation:
+        """What computed it."""
+
     def __init__(
         self,
         *,
@@ -1879,10 +1934,11 @@ class CompareResponse(_message.Message):
         model_version: _builtins.str = ...,
         results: _abc.Iterable[Global___Comparison] | None = ...,
         timings: Global___Timings | None = ...,
+        computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computation", b"computation", "model", b"model", "model_version", b"model_version", "results", b"results", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

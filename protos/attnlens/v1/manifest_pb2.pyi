@@ -146,6 +146,8 @@ class _PrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Precision.V
     """Products of matrices in fp16; norms, sums and softmax in fp32."""
     PRECISION_INT8: _Precision.ValueType  # 3
     """The products that `Graph.quantization` lists in int8, all else in fp32."""
+    PRECISION_BF16: _Precision.ValueType  # 4
+    """The graph in fp32, of which the engine computes products and what it likes in bf16. No graph of a bundle is in it."""
 
 class Precision(_Precision, metaclass=_PrecisionEnumTypeWrapper):
     """What a graph computes in."""
@@ -158,6 +160,8 @@ PRECISION_FP16: Precision.ValueType  # 2
 """Products of matrices in fp16; norms, sums and softmax in fp32."""
 PRECISION_INT8: Precision.ValueType  # 3
 """The products that `Graph.quantization` lists in int8, all else in fp32."""
+PRECISION_BF16: Precision.ValueType  # 4
+"""The graph in fp32, of which the engine computes products and what it likes in bf16. No graph of a bundle is in it."""
 Global___Precision: _TypeAlias = Precision  # noqa: Y015
 
 class _OutputRole:
@@ -389,6 +393,7 @@ class Manifest(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
+    ENGINE_CHECKS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
     reader of the old version would misread the bundle; added fields and files do not raise it.
@@ -445,6 +450,10 @@ class Manifest(_message.Message):
     def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
         """How well each method of explaining an embedding ranks tokens. Empty: not measured."""
 
+    @_builtins.property
+    def engine_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCheck]:
+        """How the graphs compare with the PyTorch encoder in other engines than ONNX Runtime on a CPU. Empty: not measured."""
+
     def __init__(
         self,
         *,
@@ -465,10 +474,11 @@ class Manifest(_message.Message):
         files: _abc.Iterable[Global___BundleFile] | None = ...,
         task: _builtins.str = ...,
         faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
+        engine_checks: _abc.Iterable[Global___EngineCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -942,6 +952,70 @@ class Parity(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Parity: _TypeAlias = Parity  # noqa: Y015
+
+@_typing.final
+class EngineCheck(_message.Message):
+    """How the graphs of a bundle compare with the PyTorch encoder in one engine, as a server with that engine runs them:
+    embeddings in one precision, attention and contributions in fp32.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PROCESSOR_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    NUM_CASES_FIELD_NUMBER: _builtins.int
+    NUM_TEXTS_FIELD_NUMBER: _builtins.int
+    GATES_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    """The engine, by the name of its package, for instance `openvino`."""
+    version: _builtins.str
+    """The version of the package."""
+    precision: Global___Precision.ValueType
+    """What embeddings were computed in."""
+    device: _builtins.str
+    """Where it ran, in the engine's words, for instance `CPU`."""
+    processor: _builtins.str
+    """The processor's own name, as the engine tells it."""
+    passed: _builtins.bool
+    """True where every gate held. A server refuses to use the engine in this precision where it did not."""
+    num_cases: _builtins.int
+    """The number of input shapes in the grid."""
+    num_texts: _builtins.int
+    """The number of real texts, over all kinds. 0: the bundle has no tokenizer."""
+    @_builtins.property
+    def gates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gate]:
+        """What had to hold, and what was found."""
+
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityFigure]:
+        """The worst figures of each role of each graph."""
+
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        version: _builtins.str = ...,
+        precision: Global___Precision.ValueType = ...,
+        device: _builtins.str = ...,
+        processor: _builtins.str = ...,
+        passed: _builtins.bool = ...,
+        num_cases: _builtins.int = ...,
+        num_texts: _builtins.int = ...,
+        gates: _abc.Iterable[Global___Gate] | None = ...,
+        figures: _abc.Iterable[Global___ParityFigure] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "engine", b"engine", "figures", b"figures", "gates", b"gates", "num_cases", b"num_cases", "num_texts", b"num_texts", "passed", b"passed", "precision", b"precision", "processor", b"processor", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineCheck: _TypeAlias = EngineCheck  # noqa: Y015
 
 @_typing.final
 class Gate(_message.Message):

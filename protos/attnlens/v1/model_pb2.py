@@ -26,7 +26,7 @@ from attnlens.v1 import explanation_pb2 as attnlens_dot_v1_dot_explanation__pb2
 from attnlens.v1 import manifest_pb2 as attnlens_dot_v1_dot_manifest__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttnlens/v1/model.proto\x12\x0b\x61ttnlens.v1\x1a\x1d\x61ttnlens/v1/explanation.proto\x1a\x1a\x61ttnlens/v1/manifest.proto\"\xe7\x06\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.attnlens.v1.ModelState\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x17\n\x0fsource_revision\x18\x05 \x01(\t\x12\x17\n\x0fweights_license\x18\x06 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x07 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x08 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\t \x01(\x05\x12\x16\n\x0e\x65mbedding_size\x18\n \x01(\x05\x12\x30\n\x07prompts\x18\x0b \x03(\x0b\x32\x1f.attnlens.v1.Model.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\x0c \x01(\t\x12\x12\n\ntext_pairs\x18\r \x01(\x08\x12)\n\tprecision\x18\x0e \x01(\x0e\x32\x16.attnlens.v1.Precision\x12)\n\x07outputs\x18\x0f \x03(\x0b\x32\x18.attnlens.v1.GraphOutput\x12#\n\x06parity\x18\x10 \x01(\x0b\x32\x13.attnlens.v1.Parity\x12#\n\x06limits\x18\x11 \x01(\x0b\x32\x13.attnlens.v1.Limits\x12\x1b\n\x13\x65xecution_providers\x18\x12 \x03(\t\x12\x32\n\x08versions\x18\x13 \x03(\x0b\x32 .attnlens.v1.Model.VersionsEntry\x12\x33\n\x0f\x65xplain_methods\x18\x14 \x03(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12.\n\rpair_matrices\x18\x15 \x03(\x0e\x32\x17.attnlens.v1.PairMatrix\x12/\n\x0c\x66\x61ithfulness\x18\x16 \x03(\x0b\x32\x19.attnlens.v1.Faithfulness\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfb\x01\n\x06Limits\x12\x1e\n\x16max_inputs_per_request\x18\x01 \x01(\x05\x12\x16\n\x0emax_text_bytes\x18\x02 \x01(\x05\x12\x11\n\tmax_queue\x18\x03 \x01(\x05\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\x05\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x03\x12\x1e\n\x16max_request_text_bytes\x18\x06 \x01(\x05\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x03\x12\x1d\n\x15max_attention_queries\x18\x08 \x01(\x05\x12\x17\n\x0fmax_masked_runs\x18\t \x01(\x05*\x8e\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x18\n\x14MODEL_STATE_DEGRADED\x10\x03\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttnlens/v1/model.proto\x12\x0b\x61ttnlens.v1\x1a\x1d\x61ttnlens/v1/explanation.proto\x1a\x1a\x61ttnlens/v1/manifest.proto\"\xb7\x07\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.attnlens.v1.ModelState\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x17\n\x0fsource_revision\x18\x05 \x01(\t\x12\x17\n\x0fweights_license\x18\x06 \x01(\t\x12/\n\x0c\x61rchitecture\x18\x07 \x01(\x0b\x32\x19.attnlens.v1.Architecture\x12-\n\x07pooling\x18\x08 \x01(\x0b\x32\x1c.attnlens.v1.PoolingDefaults\x12\x12\n\nmax_tokens\x18\t \x01(\x05\x12\x16\n\x0e\x65mbedding_size\x18\n \x01(\x05\x12\x30\n\x07prompts\x18\x0b \x03(\x0b\x32\x1f.attnlens.v1.Model.PromptsEntry\x12\x1b\n\x13\x64\x65\x66\x61ult_prompt_name\x18\x0c \x01(\t\x12\x12\n\ntext_pairs\x18\r \x01(\x08\x12)\n\tprecision\x18\x0e \x01(\x0e\x32\x16.attnlens.v1.Precision\x12)\n\x07outputs\x18\x0f \x03(\x0b\x32\x18.attnlens.v1.GraphOutput\x12#\n\x06parity\x18\x10 \x01(\x0b\x32\x13.attnlens.v1.Parity\x12#\n\x06limits\x18\x11 \x01(\x0b\x32\x13.attnlens.v1.Limits\x12\x1b\n\x13\x65xecution_providers\x18\x12 \x03(\t\x12\x32\n\x08versions\x18\x13 \x03(\x0b\x32 .attnlens.v1.Model.VersionsEntry\x12\x33\n\x0f\x65xplain_methods\x18\x14 \x03(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12.\n\rpair_matrices\x18\x15 \x03(\x0e\x32\x17.attnlens.v1.PairMatrix\x12/\n\x0c\x66\x61ithfulness\x18\x16 \x03(\x0b\x32\x19.attnlens.v1.Faithfulness\x12\x0e\n\x06\x65ngine\x18\x17 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x18 \x01(\t\x12.\n\x0c\x65ngine_check\x18\x19 \x01(\x0b\x32\x18.attnlens.v1.EngineCheck\x1a.\n\x0cPromptsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfb\x01\n\x06Limits\x12\x1e\n\x16max_inputs_per_request\x18\x01 \x01(\x05\x12\x16\n\x0emax_text_bytes\x18\x02 \x01(\x05\x12\x11\n\tmax_queue\x18\x03 \x01(\x05\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\x05\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\x03\x12\x1e\n\x16max_request_text_bytes\x18\x06 \x01(\x05\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x03\x12\x1d\n\x15max_attention_queries\x18\x08 \x01(\x05\x12\x17\n\x0fmax_masked_runs\x18\t \x01(\x05*\x8e\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x18\n\x14MODEL_STATE_DEGRADED\x10\x03\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,14 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODEL_PROMPTSENTRY']._serialized_options = b'8\001'
   _globals['_MODEL_VERSIONSENTRY']._loaded_options = None
   _globals['_MODEL_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSTATE']._serialized_start=1228
-  _globals['_MODELSTATE']._serialized_end=1370
+  _globals['_MODELSTATE']._serialized_start=1308
+  _globals['_MODELSTATE']._serialized_end=1450
   _globals['_MODEL']._serialized_start=100
-  _globals['_MODEL']._serialized_end=971
-  _globals['_MODEL_PROMPTSENTRY']._serialized_start=876
-  _globals['_MODEL_PROMPTSENTRY']._serialized_end=922
-  _globals['_MODEL_VERSIONSENTRY']._serialized_start=924
-  _globals['_MODEL_VERSIONSENTRY']._serialized_end=971
-  _globals['_LIMITS']._serialized_start=974
-  _globals['_LIMITS']._serialized_end=1225
+  _globals['_MODEL']._serialized_end=1051
+  _globals['_MODEL_PROMPTSENTRY']._serialized_start=956
+  _globals['_MODEL_PROMPTSENTRY']._serialized_end=1002
+  _globals['_MODEL_VERSIONSENTRY']._serialized_start=1004
+  _globals['_MODEL_VERSIONSENTRY']._serialized_end=1051
+  _globals['_LIMITS']._serialized_start=1054
+  _globals['_LIMITS']._serialized_end=1305
 # @@protoc_insertion_point(module_scope)

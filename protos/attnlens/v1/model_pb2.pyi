@@ -121,6 +121,9 @@ class Model(_message.Message):
     EXPLAIN_METHODS_FIELD_NUMBER: _builtins.int
     PAIR_MATRICES_FIELD_NUMBER: _builtins.int
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ENGINE_CHECK_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What requests may ask for."""
     version: _builtins.str
@@ -147,6 +150,12 @@ class Model(_message.Message):
     """True where an input may be a pair of texts."""
     precision: _manifest_pb2.Precision.ValueType
     """What embeddings, and token vectors without attention, are computed in. With attention it is always fp32."""
+    engine: _builtins.str
+    """What runs the graphs: `onnxruntime` or `openvino`, the names of packages. Readers must expect further ones. Vectors
+    that different engines compute may differ in their last bits, in bf16 by more.
+    """
+    device: _builtins.str
+    """The device that it runs on, in the engine's words, for instance `CPU`."""
     @_builtins.property
     def architecture(self) -> _manifest_pb2.Architecture:
         """The sizes: width, layers, heads, vocabulary."""
@@ -173,11 +182,11 @@ class Model(_message.Message):
 
     @_builtins.property
     def execution_providers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The ONNX Runtime execution providers in use, the first one preferred."""
+        """The ONNX Runtime execution providers in use, the first one preferred. Empty: another engine runs the graphs."""
 
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Versions by package name: the server's own (`attnlens`, `onnxruntime`), and with the prefix
+        """Versions by package name: the server's own (`attnlens`, and the package of `engine`), and with the prefix
         `export/` those that made the bundle.
         """
 
@@ -192,6 +201,10 @@ class Model(_message.Message):
     @_builtins.property
     def faithfulness(self) -> _containers.RepeatedCompositeFieldContainer[_explanation_pb2.Faithfulness]:
         """How well methods rank tokens. Empty: not measured."""
+
+    @_builtins.property
+    def engine_check(self) -> _manifest_pb2.EngineCheck:
+        """How this engine compares with the PyTorch encoder in `precision`. Unset: not measured, or `parity` says it."""
 
     def __init__(
         self,
@@ -218,10 +231,13 @@ class Model(_message.Message):
         explain_methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
         pair_matrices: _abc.Iterable[_explanation_pb2.PairMatrix.ValueType] | None = ...,
         faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
+        engine: _builtins.str = ...,
+        device: _builtins.str = ...,
+        engine_check: _manifest_pb2.EngineCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "engine_check", b"engine_check", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "embedding_size", b"embedding_size", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "text_pairs", b"text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "device", b"device", "embedding_size", b"embedding_size", "engine", b"engine", "engine_check", b"engine_check", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "text_pairs", b"text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
