@@ -9,8 +9,9 @@ from typing import Literal
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Wanted
-from attnlens_server.engine.engine import SESSIONS
-from attnlens_server.engine.session import Session, resolve_provider
+from attnlens_server.engine.runtimes.choice import choose_runtime
+from attnlens_server.engine.runtimes.runtime import Division
+from attnlens_server.engine.session import Session
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
 from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
@@ -71,7 +72,9 @@ def run_bench(
         StartupError: a session can't be opened as asked.
     """
     provider = _find_provider(bundle, config)
-    bench = _Bench(bundle, replace(config, provider=provider), provider, workload, options, progress)
+    if config.engine == "onnxruntime":
+        config = replace(config, provider=provider)
+    bench = _Bench(bundle, config, provider, workload, options, progress)
     grid = bench.time_graph()
     speeds = bench.sweep()
     best = choose(speeds)
@@ -91,10 +94,10 @@ def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
 
 def _find_provider(bundle: Bundle, config: ServerConfig) -> Literal["cpu", "cuda"]:
     """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
-    if resolve_provider(config.provider, bundle.precision) == "cpu":
+    if choose_runtime(config, bundle.precision).is_on_cpu:
         return "cpu"
     with running(bundle, config) as engine:
-        return engine.provider
+        return "cpu" if engine.runtime.is_on_cpu else "cuda"
 
 
 class _Bench:
@@ -198,8 +201,10 @@ class _Bench:
         )
 
     def _open_session(self, threads: int) -> Session:
-        session_class, path = SESSIONS[self._kind][self._provider], self._bundle.graph_path(self._kind)
-        return session_class(path, self._provider, threads=threads, device_id=self._config.device_id)
+        path = self._bundle.graph_path(self._kind)
+        return choose_runtime(self._config, self._bundle.precision).open(
+            self._kind, path, Division(threads, 1)
+        )
 
 
 def _everything(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
