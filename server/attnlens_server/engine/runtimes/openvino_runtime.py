@@ -1,6 +1,7 @@
 """OpenVINO, on a CPU; on a GPU of Intel's it is not tested."""
 
 import importlib.util
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -21,7 +22,7 @@ BATCH_TOKENS = {True: 1024, False: 8192}
 # So a text always runs at the same multiple of 16, whatever it is batched with, and gets the same bits.
 LENGTH_MULTIPLE = 16
 # OpenVINO makes kernels for each shape of a batch: some milliseconds and about a MB. So there are few shapes.
-BATCH_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class OpenvinoRuntime:
