@@ -17,7 +17,7 @@ from attnlens_server.errors import StartupError
 
 CPU = "CPU"
 # On a GPU not measured.
-BATCH_TOKENS = {True: 1024, False: 8192}
+BATCH_TOKENS = {True: 512, False: 8192}
 # OpenVINO's softmax computes whole vectors of 16 keys one way and the rest another, with other rounding.
 # So a text always runs at the same multiple of 16, whatever it is batched with, and gets the same bits.
 LENGTH_MULTIPLE = 16
