@@ -19,7 +19,8 @@ _Key = tuple[str, Precision.ValueType, str]
 def record(directory: Path, results: Iterable[EngineResult]) -> None:
     """Write results into the bundle's report and manifest.
 
-    They take the place of earlier ones of the same engine, precision and device. The manifest changes, and with it the version of the model that a server states.
+    They take the place of earlier ones of the same engine, precision and device. The manifest changes, and
+    with it the version of the model that a server states.
     """
     manifest = read_manifest(directory)
     checks = {_key(check): check for check in manifest.engine_checks}
@@ -43,8 +44,8 @@ def _key(check: EngineCheck) -> _Key:
 def page(checks: Iterable[EngineCheck]) -> str:
     """Return a section of the report."""
     head = (
-        "The graphs as a server with the engine runs them, against PyTorch on the grid and against ONNX Runtime\n"
-        "in fp32 on texts; of each gate the case that came nearest to its limit."
+        "The graphs as a server with the engine runs them, against PyTorch on the grid and against ONNX\n"
+        "Runtime in fp32 on texts; of each gate the case that came nearest to its limit."
     )
     return "\n\n".join([HEADING, head, *(text for check in checks for text in _described(check))]) + "\n"
 

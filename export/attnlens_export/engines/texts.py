@@ -25,8 +25,8 @@ from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.runtimes.graph import ProcessGraph
 from attnlens_model import EncoderConfig
 
-# OpenVINO computes the softmax of 16 keys at a time, and the rest of a row in another way. So a server with it
-# puts only texts into a batch whose lengths, divided by 16 and rounded down, are equal.
+# OpenVINO computes the softmax of 16 keys at a time, and the rest of a row in another way. So a server with
+# it puts only texts into a batch whose lengths, divided by 16 and rounded down, are equal.
 LENGTH_WINDOW = 16
 # How many texts of a batch are run alone.
 NUM_ALONE = 8
