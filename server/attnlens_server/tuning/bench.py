@@ -1,8 +1,6 @@
 """From a bundle to the settings that suit it on this machine: the graph alone, the engine, latency."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,19 +9,18 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Wanted
 from attnlens_server.engine.engine import SESSIONS
 from attnlens_server.engine.session import Session, resolve_provider
+from attnlens_server.tuning.compare import Comparer, Comparison, Progress
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
+from attnlens_server.tuning.running import running
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
 from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
+from attnlens_server.tuning.variants import Variant, variants_to_compare
 from attnlens_server.tuning.workload import Workload
 
 ROUNDS = 3
 GRID_SHARE = 0.2  # of the time of a setting, for a cell of the grid
 LOAD_FACTOR = 6  # times the time of a setting, for a load: a tail takes long to be seen
-WARM_UP_TOKENS = 512  # of the longest text before measuring; some models take ten times that
 LOAD_SHARES = (0.1, 0.5, 0.8)  # of the throughput, where no rates are given
-
-Progress = Callable[[str, int, int], None]
-"""Gets what is being measured, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +32,22 @@ class BenchOptions:
         seconds: for a setting, in each round.
         thread_counts: numbers of threads to try.
         rates: texts a second; empty: LOAD_SHARES of the throughput.
+        sample: texts to compare the embeddings of all engines and precisions with; None: no comparison.
     """
 
     attention: bool
     seconds: float
     thread_counts: tuple[int, ...]
     rates: tuple[float, ...] = ()
+    sample: Workload | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured."""
+    """What was measured: the engines, then the settings of one of them."""
 
+    comparison: Comparison | None
+    variant: Variant
     provider: Literal["cpu", "cuda"]
     num_in_flight: int
     grid: tuple[Cell, ...]
@@ -62,7 +63,8 @@ def run_bench(
 
     Args:
         bundle: the model.
-        config: of a server; its threads, lanes and tokens of a batch are what is varied.
+        config: of a server; its engine and precision are varied first, then the threads, lanes and tokens
+            of a batch of the ones that it names.
         workload: texts.
         options: what to measure.
         progress: is told.
@@ -72,21 +74,13 @@ def run_bench(
     """
     provider = _find_provider(bundle, config)
     bench = _Bench(bundle, replace(config, provider=provider), provider, workload, options, progress)
+    comparison = bench.compare(config)
     grid = bench.time_graph()
     speeds = bench.sweep()
     best = choose(speeds)
-    return Report(provider, bench.num_in_flight, grid, speeds, best, bench.latencies(best))
-
-
-@contextmanager
-def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
-    """Start an engine, and stop it when the block ends."""
-    engine = Engine(bundle, config)
-    try:
-        engine.start(min(WARM_UP_TOKENS, bundle.model.max_tokens))
-        yield engine
-    finally:
-        engine.close()
+    loads = bench.latencies(best)
+    variant = Variant(config.engine, config.precision)
+    return Report(comparison, variant, provider, bench.num_in_flight, grid, speeds, best, loads)
 
 
 def _find_provider(bundle: Bundle, config: ServerConfig) -> Literal["cpu", "cuda"]:
@@ -125,6 +119,22 @@ class _Bench:
         most_tokens = max(setting.lanes * setting.max_batch_tokens for setting in self._settings)
         enough = math.ceil(2 * most_tokens / self._workload.mean_tokens)
         return min(max(256, enough), self._config.max_queue)
+
+    def compare(self, config: ServerConfig) -> Comparison | None:
+        """Measure every engine in every precision, with the settings that a server has by default."""
+        if self._options.sample is None:
+            return None
+        comparer = Comparer(
+            self._bundle,
+            config,
+            self._workload,
+            self._options.sample,
+            seconds=self._options.seconds,
+            num_in_flight=self.num_in_flight,
+            progress=self._progress,
+        )
+        asked = Variant(config.engine, config.precision)
+        return comparer.compare(variants_to_compare(self._provider, asked))
 
     def time_graph(self) -> tuple[Cell, ...]:
         """Time the graph alone, on one thread and on all."""
