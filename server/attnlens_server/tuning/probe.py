@@ -23,7 +23,7 @@ from attnlens_server.engine import Item, TokenPooling, Wanted
 from attnlens_server.errors import StartupError
 from attnlens_server.tuning.running import running
 
-_START = "from attnlens_server.tuning.probe import answer; answer()"
+_PROGRAM = "from attnlens_server.tuning.probe import answer; answer()"
 _STATUS = Path("/proc/self/status")  # of Linux
 
 
@@ -47,7 +47,7 @@ def probe_apart(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArra
         StartupError: the engine can't run as asked, or has crashed.
     """
     child = subprocess.run(  # noqa: S603 - our own program; no shell reads the arguments
-        [sys.executable, "-P", "-c", _START],
+        [sys.executable, "-P", "-c", _PROGRAM],
         input=pickle.dumps((bundle, config, tuple(texts))),
         capture_output=True,
         check=False,

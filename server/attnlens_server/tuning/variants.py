@@ -41,14 +41,35 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What was measured of a variant in one round.
+
+    Attributes:
+        device: where it ran, in the engine's words.
+        tokens_per_s: with many texts, padding not counted.
+        alone_ms: milliseconds of one short text that has the machine alone.
+    """
+
+    device: str
+    tokens_per_s: float
+    alone_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A variant that can't run here."""
+
+    variant: Variant
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What was measured of a variant with the settings that a server has by default.
 
     Attributes:
         variant: which.
-        provider: where it ran, in the engine's words.
-        tokens_per_s: of each round, padding not counted.
-        alone_ms: milliseconds of one short text that has the machine alone, of each round.
+        turns: of each round.
         accuracy: of its embeddings.
         memory_bytes: of a process with nothing else in it, after the texts of `accuracy`; None: the system
             does not tell.
@@ -56,29 +77,33 @@ class Measured:
     """
 
     variant: Variant
-    provider: str
-    tokens_per_s: tuple[float, ...]
-    alone_ms: tuple[float, ...]
+    turns: tuple[Turn, ...]
     accuracy: Accuracy
     memory_bytes: int | None
     is_checked: bool
 
     @property
-    def median_tokens_per_s(self) -> float:
-        """Of the rounds."""
-        return median(self.tokens_per_s)
+    def device(self) -> str:
+        """Where it ran, in the engine's words."""
+        return self.turns[0].device
 
     @property
-    def median_alone_ms(self) -> float:
-        """Of the rounds."""
-        return median(self.alone_ms)
+    def tokens_per_s(self) -> float:
+        """The median of the rounds."""
+        return median(turn.tokens_per_s for turn in self.turns)
+
+    @property
+    def alone_ms(self) -> float:
+        """The median of the rounds."""
+        return median(turn.alone_ms for turn in self.turns)
 
     def speed_relative_to(self, other: "Measured") -> float:
         """Return the median of the ratios within each round.
 
         A machine that is slow for a while is slow for both: such a ratio is steadier than that of medians.
         """
-        return median(mine / its for mine, its in zip(self.tokens_per_s, other.tokens_per_s, strict=True))
+        rounds = zip(self.turns, other.turns, strict=True)
+        return median(mine.tokens_per_s / its.tokens_per_s for mine, its in rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +151,7 @@ def agreement(embeddings: npt.NDArray[np.float32], reference: npt.NDArray[np.flo
     mine, other = embeddings.astype(np.float64), reference.astype(np.float64)
     lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(other, axis=1)
     cosines = np.minimum((mine * other).sum(axis=1) / np.maximum(lengths, 1e-30), 1.0)
-    return Accuracy(float(cosines.mean()), float(cosines.min()))
+    return Accuracy(round(float(cosines.mean()), 9), round(float(cosines.min()), 9))  # fp32 has no more
 
 
 def offers(rows: Sequence[Measured], asked: Variant) -> list[Offer]:

@@ -7,6 +7,7 @@ from attnlens_server.tuning.variants import (
     REFERENCE,
     Accuracy,
     Measured,
+    Turn,
     Variant,
     agreement,
     offers,
@@ -20,7 +21,8 @@ SAME, CLOSE, ROUGH = Accuracy(1.0, 1.0), Accuracy(0.99998, 0.9999), Accuracy(0.9
 
 
 def _measured(variant: Variant, accuracy: Accuracy, *tokens_per_s: float) -> Measured:
-    return Measured(variant, "cpu", tokens_per_s, (1.0,), accuracy, None, is_checked=True)
+    turns = tuple(Turn("CPU", rate, 1.0) for rate in tokens_per_s)
+    return Measured(variant, turns, accuracy, None, is_checked=True)
 
 
 def _offered(*rows: Measured, asked: Variant = REFERENCE) -> list[tuple[str, Variant]]:

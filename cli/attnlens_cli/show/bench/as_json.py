@@ -57,16 +57,16 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 def _measured(row: Measured, reference: Measured) -> dict[str, Any]:
     return {
         **dataclasses.asdict(row.variant),
-        "provider": row.provider,
-        "tokens_per_s": row.median_tokens_per_s,
+        "device": row.device,
+        "tokens_per_s": row.tokens_per_s,
         "relative_speed": row.speed_relative_to(reference),
         "mean_cosine": row.accuracy.mean_cosine,
         "smallest_cosine": row.accuracy.smallest_cosine,
-        "alone_ms": row.median_alone_ms,
+        "alone_ms": row.alone_ms,
         "memory_bytes": row.memory_bytes,
         "is_checked": row.is_checked,
-        "rounds_tokens_per_s": row.tokens_per_s,
-        "rounds_alone_ms": row.alone_ms,
+        "rounds_tokens_per_s": [turn.tokens_per_s for turn in row.turns],
+        "rounds_alone_ms": [turn.alone_ms for turn in row.turns],
     }
 
 

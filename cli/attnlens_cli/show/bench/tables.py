@@ -63,11 +63,11 @@ def _comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             row.variant.engine,
             row.variant.precision,
-            f"{row.median_tokens_per_s:,.0f}",
+            f"{row.tokens_per_s:,.0f}",
             f"{row.speed_relative_to(comparison.rows[0]):.2f}",
             f"{row.accuracy.mean_cosine:.5f}",
             f"{row.accuracy.smallest_cosine:.5f}",
-            f"{row.median_alone_ms:.1f}",
+            f"{row.alone_ms:.1f}",
             memory,
         )
     return table
