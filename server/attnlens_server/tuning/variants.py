@@ -23,8 +23,8 @@ class Variant:
 
 
 REFERENCE = Variant("onnxruntime", "fp32")
-ON_CUDA = Variant("onnxruntime", "fp16")  # ONNX Runtime has no kernels in fp16 for a CPU
-ON_CPU = (
+FP16 = Variant("onnxruntime", "fp16")  # for CUDA; on a CPU it is computed in fp32, with casts
+OTHERS = (
     Variant("onnxruntime", "int8"),
     Variant("openvino", "fp32"),
     Variant("openvino", "bf16"),
@@ -140,10 +140,9 @@ class Offer:
     relative_speed: float
 
 
-def variants_to_compare(provider: str, asked: Variant) -> list[Variant]:
-    """Return all that may run where ONNX Runtime runs on `provider`; the reference is the first."""
-    on_provider = [ON_CUDA] if provider == "cuda" else []
-    return list(dict.fromkeys([REFERENCE, *on_provider, *ON_CPU, asked]))
+def variants_to_compare(asked: Variant, *, with_fp16: bool) -> list[Variant]:
+    """Return all that may run, and `asked`; the reference is the first."""
+    return list(dict.fromkeys([REFERENCE, *([FP16] if with_fp16 else []), *OTHERS, asked]))
 
 
 def agreement(embeddings: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> Accuracy:

@@ -75,11 +75,11 @@ def test_agreement_is_the_cosine_of_the_two_vectors_of_each_text() -> None:
 
 
 def test_everything_is_compared_once_and_the_reference_comes_first() -> None:
-    on_cpu = variants_to_compare("cpu", OV_BF16)
+    on_cpu = variants_to_compare(OV_BF16, with_fp16=False)
     assert on_cpu == [REFERENCE, INT8, OV_FP32, OV_BF16, OV_INT8]
     fp16 = Variant("onnxruntime", "fp16")
-    assert variants_to_compare("cpu", fp16) == [*on_cpu, fp16]
-    assert variants_to_compare("cuda", REFERENCE) == [REFERENCE, fp16, *on_cpu[1:]]
+    assert variants_to_compare(fp16, with_fp16=False) == [*on_cpu, fp16]
+    assert variants_to_compare(REFERENCE, with_fp16=True) == [REFERENCE, fp16, *on_cpu[1:]]
 
 
 def test_a_sample_is_spaced_evenly_over_the_texts() -> None:

@@ -10,7 +10,7 @@ from attnlens_server.tuning import Comparison, Measured, Report, Workload
 def report_json(report: Report, workload: Workload, commands: list[ServeCommand]) -> dict[str, Any]:
     """Return the measurements as JSON values."""
     return {
-        "provider": report.provider,
+        "device": report.device,
         "texts": {
             "source": workload.description,
             "count": len(workload.input_ids),

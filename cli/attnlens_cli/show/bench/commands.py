@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnlens_server.config import ServerConfig
+from attnlens_server.config import DEFAULT_DEVICE, ServerConfig
 from attnlens_server.tuning import Offer, Report, Setting, Variant, config_of, offers
 
 
@@ -35,7 +35,7 @@ def serve_commands(config: ServerConfig, report: Report) -> list[ServeCommand]:
     commands = []
     for offer in offers(report.comparison.rows, asked):
         row, is_asked = offer.measured, offer.measured.variant == asked
-        command = tuned if is_asked else _command(config_of(config, row.variant), row.provider, None)
+        command = tuned if is_asked else _command(config_of(config, row.variant), row.device, None)
         check = None if row.is_checked else _check_command(config, row.variant)
         commands.append(ServeCommand(command, offer, is_asked, check))
     return commands
@@ -43,20 +43,20 @@ def serve_commands(config: ServerConfig, report: Report) -> list[ServeCommand]:
 
 def tuned_command(config: ServerConfig, report: Report) -> str:
     """Return the command that starts a server with the best settings."""
-    return _command(config, report.provider, report.best.setting)
+    return _command(config, report.device, report.best.setting)
 
 
-def _command(config: ServerConfig, provider: str, setting: Setting | None) -> str:
-    return shlex.join(("attnlens", "serve", os.fspath(config.bundle), *_options(config, provider, setting)))
+def _command(config: ServerConfig, device: str, setting: Setting | None) -> str:
+    return shlex.join(("attnlens", "serve", os.fspath(config.bundle), *_options(config, device, setting)))
 
 
-def _options(config: ServerConfig, provider: str, setting: Setting | None) -> Iterator[str]:
+def _options(config: ServerConfig, device: str, setting: Setting | None) -> Iterator[str]:
     if config.engine != "onnxruntime":
         yield from ("--engine", config.engine)
-    if config.device != "CPU":
+    if config.device != DEFAULT_DEVICE:
         yield from ("--device", config.device)
-    if provider == "cuda":
-        yield from ("--provider", provider)
+    if config.engine == "onnxruntime" and device != DEFAULT_DEVICE:
+        yield from ("--provider", "cuda")
     if config.device_id:
         yield from ("--device-id", str(config.device_id))
     if config.precision != "fp32":

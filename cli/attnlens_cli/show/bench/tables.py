@@ -118,10 +118,10 @@ def _graph_table(report: Report) -> Table:
     headings = ["length", "batch"]
     for threads in thread_counts:
         on_cpu = f"{threads} thread{'s' if threads > 1 else ''}"
-        headings += [f"ms on\n{on_cpu if report.provider == 'cpu' else 'CUDA'}", "tokens/s"]
+        headings += [f"ms on\n{on_cpu if report.device == 'CPU' else report.device}", "tokens/s"]
     cells = {(cell.length, cell.batch, cell.threads): cell for cell in report.grid}
     table = _table(
-        f"The graph alone, {report.variant} on {report.provider}, texts of one length", tuple(headings)
+        f"The graph alone, {report.variant} on {report.device}, texts of one length", tuple(headings)
     )
     for length, batch in dict.fromkeys((cell.length, cell.batch) for cell in report.grid):
         row = [f"{length:,}", f"{batch:,}"]
