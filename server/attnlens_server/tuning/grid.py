@@ -42,7 +42,6 @@ class Cell:
 
 def grid_shapes(model: Model, max_attention_bytes: int | None, *, is_on_cpu: bool) -> list[tuple[int, int]]:
     """Return the (B, T) to time: within a number of tokens, and within one of bytes of attention weights."""
-
     max_tokens = MAX_CPU_TOKENS if is_on_cpu else MAX_GPU_TOKENS
 
     def fits(batch: int, length: int) -> bool:
