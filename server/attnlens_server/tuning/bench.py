@@ -85,7 +85,7 @@ def run_bench(
 
 def _find_runtime(bundle: Bundle, config: ServerConfig) -> Runtime:
     """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
-    runtime = choose_runtime(config)
+    runtime = choose_runtime(config, bundle.precision)
     if runtime.fallback() is None:
         return runtime
     with running(bundle, config) as engine:
