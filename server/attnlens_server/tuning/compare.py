@@ -1,23 +1,27 @@
 """Every engine in every precision, with the settings that a server has by default.
 
-Each variant is opened anew for each round, and closed before the next one is opened. So no more memory is in
-use than a server needs, however large the model, and a machine that is slow for a while is slow for all.
+Variants run in turn, in several rounds, so that a machine that is slow for a while is slow for all. Between
+their turns they stay open where memory has room for all of them, since an engine is slower until it has seen
+the usual shapes of batches. Where it has no room, one is open at a time, and is warmed up in each turn.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from attnlens_server.bundle import Bundle, open_bundle
 from attnlens_server.bundle.manifest import PRECISIONS
 from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
-from attnlens_server.engine import Engine
+from attnlens_server.engine import Engine, Item
 from attnlens_server.errors import StartupError
-from attnlens_server.tuning.probe import Probe, embedding_items, probe_apart
+from attnlens_server.tuning.memory import available_bytes
+from attnlens_server.tuning.probe import Probe, embedding_item, probe_apart
 from attnlens_server.tuning.running import running
-from attnlens_server.tuning.traffic import saturate
+from attnlens_server.tuning.traffic import Flow, saturate
 from attnlens_server.tuning.variants import REFERENCE, LeftOut, Measured, Turn, Variant, agreement
 from attnlens_server.tuning.workload import Workload
 
@@ -25,6 +29,7 @@ ROUNDS = 3
 SHORT_TOKENS = 16  # of the text that is alone
 ALONE_SHARE = 0.2  # of the time of a round
 MIN_ALONE = 5  # times
+MEMORY_SHARE = 0.5  # of what is available, for all variants at a time
 
 Progress = Callable[[str, int, int], None]
 """Gets what is being measured, how much of it is done, and how much there is."""
@@ -57,7 +62,7 @@ class Contender:
 
 
 class Rig(Protocol):
-    """What measures one variant."""
+    """What measures one variant at a time."""
 
     def probe(self, variant: Variant) -> Probe:
         """Return its embeddings and its memory.
@@ -103,7 +108,8 @@ def compare(
 
 def compare_engines(variants: Sequence[Variant], rig: "EngineRig", progress: Progress) -> Comparison:
     """Measure variants, the reference first; see `compare`."""
-    contenders, left_out = compare(variants, rig, progress)
+    with rig:
+        contenders, left_out = compare(variants, rig, progress)
     reference = contenders[0].probe.embeddings
     rows = tuple(
         Measured(
@@ -116,6 +122,14 @@ def compare_engines(variants: Sequence[Variant], rig: "EngineRig", progress: Pro
         for contender in contenders
     )
     return Comparison(rig.sample, len(rig.short_text), rows, tuple(left_out))
+
+
+def has_room_for(memory_bytes: Sequence[int | None], available: int | None) -> bool:
+    """Return whether processes that take so much may be open at a time; not where something is not known."""
+    known = [size for size in memory_bytes if size is not None]
+    return (
+        available is not None and len(known) == len(memory_bytes) and sum(known) <= MEMORY_SHARE * available
+    )
 
 
 def config_of(config: ServerConfig, variant: Variant) -> ServerConfig:
@@ -133,7 +147,7 @@ def config_of(config: ServerConfig, variant: Variant) -> ServerConfig:
 
 
 class EngineRig:
-    """Measures real engines. See `Rig`."""
+    """Measures real engines, which the end of a `with` block closes. See `Rig`."""
 
     def __init__(
         self,
@@ -162,45 +176,73 @@ class EngineRig:
         self._workload = workload
         self._num_in_flight = num_in_flight
         self._seconds = seconds
-        self._opened: dict[Variant, tuple[Bundle, ServerConfig]] = {}
+        self._bundles: dict[Variant, Bundle] = {}
+        self._memory_bytes: list[int | None] = []  # of each variant that can run
+        self._resources = ExitStack()
+        self._open: dict[Variant, Engine] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+        self._resources.close()
 
     def probe(self, variant: Variant) -> Probe:
         """Return its embeddings of the sample, and its memory after it."""
         config = config_of(self._config, variant)
         bundle = open_bundle(self._bundle.directory, variant.precision)
-        self._opened[variant] = (bundle, config)
-        return probe_apart(bundle, config, self.sample.input_ids)
+        probe = probe_apart(bundle, config, self.sample.input_ids)
+        self._bundles[variant] = bundle
+        self._memory_bytes.append(probe.memory_bytes)
+        return probe
 
     def run(self, variant: Variant) -> Turn:
         """Return its speed with many texts, then with one that is alone."""
-        bundle, config = self._opened[variant]
-        [item] = embedding_items(bundle, [self.short_text])
-        with running(bundle, config) as engine:
-            flow = saturate(
-                engine.lanes["embeddings"],
-                self._workload,
-                item.wanted,
-                num_lanes=engine.num_lanes,
-                num_in_flight=self._num_in_flight,
-                seconds=self._seconds,
-            )
-            return Turn(engine.runtime.device, flow.tokens_per_s, self._time_alone(engine, bundle))
+        with ExitStack() as turn:
+            engine = self._open.get(variant)
+            if engine is None:
+                keep = has_room_for(self._memory_bytes, available_bytes())
+                resources = self._resources if keep else turn
+                engine = resources.enter_context(
+                    running(self._bundles[variant], config_of(self._config, variant))
+                )
+                self._saturate(engine)  # to warm up
+                if keep:
+                    self._open[variant] = engine
+            flow = self._saturate(engine)
+            return Turn(engine.runtime.device, flow.tokens_per_s, self._time_alone(engine))
 
     def is_checked(self, variant: Variant) -> bool:
         """Return whether the bundle says that its graphs were compared with PyTorch as they run here."""
-        _, config = self._opened[variant]
+        config = config_of(self._config, variant)
         checked = {
             (check.engine, check.precision, check.device) for check in self._bundle.manifest.engine_checks
         }
         wanted = (variant.engine, PRECISIONS[variant.precision], config.device)
         return variant.engine == REFERENCE.engine or wanted in checked  # parity is of ONNX Runtime
 
-    def _time_alone(self, engine: Engine, bundle: Bundle) -> float:
+    def _saturate(self, engine: Engine) -> Flow:
+        return saturate(
+            engine.lanes["embeddings"],
+            self._workload,
+            self._short_item().wanted,
+            num_lanes=engine.num_lanes,
+            num_in_flight=self._num_in_flight,
+            seconds=self._seconds,
+        )
+
+    def _short_item(self) -> Item:
+        return embedding_item(self._bundle, self.short_text)
+
+    def _time_alone(self, engine: Engine) -> float:
         durations_ms: list[float] = []
         ends = time.monotonic() + ALONE_SHARE * self._seconds
         while len(durations_ms) <= MIN_ALONE or time.monotonic() < ends:
             begin = time.perf_counter()
-            [future] = engine.submit(list(embedding_items(bundle, [self.short_text])), kind="embeddings")
+            [future] = engine.submit([self._short_item()], kind="embeddings")
             future.result()
             durations_ms.append(1000 * (time.perf_counter() - begin))
         return median(durations_ms[1:])  # the first one waits for texts of before

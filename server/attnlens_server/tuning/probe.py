@@ -9,9 +9,8 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,10 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Item, TokenPooling, Wanted
 from attnlens_server.errors import StartupError
+from attnlens_server.tuning.memory import resident_bytes
 from attnlens_server.tuning.running import running
 
 _PROGRAM = "from attnlens_server.tuning.probe import answer; answer()"
-_STATUS = Path("/proc/self/status")  # of Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +85,13 @@ def probe(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.i
         ConfigError: the settings don't fit together.
     """
     with running(bundle, config) as engine:
-        futures = engine.submit(list(embedding_items(bundle, texts)), kind="embeddings")
+        items = [embedding_item(bundle, input_ids) for input_ids in texts]
+        futures = engine.submit(items, kind="embeddings")
         pooled = np.stack([future.result().arrays[0] for future in futures])  # (N, D)
-        return Probe(finish(pooled, bundle.dense, normalize_last=True), _memory_bytes())
+        return Probe(finish(pooled, bundle.dense, normalize_last=True), resident_bytes())
 
 
-def embedding_items(bundle: Bundle, texts: Sequence[npt.NDArray[np.int64]]) -> Iterator[Item]:
-    """Yield what the engine gets of texts of which embeddings are wanted."""
+def embedding_item(bundle: Bundle, input_ids: npt.NDArray[np.int64]) -> Item:
+    """Return what the engine gets of a text, (T,) int64, whose embedding is wanted."""
     hidden = bundle.model.outputs.hidden_state("embeddings")
-    wanted = Wanted(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling))
-    for input_ids in texts:
-        yield Item(input_ids, (wanted,))
-
-
-def _memory_bytes() -> int | None:
-    """Return the resident memory of this process."""
-    if not _STATUS.exists():
-        return None
-    [line] = [line for line in _STATUS.read_text().splitlines() if line.startswith("VmRSS:")]
-    return 1024 * int(line.split()[1])
+    return Item(input_ids, (Wanted(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),))

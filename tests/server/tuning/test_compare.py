@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlens.v1.manifest_pb2 import Precision
+from attnlens.v1.manifest_pb2 import EngineCheck, Precision
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
 from attnlens_server.tuning import probe
-from attnlens_server.tuning.compare import EngineRig, compare, compare_engines, config_of
+from attnlens_server.tuning.compare import EngineRig, compare, compare_engines, config_of, has_room_for
+from attnlens_server.tuning.memory import available_bytes
 from attnlens_server.tuning.probe import Probe, probe_apart
 from attnlens_server.tuning.variants import REFERENCE, LeftOut, Turn, Variant
 from attnlens_server.tuning.workload import draw_workload, read_workload
@@ -73,8 +74,8 @@ def test_each_engine_gets_where_to_run_from_its_own_options(tmp_path: Path) -> N
 
 def test_a_small_bundle_in_both_engines(small_bundle: Callable[[str], Path]) -> None:
     bundle = open_bundle(small_bundle("wordpiece"))
-    check = bundle.manifest.engine_checks.add(engine="openvino", device="CPU")
-    check.precision = Precision.PRECISION_FP32
+    checked = EngineCheck(engine="openvino", precision=Precision.PRECISION_FP32, device="CPU", passed=True)
+    bundle.manifest.engine_checks.append(checked)
     config = ServerConfig(bundle=bundle.directory, threads=1)
     sample = read_workload(bundle, TEXTS, "three texts")
     rig = EngineRig(bundle, config, draw_workload(bundle.model), sample, num_in_flight=16, seconds=0.02)
@@ -122,3 +123,21 @@ def test_an_engine_that_crashes_ends_its_process_alone(
     monkeypatch.setattr(probe, "_PROGRAM", program)
     with pytest.raises(StartupError, match=message):
         probe_apart(bundle, ServerConfig(bundle=bundle.directory), ())
+
+
+def test_engines_stay_open_only_where_memory_has_room_for_all() -> None:
+    assert has_room_for([100, 300], 800)
+    assert not has_room_for([100, 301], 800)
+    assert not has_room_for([100, None], 800)
+    assert not has_room_for([100], None)
+
+
+def test_the_smaller_of_the_two_limits_of_memory_counts(tmp_path: Path) -> None:
+    system = tmp_path / "meminfo"
+    assert available_bytes(system, tmp_path) is None
+    system.write_text("MemTotal:  900 kB\nMemAvailable:     700 kB\n")
+    assert available_bytes(system, tmp_path) == 700 * 1024
+    (tmp_path / "memory.current").write_text("1000\n")
+    for limit, available in (("max", 700 * 1024), ("5000", 4000), ("900", 0), ("9000000", 700 * 1024)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        assert available_bytes(system, tmp_path) == available
