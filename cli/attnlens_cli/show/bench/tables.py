@@ -6,7 +6,8 @@ from rich.table import Table
 
 from attnlens_cli.show.bench.commands import ServeCommand
 from attnlens_cli.show.printable import counted
-from attnlens_server.tuning import EXACT, Comparison, Report, Workload
+from attnlens_server.config import DEFAULT_DEVICE
+from attnlens_server.tuning import EXACT, Comparison, Offer, Report, Workload
 
 MIB = 1 << 20
 
@@ -44,7 +45,7 @@ def _show_comparison(console: Console, comparison: Comparison) -> None:
     for left_out in comparison.left_out:
         by_reason.setdefault(left_out.reason, []).append(str(left_out.variant))
     for reason, variants in by_reason.items():
-        console.print(f"Not measured: {', '.join(variants)}: {reason}", soft_wrap=True)
+        console.print(f"Not measured: {', '.join(variants)}: {reason}")
 
 
 def _comparison_table(comparison: Comparison) -> Table:
@@ -61,7 +62,7 @@ def _comparison_table(comparison: Comparison) -> Table:
     for row in comparison.rows:
         memory = f"{row.memory_bytes / MIB:,.0f}" if row.memory_bytes is not None else "-"
         table.add_row(
-            row.variant.engine,
+            row.variant.engine if row.device == DEFAULT_DEVICE else f"{row.variant.engine} on {row.device}",
             row.variant.precision,
             f"{row.tokens_per_s:,.0f}",
             f"{row.speed_relative_to(comparison.rows[0]):.2f}",
@@ -75,28 +76,24 @@ def _comparison_table(comparison: Comparison) -> Table:
 
 def _show_command(console: Console, command: ServeCommand) -> None:
     if command.offer is not None:
-        console.print()
-        console.print(_expectation(command), soft_wrap=True)
+        console.print(f"\n{_expectation(command.offer, is_tuned=command.is_tuned)}")
     console.print()
     if command.check is not None:
-        console.print(f"    {command.check}", soft_wrap=True)
+        console.print(f"    {command.check}  # once: the bundle has no check of this engine", soft_wrap=True)
     console.print(f"    {command.command}", soft_wrap=True)
 
 
-def _expectation(command: ServeCommand) -> str:
-    """Return what to expect of a server that is started so, before the line to copy."""
-    offer = command.offer
-    assert offer is not None  # noqa: S101 - the caller has looked
-    settings = "" if command.is_tuned else ", with default settings"
-    if offer.tier is EXACT:
-        return f"exact: the reference{settings}:"
-    accuracy = offer.measured.accuracy
-    before = "" if command.check is None else "; first, once, compare it with PyTorch"
-    name = offer.tier.name if offer.tier else "as asked"
-    return (
-        f"{name}: {offer.relative_speed:.2f} times as fast{settings}, "
-        f"cosine {accuracy.mean_cosine:.5f} in the mean and {accuracy.smallest_cosine:.5f} at least{before}:"
-    )
+def _expectation(offer: Offer, *, is_tuned: bool) -> str:
+    """Return what to expect of a server that is started so, to stand before the line to copy."""
+    row = offer.measured
+    parts = [str(row.variant)]
+    if offer.tier is not EXACT:
+        parts.append(f"{offer.relative_speed:.2f} times as fast")
+        parts.append(f"cosine {row.accuracy.mean_cosine:.5f} in the mean")
+        parts.append(f"{row.accuracy.smallest_cosine:.5f} at least")
+    if not is_tuned:
+        parts.append("default settings")
+    return f"{offer.tier.name if offer.tier else 'as asked'}: {', '.join(parts)}"
 
 
 def _describe(workload: Workload) -> str:
@@ -118,7 +115,7 @@ def _graph_table(report: Report) -> Table:
     headings = ["length", "batch"]
     for threads in thread_counts:
         on_cpu = f"{threads} thread{'s' if threads > 1 else ''}"
-        headings += [f"ms on\n{on_cpu if report.device == 'CPU' else report.device}", "tokens/s"]
+        headings += [f"ms on\n{on_cpu if report.device == DEFAULT_DEVICE else report.device}", "tokens/s"]
     cells = {(cell.length, cell.batch, cell.threads): cell for cell in report.grid}
     table = _table(
         f"The graph alone, {report.variant} on {report.device}, texts of one length", tuple(headings)
