@@ -23,8 +23,8 @@ import tokenizers
 from attnlens.bundle import read_manifest
 from attnlens_server.engine.batch import pad
 from attnlens_server.engine.item import Item, Wanted
+from attnlens_server.engine.runtimes.onnx_session import OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, pack
-from attnlens_server.engine.session import Session
 from bench.workloads import Corpus
 
 REPETITIONS = 7
@@ -51,7 +51,7 @@ def main() -> None:
         Variant(1, cores, *limits) for limits in itertools.product((128, 256, 512, 1024), (0.02, 0.05, 0.1))
     ]
     graph = arguments.bundle / "onnx" / arguments.graph
-    sessions = {threads: Session(graph, "cpu", threads=threads, device_id=0) for threads in {1, cores}}
+    sessions = {threads: OnnxSession(graph, "cpu", threads=threads, device_id=0) for threads in {1, cores}}
     batches = {variant: make_batches(texts, variant, arguments.window) for variant in variants}
     seconds: dict[Variant, list[float]] = {variant: [] for variant in variants}
     for repetition in range(REPETITIONS + 1):  # the first warms up
@@ -101,7 +101,7 @@ def make_batches(texts: Sequence[Item], variant: Variant, window: int) -> list[l
     return batches
 
 
-def run(session: Session, num_lanes: int, batches: Sequence[list[Item]]) -> float:
+def run(session: OnnxSession, num_lanes: int, batches: Sequence[list[Item]]) -> float:
     """Return the seconds that all batches take."""
     todo: queue.SimpleQueue[list[Item]] = queue.SimpleQueue()
     for batch in batches:

@@ -9,10 +9,22 @@ from typing import Literal, get_args
 from attnlens_server.listening.address import Address, TcpAddress, parse_address
 
 Provider = Literal["auto", "cpu", "cuda"]
-Precision = Literal["fp32", "fp16", "int8"]
+EngineName = Literal["onnxruntime", "openvino"]
+"""The package that runs the graphs."""
+GraphPrecision = Literal["fp32", "fp16", "int8"]
+"""What a graph of a bundle is in."""
+Precision = Literal["fp32", "fp16", "int8", "bf16"]
+"""What embeddings are computed in. bf16 is a way to compute the graph in fp32."""
+
+
+def graph_precision(precision: Precision) -> GraphPrecision:
+    """Return what the graph is in that embeddings in `precision` are computed with."""
+    return "fp32" if precision == "bf16" else precision
+
 
 MIB = 1 << 20
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 50051
+DEFAULT_DEVICE = "CPU"
 REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
 
 
@@ -40,8 +52,11 @@ class ServerConfig:
         host: the address to listen on.
         port: the port to listen on; 0 picks a free one.
         socket_mode: the permissions of the file of `unix:PATH`, in octal digits. Whoever may write connects.
-        provider: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
-        precision: `fp16` or `int8` computes embeddings with the bundle's graph in it; attention stays fp32.
+        engine: what runs the graphs: `onnxruntime`, or `openvino` on Intel's and AMD's processors.
+        provider: of ONNX Runtime: `cpu`, `cuda`, or `auto`: CUDA where it works, else CPU.
+        device: of OpenVINO: `CPU`, or a GPU of Intel's such as `GPU` or `GPU.1`, which is not tested.
+        precision: `fp16` or `int8` computes embeddings with the bundle's graph in it, `bf16` those of the
+            fp32 graph with OpenVINO, on a processor that has bf16; attention stays fp32.
         device_id: which GPU, for CUDA.
         threads: threads that compute; 0 means one a physical core that this process may use.
         lanes: batches that run side by side, the threads divided among them; a batch that is alone gets all
@@ -88,7 +103,9 @@ class ServerConfig:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     socket_mode: str = "660"
+    engine: EngineName = "onnxruntime"
     provider: Provider = "auto"
+    device: str = DEFAULT_DEVICE
     precision: Precision = "fp32"
     device_id: int = 0
     threads: int = 0
@@ -124,6 +141,9 @@ class ServerConfig:
             raise ConfigError(f"provider is {self.provider!r}: use one of {', '.join(get_args(Provider))}")
         if self.precision not in get_args(Precision):
             raise ConfigError(f"precision is {self.precision!r}: use one of {', '.join(get_args(Precision))}")
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(f"engine is {self.engine!r}: use one of {', '.join(get_args(EngineName))}")
+        self._check_engine()
         self._check_range("port", 0, 65535)
         self._check_address()
         self._check_range("device_id", 0, 1023)
@@ -182,6 +202,35 @@ class ServerConfig:
             if not isinstance(value, kind) or (kind in (Integral, Real) and isinstance(value, bool)):
                 or_none = " or None" if type(None) in allowed else ""
                 raise ConfigError(f"{field.name} is {value!r}: give {told}{or_none}")
+
+    def _check_engine(self) -> None:
+        """Make sure that what was asked for is what this engine has."""
+        if self.engine == "onnxruntime":
+            if self.precision == "bf16":
+                raise ConfigError(
+                    "precision is bf16, which ONNX Runtime does not have on a CPU: use --engine openvino, "
+                    "or --precision fp32"
+                )
+            if self.device != DEFAULT_DEVICE:
+                raise ConfigError(
+                    f"device is {self.device!r}, and it is for --engine openvino: with ONNX Runtime, use "
+                    "--provider and --device-id"
+                )
+            return
+        if self.precision == "fp16":
+            raise ConfigError(
+                "precision is fp16, which is for CUDA: with --engine openvino, use bf16, int8 or fp32"
+            )
+        if self.provider == "cuda":
+            raise ConfigError(
+                "provider is cuda, which OpenVINO does not have: use --engine onnxruntime, or leave it out"
+            )
+        if self.device_id:
+            raise ConfigError(
+                f"device_id is {self.device_id}, and it is for CUDA: with --engine openvino, use --device"
+            )
+        if not re.fullmatch(r"CPU|GPU(\.[0-9]{1,3})?", self.device):
+            raise ConfigError(f"device is {self.device!r}: use CPU, GPU, or GPU.1 for the second GPU")
 
     def _check_address(self) -> None:
         try:

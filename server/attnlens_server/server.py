@@ -17,7 +17,6 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine.session import CPU
 from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import remember_creators
 from attnlens_server.grpc_api.grpc_log import leave_out_what_clients_do
@@ -47,7 +46,7 @@ class Ready:
     Attributes:
         address: what a client types.
         model: its name.
-        execution_provider: where ONNX Runtime computes.
+        execution_provider: where ONNX Runtime computes, or `OpenVINO` and its device.
         precision: of embeddings.
         max_tokens: those that a text may have.
         threads: that compute.
@@ -115,7 +114,7 @@ class Server:
         return Ready(
             address=address,
             model=self._model.name,
-            execution_provider=engine.execution_providers[0],
+            execution_provider=engine.runs_on,
             precision=self._bundle.precision,
             max_tokens=self._max_tokens,
             threads=engine.num_threads,
@@ -186,7 +185,7 @@ class Server:
             asyncio.run_coroutine_threadsafe(told, loop)
 
         self._engine.watch(functools.partial(loop.call_soon_threadsafe, self._fail), tell_health)
-        if self._bundle.precision == "fp16" and self._engine.execution_providers[0] == CPU:
+        if self._bundle.precision == "fp16" and self._engine.runtime.is_on_cpu:
             logger.warning(
                 "precision fp16 on the CPU: ONNX Runtime computes it in fp32 with casts between, less exact "
                 "than the fp32 graph; it is for a GPU, use --precision fp32 here"

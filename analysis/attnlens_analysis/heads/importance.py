@@ -20,7 +20,7 @@ from attnlens.pooling import Pooling
 from attnlens.v1.manifest_pb2 import GraphPurpose
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, graph_inputs
 from attnlens_server.bundle import Bundle
-from attnlens_server.engine.session import open_graph
+from attnlens_server.engine.runtimes.onnx_session import open_graph
 
 T = TypeVar("T")
 Values = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from attnlens.patterns import Band, BlockTable
 from attnlens_server.bundle import Bundle, Layout, Output, OutputRole, RowSum
-from attnlens_server.engine.session import open_graph
+from attnlens_server.engine.runtimes.onnx_session import open_graph
 from attnlens_server.errors import StartupError
 from attnlens_server.text import TextEncoder, Tokens, TokenSource
 

@@ -7,11 +7,12 @@ from typing import Any, TypeVar, get_args
 import click
 
 from attnlens_cli.frame.sections import in_section
-from attnlens_server.config import Precision, Provider, ServerConfig
+from attnlens_server.config import EngineName, Precision, Provider, ServerConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+ENGINES = click.Choice(get_args(EngineName))
 PROVIDERS = click.Choice(get_args(Provider))
 PRECISIONS = click.Choice(get_args(Precision))
 

@@ -16,12 +16,13 @@ from attnlens_server.bundle.model import (
     OutputRole,
     RowSum,
 )
-from attnlens_server.config import Precision
+from attnlens_server.config import Precision, graph_precision
 
 PRECISIONS: dict[Precision, pb.Precision.ValueType] = {
     "fp32": pb.Precision.PRECISION_FP32,
     "fp16": pb.Precision.PRECISION_FP16,
     "int8": pb.Precision.PRECISION_INT8,
+    "bf16": pb.Precision.PRECISION_BF16,
 }
 PURPOSES: dict[Kind, pb.GraphPurpose.ValueType] = {
     "embeddings": pb.GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS,
@@ -41,7 +42,8 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
     sizes, pooling = manifest.architecture, manifest.pooling
     graphs: dict[Kind, Graph] = {
         "embeddings": read_graph(
-            find_graph(manifest, PURPOSES["embeddings"], PRECISIONS[precision]), sizes.hidden_size
+            find_graph(manifest, PURPOSES["embeddings"], PRECISIONS[graph_precision(precision)]),
+            sizes.hidden_size,
         ),
         "attention": read_graph(find_graph(manifest, PURPOSES["attention"]), sizes.hidden_size),
     }

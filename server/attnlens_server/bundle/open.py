@@ -20,7 +20,7 @@ from attnlens_server.bundle.check import check_manifest
 from attnlens_server.bundle.files import MappedFiles, graph_files
 from attnlens_server.bundle.manifest import PRECISIONS, read_model
 from attnlens_server.bundle.model import ContributionsGraph, Graph, Kind, Model
-from attnlens_server.config import Precision
+from attnlens_server.config import Precision, graph_precision
 from attnlens_server.errors import StartupError, UnusableGraphError
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -36,7 +36,7 @@ class Bundle:
         manifest: what it says of itself.
         model: what the other rooms need of it.
         dense: the layers that pooled vectors go through.
-        precision: of the graph that computes embeddings; attention is always computed in fp32.
+        precision: what embeddings are computed in; attention is always computed in fp32.
         states: of each listed file by its path, from just before its hash was compared.
     """
 
@@ -108,7 +108,7 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         states = verify_files(directory, manifest)
     except BundleError as error:
         raise StartupError(f"{error}{_hint(directory)}") from error
-    if all(graph.precision != PRECISIONS[precision] for graph in manifest.graphs):
+    if all(graph.precision != PRECISIONS[graph_precision(precision)] for graph in manifest.graphs):
         raise StartupError(
             f"{directory} has no graph in {precision}: export it again with --precision {precision}, "
             "or serve it with --precision fp32"

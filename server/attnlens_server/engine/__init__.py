@@ -1,8 +1,8 @@
 """The engine: token ids in, arrays out. Its story is in `lanes`: schedule, run, hand out.
 
 `item` is what waits, `queue` where it waits, `scheduler` what runs together, `batch` what a graph gets,
-`session` what runs it (`device`, where attention stays on a GPU), `sessions` which one does, `outputs` each
-text's part of what comes out, `lanes` the threads that do all this for one graph, `engine` the graphs.
+`session` what runs it, `runtimes` the programs that do, `sessions` which session it is, `outputs` each text's
+part of what comes out, `lanes` the threads that do all this for one graph, `engine` the graphs.
 """
 
 from attnlens_server.engine.engine import Engine

@@ -6,20 +6,20 @@ of the latter, which are heavier, never stands in the way of one for embeddings.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import onnxruntime
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine.device import DeviceSession
 from attnlens_server.engine.item import Item, ItemResult
 from attnlens_server.engine.lanes import Lanes
 from attnlens_server.engine.opening import GraphOpener
+from attnlens_server.engine.runtimes.choice import choose_runtime
+from attnlens_server.engine.runtimes.runtime import Runtime
 from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler
-from attnlens_server.engine.session import Session, resolve_provider
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import StartupError
 
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Where throughput stops growing with the batch; on CUDA not measured yet.
-DEFAULT_BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
-# Tensor cores want multiples of 8 in fp16, and CUDA's memory is used better with fewer different shapes.
-LENGTH_MULTIPLES = {"cuda": 8}
-# What runs a graph. Of attention, what nobody asked for stays on the device.
-SESSIONS: Mapping[Kind, dict[str, type[Session]]] = {
-    "embeddings": {"cpu": Session, "cuda": Session},
-    "attention": {"cpu": Session, "cuda": DeviceSession},
-    "contributions": {"cpu": Session, "cuda": Session},
-}
 TRIAL_LENGTHS = (8, 128)  # and for embeddings the longest
 
 
@@ -45,8 +35,8 @@ class Engine:
     """Runs token ids through a bundle's graphs.
 
     Attributes:
-        provider: where it runs; with `auto`, the CPU's settings replace those of CUDA where `start` finds
-            that CUDA does not run the graphs.
+        runtime: what runs the graphs; with the provider `auto`, the CPU replaces CUDA where `start` finds
+            that CUDA does not run them.
         max_batch_tokens: tokens of one batch, padding included.
         lanes: what runs each graph.
     """
@@ -55,20 +45,20 @@ class Engine:
         """Prepare; nothing is opened yet.
 
         Raises:
-            StartupError: CUDA was asked for and is not in this build of ONNX Runtime, or is to run int8.
+            StartupError: what was asked for to run the graphs is not installed, or can't run them so.
             ConfigError: there are more lanes than threads, on a CPU.
         """
         self._bundle = bundle
         self._config = config
-        self._prepare(resolve_provider(config.provider, bundle.precision))
+        self._prepare(choose_runtime(config, bundle.precision))
 
-    def _prepare(self, provider: Literal["cpu", "cuda"]) -> None:
-        self.provider: Literal["cpu", "cuda"] = provider
+    def _prepare(self, runtime: Runtime) -> None:
+        self.runtime = runtime
         self._threads = self._config.threads or cpu_count(only_physical_cores=True)
-        self._num_lanes = self._config.lanes or (self._threads if provider == "cpu" else 1)
-        if provider == "cpu":
+        self._num_lanes = self._config.lanes or (self._threads if runtime.is_on_cpu else 1)
+        if runtime.is_on_cpu:
             _check_threads(self._threads, self._num_lanes)
-        self.max_batch_tokens = self._config.max_batch_tokens or DEFAULT_BATCH_TOKENS[provider]
+        self.max_batch_tokens = self._config.max_batch_tokens or runtime.batch_tokens
         model, lane_bytes = self._bundle.model, self._config.max_attention_bytes // self._num_lanes
         attention_limits = BatchLimits(
             min(self.max_batch_tokens, max(1, lane_bytes // max(1, model.row_bytes))),
@@ -80,16 +70,19 @@ class Engine:
         }
         if model.contributions is not None and self._config.explain:
             limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+        if not runtime.mixes_lengths:
+            limits = {kind: replace(limit, max_padding_share=0.0) for kind, limit in limits.items()}
         logger.debug(
             "engine",
             extra={
-                "provider": provider,
+                "runtime": f"{runtime.name} {runtime.version}",
+                "device": runtime.device,
+                "precision": self._bundle.precision,
                 "threads": self._threads,
                 "lanes": self._num_lanes,
                 "cpus": cpu_count(),
                 "max_batch_tokens": self.max_batch_tokens,
                 "graphs": " ".join(limits),
-                "onnxruntime": onnxruntime.__version__,
             },
         )
         self._openers: dict[Kind, GraphOpener] = {kind: self._opener(kind) for kind in limits}
@@ -120,8 +113,13 @@ class Engine:
 
     @property
     def execution_providers(self) -> tuple[str, ...]:
-        """Those of ONNX Runtime that are in use, the preferred one first; empty until `start`."""
+        """Those of ONNX Runtime, the preferred one first; empty until `start`, and with OpenVINO."""
         return self.lanes["embeddings"].sessions.providers
+
+    @property
+    def runs_on(self) -> str:
+        """The preferred execution provider of ONNX Runtime, or `OpenVINO` and its device; after `start`."""
+        return next(iter(self.execution_providers), f"OpenVINO {self.runtime.device}")
 
     @property
     def can_run_attention(self) -> bool:
@@ -142,8 +140,8 @@ class Engine:
     def start(self, max_tokens: int) -> float:
         """Open and try the embeddings sessions, start the lanes, return the seconds it took.
 
-        The sessions with attention are opened by the first request that needs them; with CUDA now, so that
-        the server does not start unless CUDA really runs both graphs. Those with contributions are always
+        The sessions with attention are opened by the first request that needs them; on a GPU now, so that
+        the server does not start unless it really runs both graphs. Those with contributions are always
         opened by the first request.
 
         Raises:
@@ -153,10 +151,11 @@ class Engine:
         try:
             self._open(max_tokens)
         except StartupError as error:
-            if self.provider == "cpu" or self._config.provider != "auto":
+            fallback = self.runtime.fallback()
+            if fallback is None:
                 raise
             logger.warning("provider auto falls back to the CPU: %s", error)
-            self._prepare("cpu")
+            self._prepare(fallback)
             self._open(max_tokens)
         for lanes in self.lanes.values():
             lanes.start()
@@ -170,7 +169,7 @@ class Engine:
         for kind in self.lanes.keys() - {"embeddings"}:
             self._openers[kind].trial_batches = (padded,)
         self.lanes["embeddings"].sessions.open_all()
-        if self.provider == "cuda":
+        if not self.runtime.is_on_cpu:
             self.lanes["attention"].sessions.open_all()
 
     def stop_opening(self) -> None:
@@ -185,26 +184,23 @@ class Engine:
             lanes.close()
 
     def _opener(self, kind: Kind) -> GraphOpener:
-        return GraphOpener(
-            self._bundle,
-            kind,
-            SESSIONS[kind][self.provider],
-            self.provider,
-            device_id=self._config.device_id,
-            timeout_s=self._config.start_timeout_s,
-        )
+        return GraphOpener(self._bundle, kind, self.runtime, timeout_s=self._config.start_timeout_s)
 
     def _make_lanes(self, kind: Kind, limits: BatchLimits) -> Lanes:
         opener, model = self._openers[kind], self._bundle.model
-        multiple = LENGTH_MULTIPLES.get(self.provider)
         sessions = Sessions(
-            opener, threads=self._threads, num_lanes=self._num_lanes, check_files=opener.check_files
+            opener,
+            threads=self._threads,
+            num_lanes=self._num_lanes,
+            divides_threads=self.runtime.is_on_cpu,
+            check_files=opener.check_files,
         )
-        buckets = LengthBuckets(multiple, model.max_positions) if multiple else None
+        multiple = self.runtime.length_multiple
+        buckets = LengthBuckets(multiple, model.max_positions) if multiple > 1 else None
         return Lanes(
             kind,
             sessions,
-            Scheduler(limits, buckets),
+            Scheduler(limits, buckets, self.runtime.batch_counts),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
         )

@@ -3,11 +3,11 @@
 import logging
 import threading
 import time
-from typing import Literal
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.bundle.check import REMEDY
 from attnlens_server.bundle.files import MappedFiles
+from attnlens_server.engine.runtimes.runtime import Division, Runtime
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.engine.trial import make_trial
@@ -23,17 +23,14 @@ class GraphOpener:
         self,
         bundle: Bundle,
         kind: Kind,
-        session_class: type[Session],
-        provider: Literal["cpu", "cuda"],
+        runtime: Runtime,
         *,
-        device_id: int,
         timeout_s: float,
     ) -> None:
         self._bundle = bundle
         self._graph = bundle.graph(kind)
-        self._session_class = session_class
-        self._provider: Literal["cpu", "cuda"] = provider
-        self._device_id = device_id
+        self._kind: Kind = kind
+        self._runtime = runtime
         self._timeout_s = timeout_s
         self._path = bundle.graph_path(kind)
         self._trial = make_trial(self._path, self._graph, bundle.model)
@@ -47,22 +44,20 @@ class GraphOpener:
         self.longest_trial: int | None = None
         """That of a text for the first session only, since it may take as long as all else."""
 
-    def __call__(self, threads: int) -> Session:
-        """Open the graph for a number of threads, and try it.
+    def __call__(self, division: Division) -> Session:
+        """Open the graph for batches that share the machine in one way, and try it.
 
         Raises:
             UnusableGraphError: a file was altered, the graph is not what the manifest says, or its results
                 are not.
-            StartupError: ONNX Runtime can't open or run it, or not in time.
+            StartupError: the runtime can't open or run it, or not in time.
         """
         started = time.monotonic()
         with TimeLimit(self._timeout_s) as limit:
             self._use(limit)
             self._bundle.verify_graph(self._graph)
             try:
-                session = self._session_class(
-                    self._path, self._provider, threads=threads, device_id=self._device_id, limit=limit
-                )
+                session = self._runtime.open(self._kind, self._path, division, limit)
                 self._trial.check_interface(session)
                 longest = [] if self.longest_trial is None else [(self.longest_trial,)]
                 for num_tokens in (*self.trial_batches, *longest):
@@ -80,7 +75,8 @@ class GraphOpener:
             "graph opened and tried",
             extra={
                 "graph": self._path.name,
-                "threads": threads,
+                "threads": division.threads,
+                "batches": division.num_batches,
                 "providers": " ".join(session.providers),
                 "seconds": round(time.monotonic() - started, 2),
             },

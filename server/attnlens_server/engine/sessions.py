@@ -2,8 +2,9 @@
 
 Batches that run side by side, each on one thread, bring more texts per second than batches that run one
 after the other on all threads: the threads never wait for each other (docs/performance.md). A batch with
-nothing beside it is done sooner on all of them. The number of threads belongs to a session of ONNX Runtime,
-so there are two sessions, and two copies of the weights; with one lane there is only the second.
+nothing beside it is done sooner on all of them. The number of threads belongs to a session, of ONNX Runtime
+as of OpenVINO, so there are two sessions, and two copies of the weights; with one lane there is only the
+second.
 """
 
 import logging
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from attnlens_server.engine.runtimes.runtime import Division
 from attnlens_server.engine.session import Session
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 
@@ -44,32 +46,35 @@ class Sessions:
 
     def __init__(
         self,
-        open_session: Callable[[int], Session],
+        open_session: Callable[[Division], Session],
         *,
         threads: int,
         num_lanes: int,
+        divides_threads: bool = True,
         check_files: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
-            open_session: opens the graph for a number of threads, and tries it.
-            threads: those of a batch that has the whole machine; 0 leaves the number to ONNX Runtime.
-            num_lanes: how many batches run side by side; they divide the threads.
+            open_session: opens the graph for batches that share the machine in one way, and tries it.
+            threads: those of a batch that has the whole machine.
+            num_lanes: how many batches run side by side.
+            divides_threads: whether they divide the threads. Where they don't, one session runs all batches.
             check_files: raises UnusableGraphError where an open session can't be trusted any more.
             clock: what pauses are measured with.
         """
         self._open_session = open_session
         self._check_files = check_files
         self._clock = clock
-        self._threads: Mapping[bool, int] = {
-            True: threads,
-            False: threads if num_lanes == 1 else max(1, threads // num_lanes),
+        side_by_side = Division(max(1, threads // num_lanes) if divides_threads else threads, num_lanes)
+        self._divisions: Mapping[bool, Division] = {
+            True: Division(threads, 1) if divides_threads else side_by_side,
+            False: side_by_side,
         }
-        # Protects: a number of threads has at most one session, and one thread at a time tries to open one.
+        # Protects: a division has at most one session, and one thread at a time tries to open one.
         self._opening = threading.Lock()
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[Division, Session] = {}
         self._failure: _Failure | None = None
         self.on_change: Callable[[bool], None] = lambda _: None
         """Gets whether the graph can be used, each time that this changes; in any thread."""
@@ -91,9 +96,9 @@ class Sessions:
             StartupError: one can't be opened.
         """
         with self._opening:
-            for threads in self._threads.values():
-                if threads not in self._sessions:
-                    self._keep(threads, self._open_session(threads))
+            for division in self._divisions.values():
+                if division not in self._sessions:
+                    self._keep(division, self._open_session(division))
 
     def get(self, *, has_whole_machine: bool) -> Session:
         """Return the session for a batch.
@@ -102,10 +107,10 @@ class Sessions:
             GraphUnavailableError: it can't be opened, or can't be trusted any more. An error of its own for
                 each call, since what raises an exception hangs on to it.
         """
-        threads = self._threads[has_whole_machine]
-        if (session := self._sessions.get(threads)) is None:
+        division = self._divisions[has_whole_machine]
+        if (session := self._sessions.get(division)) is None:
             with self._opening:
-                session = self._sessions.get(threads) or self._open(threads)
+                session = self._sessions.get(division) or self._open(division)
         self.check_files()
         return session
 
@@ -124,26 +129,26 @@ class Sessions:
                     self._fail(error, 0.0)
             raise self._unavailable() from None
 
-    def _open(self, threads: int) -> Session:
+    def _open(self, division: Division) -> Session:
         if self._failure is not None and (
             self._failure.retry_at is None or self._clock() < self._failure.retry_at
         ):
             raise self._unavailable()
         started = self._clock()
         try:
-            session = self._open_session(threads)
+            session = self._open_session(division)
         except StartupError as error:
             self._fail(error, self._clock() - started)
             raise self._unavailable() from error
-        self._keep(threads, session)
+        self._keep(division, session)
         if self._failure is not None:
             self._failure = None
             self.on_change(True)  # noqa: FBT003 - its only argument
         return session
 
-    def _keep(self, threads: int, session: Session) -> None:
+    def _keep(self, division: Division, session: Session) -> None:
         session.check_results = self.check_files
-        self._sessions[threads] = session
+        self._sessions[division] = session
 
     def _fail(self, error: StartupError, duration_s: float) -> None:
         """Note a failure; what took long to fail is not tried again for at least as long."""

@@ -2,8 +2,6 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-import onnxruntime
-
 from attnlens.bundle import embedding_size, find_graph
 from attnlens.v1.explanation_pb2 import ExplainMethod, PairMatrix
 from attnlens.v1.manifest_pb2 import GraphPurpose
@@ -23,7 +21,7 @@ class ModelDescriber:
         self._engine = engine
         manifest = bundle.manifest
         versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
-        versions |= {"attnlens": _own_version(), "onnxruntime": onnxruntime.__version__}
+        versions |= {"attnlens": _own_version(), engine.runtime.name: engine.runtime.version}
         outputs = find_graph(manifest, GraphPurpose.GRAPH_PURPOSE_ATTENTION).outputs
         self._model = Model(
             name=manifest.model_name,
@@ -63,6 +61,7 @@ class ModelDescriber:
         """Return it as things are now."""
         is_degraded = not self._engine.can_run_attention
         self._model.state = ModelState.MODEL_STATE_DEGRADED if is_degraded else ModelState.MODEL_STATE_READY
+        self._model.engine, self._model.device = self._engine.runtime.name, self._engine.runtime.device
         self._model.execution_providers[:] = self._engine.execution_providers
         self._model.limits.max_batch_tokens = self._engine.max_batch_tokens
         return self._model

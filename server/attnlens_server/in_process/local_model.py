@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 from attnlens_client.client import BlockingMethods
 from attnlens_client.connection import check_number, check_timeout
 from attnlens_client.core.session import Session
-from attnlens_server.config import Precision, Provider, ServerConfig
+from attnlens_server.config import EngineName, Precision, Provider, ServerConfig
 from attnlens_server.in_process.driver import LocalDriver
 from attnlens_server.in_process.host import Host
 
@@ -20,7 +20,9 @@ _NO_STALL_TIMEOUT_S = 86_400.0  # who takes a stream slowly holds up nobody but 
 class LocalSettings(TypedDict, total=False):
     """What can be set about a local model: the fields of `ServerConfig` with these names."""
 
+    engine: EngineName
     provider: Provider
+    device: str
     precision: Precision
     device_id: int
     threads: int
@@ -100,7 +102,7 @@ def local(
         timeout_s: how long a call may take. None: no limit.
         batch_size: the most texts of one call; more become several calls.
         max_in_flight: the most calls that one method keeps running at a time.
-        settings: fields of `ServerConfig`, such as `threads`, `precision`, `provider`, `max_tokens`.
+        settings: fields of `ServerConfig`, such as `threads`, `engine`, `precision`, `max_tokens`.
 
     Raises:
         TypeError: there is no such setting.

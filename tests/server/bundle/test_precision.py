@@ -15,7 +15,7 @@ from attnlens_client import AttentionQuery, Client
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
-from attnlens_server.engine.session import CPU, CUDA
+from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA
 from attnlens_server.errors import StartupError
 from served import ServerProcess
 
@@ -122,13 +122,15 @@ def test_int8_gives_near_vectors_that_do_not_depend_on_other_texts(int8_bundle: 
 
 
 def test_int8_is_for_a_cpu_whatever_else_there_is(int8_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(
+        "attnlens_server.engine.runtimes.onnx_runtime.ort.get_available_providers", lambda: [CUDA, CPU]
+    )
     bundle = open_bundle(int8_bundle, "int8")
-    assert Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8")).provider == "cpu"
+    assert Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8")).runtime.device == "CPU"
     with pytest.raises(StartupError, match="precision int8 is for a CPU"):
         Engine(bundle, ServerConfig(bundle=int8_bundle, precision="int8", provider="cuda"))
 
 
 def test_another_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="precision is 'bf16': use one of fp32, fp16, int8"):
-        ServerConfig(bundle=Path(), precision="bf16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="precision is 'int4': use one of fp32, fp16, int8, bf16"):
+        ServerConfig(bundle=Path(), precision="int4")  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from attnlens.v1.manifest_pb2 import BundleFile
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, Wanted
-from attnlens_server.engine.engine import SESSIONS
-from attnlens_server.engine.session import CPU, CUDA, Session
+from attnlens_server.engine.runtimes.onnx_runtime import SESSIONS
+from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 from tampered import (
     ATTENTIONS,
@@ -293,21 +293,23 @@ def test_only_what_a_graph_needs_is_read_again_and_only_if_it_was_touched(
 def test_where_cuda_does_not_open_auto_is_the_cpu_with_its_settings(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class NoDriver(Session):
+    class NoDriver(OnnxSession):
         def __init__(self, *_args: Any, **_options: Any) -> None:
             raise StartupError("CUDA was asked for, but it runs no node")
 
-    monkeypatch.setattr("attnlens_server.engine.session.ort.get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(
+        "attnlens_server.engine.runtimes.onnx_runtime.ort.get_available_providers", lambda: [CUDA, CPU]
+    )
     monkeypatch.setitem(SESSIONS["embeddings"], "cuda", NoDriver)
     engine = Engine(open_bundle(bundle), ServerConfig(bundle=bundle, threads=2))
-    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
-        "cuda",
+    assert (engine.runtime.device, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "CUDA",
         8192,
         1,
     )
     engine.start(MAX_TOKENS)
-    assert (engine.provider, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
-        "cpu",
+    assert (engine.runtime.device, engine.max_batch_tokens, len(engine.lanes["embeddings"]._threads)) == (
+        "CPU",
         256,
         2,
     )

@@ -7,28 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from attnlens_server.engine.runtimes.onnx_session import OnnxSession
+from attnlens_server.engine.runtimes.runtime import Division
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.sessions import PAUSES_S, Sessions
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 
-GRAPH = Path(__file__).parents[3] / "server" / "attnlens_server" / "engine" / "select_heads.onnx"
+GRAPH = Path(__file__).parents[3] / "server" / "attnlens_server" / "engine" / "runtimes" / "select_heads.onnx"
 
 
 class Opener:
-    """Opens a real session, or fails as it is told, and remembers for how many threads."""
+    """Opens a real session, or fails as it is told, and remembers for what."""
 
     def __init__(self) -> None:
         self.error: StartupError | None = None
         self.duration_s = 0.0
-        self.threads: list[int] = []
+        self.divisions: list[Division] = []
         self.now = 100.0
 
-    def __call__(self, threads: int) -> Session:
-        self.threads.append(threads)
+    def __call__(self, division: Division) -> Session:
+        self.divisions.append(division)
         self.now += self.duration_s
         if self.error is not None:
             raise self.error
-        return Session(GRAPH, "cpu", threads=threads, device_id=0)
+        return OnnxSession(GRAPH, "cpu", threads=division.threads, device_id=0)
 
     def clock(self) -> float:
         return self.now
@@ -43,7 +45,7 @@ def test_a_batch_with_the_whole_machine_has_all_threads_and_lanes_divide_them(op
     sessions = Sessions(opener, threads=4, num_lanes=2)
     assert not sessions.providers
     assert sessions.get(has_whole_machine=True) is not sessions.get(has_whole_machine=False)
-    assert opener.threads == [4, 2]
+    assert opener.divisions == [(4, 1), (2, 2)]
     assert sessions.providers == ("CPUExecutionProvider",)
 
 
@@ -51,7 +53,14 @@ def test_one_lane_has_one_session(opener: Opener) -> None:
     sessions = Sessions(opener, threads=2, num_lanes=1)
     sessions.open_all()
     assert sessions.get(has_whole_machine=True) is sessions.get(has_whole_machine=False)
-    assert opener.threads == [2]
+    assert opener.divisions == [(2, 1)]
+
+
+def test_where_lanes_do_not_divide_the_threads_one_session_runs_all_batches(opener: Opener) -> None:
+    sessions = Sessions(opener, threads=2, num_lanes=3, divides_threads=False)
+    sessions.open_all()
+    assert sessions.get(has_whole_machine=True) is sessions.get(has_whole_machine=False)
+    assert opener.divisions == [(2, 3)]
 
 
 def test_lanes_that_come_at_once_open_one_session(opener: Opener) -> None:
@@ -64,7 +73,7 @@ def test_lanes_that_come_at_once_open_one_session(opener: Opener) -> None:
         lane.start()
     for lane in lanes:
         lane.join()
-    assert opener.threads == [1]
+    assert opener.divisions == [(1, 8)]
     assert len(set(map(id, found))) == 1
 
 
@@ -85,7 +94,7 @@ def test_what_may_pass_is_tried_again_after_ever_longer_pauses(opener: Opener) -
         again = refused(sessions)
         assert again.retry_after_s == pytest.approx(0.5)
         assert str(again) == "the graph can't be used now: out of memory; try again in 0.5 s"
-        assert len(opener.threads) == number  # and was not tried
+        assert len(opener.divisions) == number  # and was not tried
         opener.now += 0.5
     assert changes == [False]
     opener.error = None
@@ -108,7 +117,7 @@ def test_what_cannot_pass_is_not_tried_again(opener: Opener) -> None:
     opener.now += 1e9
     opener.error = None
     assert str(refused(sessions)) == str(first)
-    assert opener.threads == [1]
+    assert opener.divisions == [(1, 2)]
 
 
 def test_at_the_start_a_failure_is_told_as_it_is(opener: Opener) -> None:
@@ -154,6 +163,6 @@ def test_sessions_whose_files_were_altered_are_given_up(opener: Opener) -> None:
     assert str(refused(sessions)) == "the graph can't be used: weights were altered"
     altered.clear()  # who puts them right has to restart: the sessions are gone
     assert str(refused(sessions)) == "the graph can't be used: weights were altered"
-    assert opener.threads == [1]
+    assert opener.divisions == [(1, 2)]
     assert changes == [False]
     assert not sessions.providers

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.show.printable import counted, printable
 from attnlens_cli.sources.options import cache_option, source_argument
-from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.config import ConfigError, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
     from attnlens_server.server import Ready
@@ -45,21 +45,36 @@ _viewer = partial(config_option, section="Viewer")
 )
 @_listen("socket_mode", "Permissions of the socket file of unix:PATH; who may write may connect.")
 @_compute(
-    "provider", "Where to run. With cuda, the server refuses to start unless CUDA runs the model.", PROVIDERS
+    "engine",
+    "What runs the model. OpenVINO has bf16, on processors that have it; its vectors differ from those of "
+    "ONNX Runtime in the last digits, in bf16 by more.",
+    ENGINES,
+)
+@_compute(
+    "provider",
+    "Where ONNX Runtime runs. With cuda, the server refuses to start unless CUDA runs the model.",
+    PROVIDERS,
+)
+@_compute(
+    "device", "Where OpenVINO runs: CPU, or a GPU of Intel's: GPU, GPU.1 for the second. GPUs are not tested."
 )
 @_compute(
     "precision",
-    "What embeddings are computed in, if the bundle has it; fp16 is for a GPU, int8 for a CPU.",
+    "What embeddings are computed in: fp16 (for CUDA) or int8 (for a CPU) if the bundle has it, bf16 with "
+    "--engine openvino.",
     PRECISIONS,
 )
-@_compute("device_id", "Which GPU.")
+@_compute("device_id", "Which GPU, for CUDA.")
 @_compute("threads", "Threads that compute; 0: one a physical core.")
 @_compute(
     "lanes",
     "Batches that run side by side; 0: one a thread on a CPU, 1 on CUDA. With 1, the weights are in memory "
     "once instead of twice.",
 )
-@_compute("max_batch_tokens", "Tokens of one batch, padding included; 0: 256 on a CPU, 8192 on CUDA.")
+@_compute(
+    "max_batch_tokens",
+    "Tokens of one batch, padding included; 0: 256 on a CPU, 512 with OpenVINO, 8192 on CUDA.",
+)
 @_compute("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
 @_explain("explain", "Serve Explain and Compare; their graph is opened by the first request.")
 @_explain(
@@ -109,7 +124,7 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
 
     try:
         config = ServerConfig(bundle=source, **options)
-        bundle = resolve(source, cache, config.precision)
+        bundle = resolve(source, cache, graph_precision(config.precision))
         serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error

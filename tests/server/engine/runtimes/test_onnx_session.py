@@ -11,15 +11,15 @@ import pytest
 
 from attnlens.bundle import find_graph, read_manifest
 from attnlens.v1.manifest_pb2 import GraphPurpose
-from attnlens_server.engine.saturation import _GRAPH
-from attnlens_server.engine.session import (
+from attnlens_server.engine.runtimes.onnx_runtime import resolve_provider
+from attnlens_server.engine.runtimes.onnx_session import (
     CPU,
     CUDA,
-    Session,
+    OnnxSession,
     check_placement,
     count_placements,
-    resolve_provider,
 )
+from attnlens_server.engine.runtimes.saturation import _GRAPH
 from attnlens_server.errors import StartupError
 
 GRAPH = Path("onnx/model.onnx")
@@ -73,10 +73,10 @@ def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"not a graph")
     with pytest.raises(StartupError, match=r"model\.onnx"):
-        Session(path, "cpu", threads=1, device_id=0)
+        OnnxSession(path, "cpu", threads=1, device_id=0)
 
 
-@pytest.mark.parametrize("module", ["attnlens_server.engine.session", "attnlens_cli.main"])
+@pytest.mark.parametrize("module", ["attnlens_server.engine.runtimes.onnx_session", "attnlens_cli.main"])
 def test_onnx_runtime_reports_nothing_to_its_publisher(module: str, tmp_path: Path) -> None:
     script = f"""
 import sys, {module}
@@ -101,5 +101,5 @@ onnxruntime.InferenceSession({str(_GRAPH)!r}, providers=["CPUExecutionProvider"]
 @pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="needs onnxruntime-gpu")
 def test_cuda_runs_the_arithmetic(minilm_bundle: Path) -> None:
     graph = find_graph(read_manifest(minilm_bundle), GraphPurpose.GRAPH_PURPOSE_ATTENTION)
-    session = Session(minilm_bundle / graph.path, "cuda", threads=1, device_id=0)
+    session = OnnxSession(minilm_bundle / graph.path, "cuda", threads=1, device_id=0)
     assert session.providers[0] == CUDA

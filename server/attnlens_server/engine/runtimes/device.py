@@ -19,7 +19,13 @@ from attnlens_server.bundle import Layout
 from attnlens_server.engine.batch import Inputs
 from attnlens_server.engine.item import HeadSelection, Wanted
 from attnlens_server.engine.outputs import HostOutputs, put_together
-from attnlens_server.engine.session import Session, check_placement, count_placements, open_graph
+from attnlens_server.engine.runtimes.onnx_session import (
+    OnnxSession,
+    check_placement,
+    count_placements,
+    open_graph,
+)
+from attnlens_server.engine.session import feed_of
 from attnlens_server.engine.time_limit import TimeLimit
 
 # Slice of attentions (B, H, T', T' or W) from `starts` to `ends`, both (row, token, column), then Gather of
@@ -31,7 +37,7 @@ _WEIGHTS_RANK = 4  # of (B, H, T', T') and (B, H, T', W)
 _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
 
 
-class DeviceSession(Session):
+class DeviceSession(OnnxSession):
     """The attention graph, ready to run on a device, by many threads at a time: a binding is a call's own."""
 
     def __init__(
@@ -56,7 +62,7 @@ class DeviceSession(Session):
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> "DeviceOutputs":
         """Run a batch to the named outputs, fp32."""
         binding = self._session.io_binding()
-        for name, array in self._feed(inputs).items():
+        for name, array in feed_of(inputs, self.inputs).items():
             binding.bind_cpu_input(name, array)
         for name in output_names:
             binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from attnlens_server.engine import saturation, session
-from attnlens_server.engine.saturation import int8_products_saturate
+from attnlens_server.engine.runtimes import onnx_session, saturation
+from attnlens_server.engine.runtimes.saturation import int8_products_saturate
 
 
 def make_graph() -> onnx.ModelProto:
@@ -38,8 +38,8 @@ def test_vnni_is_exact() -> None:
 def test_other_instructions_are_asked_for_only_where_sums_are_cut_off(
     saturates: bool, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "int8_products_saturate", lambda: saturates)
-    opened = session.open_graph(saturation._GRAPH, "cpu", threads=1, device_id=0)
+    monkeypatch.setattr(onnx_session, "int8_products_saturate", lambda: saturates)
+    opened = onnx_session.open_graph(saturation._GRAPH, "cpu", threads=1, device_id=0)
     options = opened.get_session_options()
     if value is None:
         with pytest.raises(RuntimeError, match="x64quantprecision"):

@@ -14,12 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Item, Wanted, device, engine, session
+from attnlens_server.engine import Engine, HeadSelection, Item, Wanted
 from attnlens_server.engine.batch import pad
-from attnlens_server.engine.device import DeviceSession
 from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
+from attnlens_server.engine.runtimes import device, onnx_runtime, onnx_session
+from attnlens_server.engine.runtimes.device import DeviceSession
+from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler
-from attnlens_server.engine.session import CPU, CUDA, Session
 
 NAMES = ("last_hidden_state", *(f"attentions.{layer}" for layer in range(6)))
 LAST = Wanted("attentions.5", Layout.DENSE)
@@ -96,8 +97,8 @@ def graph(minilm_bundle: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_host(graph: Path) -> Session:
-    return Session(graph, "cpu", threads=1, device_id=0)
+def on_host(graph: Path) -> OnnxSession:
+    return OnnxSession(graph, "cpu", threads=1, device_id=0)
 
 
 @pytest.fixture(scope="module", params=PROVIDERS)
@@ -105,14 +106,14 @@ def on_device(graph: Path, request: pytest.FixtureRequest) -> DeviceSession:
     return DeviceSession(graph, request.param, threads=1, device_id=0)
 
 
-def run(session: Session, batch: list[Item], buckets: LengthBuckets | None = None) -> Any:
+def run(session: OnnxSession, batch: list[Item], buckets: LengthBuckets | None = None) -> Any:
     length = Scheduler(BatchLimits(512), buckets).padded_length(max(item.num_tokens for item in batch))
     return session.run(pad(batch, length, 0), NAMES)
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
 def test_what_is_cut_on_the_device_is_what_is_cut_on_the_host(
-    on_host: Session, on_device: DeviceSession, selection: HeadSelection
+    on_host: OnnxSession, on_device: DeviceSession, selection: HeadSelection
 ) -> None:
     batch = texts(9, 1, 21, 20)
     expected, found = run(on_host, batch), run(on_device, batch)
@@ -162,7 +163,7 @@ def test_threads_that_share_a_session_have_bindings_of_their_own(on_device: Devi
         np.testing.assert_array_equal(found[index], weights)
 
 
-def test_a_bucket_changes_nothing_for_live_tokens(on_host: Session) -> None:
+def test_a_bucket_changes_nothing_for_live_tokens(on_host: OnnxSession) -> None:
     batch, buckets = texts(9, 1, 21, 20), LengthBuckets(8, 512)
     plain, padded = run(on_host, batch), run(on_host, batch, buckets)
     assert padded.arrays["attentions.0"].shape == (4, 12, 24, 24)
@@ -179,8 +180,8 @@ def test_a_batch_has_room_for_texts_as_long_as_they_are_padded() -> None:
 @pytest.fixture
 def device_engine(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that does on the CPU what it does on CUDA."""
-    monkeypatch.setitem(engine.SESSIONS["attention"], "cpu", DeviceSession)
-    monkeypatch.setitem(engine.LENGTH_MULTIPLES, "cpu", 8)
+    monkeypatch.setitem(onnx_runtime.SESSIONS["attention"], "cpu", DeviceSession)
+    monkeypatch.setitem(onnx_runtime.LENGTH_MULTIPLES, "cpu", 8)
     config = ServerConfig(bundle=minilm_bundle, provider="cpu", threads=2, lanes=2)
     running = Engine(open_bundle(minilm_bundle), config)
     running.start(max_tokens=16)
@@ -188,7 +189,7 @@ def device_engine(minilm_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     running.close()
 
 
-def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, on_host: Session) -> None:
+def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, on_host: OnnxSession) -> None:
     items = texts(*range(1, 36, 2)) + texts(*range(1, 36, 2))
     for index, item in enumerate(items):
         item.wanted = everything(SELECTIONS[index % len(SELECTIONS)])
@@ -199,7 +200,7 @@ def test_an_engine_answers_on_the_device_as_on_the_host(device_engine: Engine, o
             np.testing.assert_allclose(ours, array, rtol=0, atol=1e-5, strict=True)
     lanes = device_engine.lanes
     assert type(lanes["attention"].sessions.get(has_whole_machine=False)) is DeviceSession
-    assert type(lanes["embeddings"].sessions.get(has_whole_machine=False)) is Session
+    assert type(lanes["embeddings"].sessions.get(has_whole_machine=False)) is OnnxSession
     assert lanes["attention"].num_computed_tokens % 8 == 0
 
 
@@ -209,7 +210,7 @@ def test_cuda_multiplies_in_full_fp32_and_takes_the_memory_that_it_needs(
     opened: list[Any] = []
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, providers, **__: opened.extend(providers))
-    session.open_graph(graph, "cuda", threads=1, device_id=3)
+    onnx_session.open_graph(graph, "cuda", threads=1, device_id=3)
     assert opened == [
         (CUDA, {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "device_id": "3"}),
         CPU,

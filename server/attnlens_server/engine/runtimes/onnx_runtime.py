@@ -1,0 +1,89 @@
+"""ONNX Runtime, on a CPU or CUDA."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import onnxruntime as ort
+
+from attnlens_server.bundle import Kind
+from attnlens_server.config import EngineName, Precision, Provider
+from attnlens_server.engine.runtimes.device import DeviceSession
+from attnlens_server.engine.runtimes.onnx_session import CUDA, OnnxSession
+from attnlens_server.engine.runtimes.runtime import Division
+from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.errors import StartupError
+
+# On CUDA not measured yet.
+BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
+# Tensor cores want multiples of 8 in fp16, and CUDA's memory is used better with fewer different shapes.
+LENGTH_MULTIPLES = {"cpu": 1, "cuda": 8}
+# What runs a graph. Of attention, what nobody asked for stays on the device.
+SESSIONS: Mapping[Kind, dict[str, type[OnnxSession]]] = {
+    "embeddings": {"cpu": OnnxSession, "cuda": OnnxSession},
+    "attention": {"cpu": OnnxSession, "cuda": DeviceSession},
+    "contributions": {"cpu": OnnxSession, "cuda": OnnxSession},
+}
+
+
+class OnnxRuntime:
+    """Opens graphs on one execution provider. See `Runtime`."""
+
+    name: EngineName = "onnxruntime"
+    version: str = ort.__version__
+
+    def __init__(self, asked: Provider, device_id: int, precision: Precision = "fp32") -> None:
+        """Prepare.
+
+        Raises:
+            StartupError: CUDA was asked for and is not in this build of ONNX Runtime, or is to run int8.
+        """
+        self.provider = resolve_provider(asked, precision)
+        self.device = self.provider.upper()
+        self.is_on_cpu = self.provider == "cpu"
+        self.batch_tokens = BATCH_TOKENS[self.provider]
+        self.length_multiple = LENGTH_MULTIPLES[self.provider]
+        self.mixes_lengths = True
+        self.batch_counts: Sequence[int] = ()
+        self._asked = asked
+        self._device_id = device_id
+
+    def open(
+        self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
+    ) -> OnnxSession:
+        """Open a graph: `division.threads` compute each batch, however many run side by side."""
+        session_class = SESSIONS[kind][self.provider]
+        return session_class(
+            graph, self.provider, threads=division.threads, device_id=self._device_id, limit=limit
+        )
+
+    def fallback(self) -> Self | None:
+        """Return the CPU, where CUDA is what `auto` has found."""
+        if self._asked == "auto" and self.provider == "cuda":
+            return type(self)("cpu", self._device_id)
+        return None
+
+
+def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Literal["cpu", "cuda"]:
+    """Turn `auto` into what this build of ONNX Runtime has and the precision is for.
+
+    Raises:
+        StartupError: CUDA was asked for and is not in this build, or is to run int8.
+    """
+    if precision == "int8":
+        if provider == "cuda":
+            raise StartupError(
+                "precision int8 is for a CPU, CUDA has no kernels for its products: use --provider cpu, or "
+                "--precision fp16 or fp32"
+            )
+        return "cpu"
+    has_cuda = CUDA in ort.get_available_providers()
+    if provider == "cuda" and not has_cuda:
+        raise StartupError(
+            f"provider cuda was asked for, but this build of ONNX Runtime has only "
+            f"{', '.join(ort.get_available_providers())}: install attnlens[gpu] in place of "
+            "attnlens[server], or use --provider cpu"
+        )
+    if provider == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return provider

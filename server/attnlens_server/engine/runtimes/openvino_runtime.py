@@ -1,0 +1,110 @@
+"""OpenVINO, on a CPU; on a GPU of Intel's it is not tested."""
+
+import importlib.util
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from attnlens.openvino_settings import PACKAGE, OpenvinoPrecision, compile_properties
+from attnlens.processor import multiplies_bf16
+from attnlens_server.bundle import Kind
+from attnlens_server.config import EngineName
+from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
+from attnlens_server.engine.runtimes.runtime import Division
+from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.errors import StartupError
+
+CPU = "CPU"
+# On a GPU not measured.
+BATCH_TOKENS = {True: 512, False: 8192}
+# OpenVINO's softmax computes whole vectors of 16 keys one way and the rest another, with other rounding.
+# So a text always runs at the same multiple of 16, whatever it is batched with, and gets the same bits.
+LENGTH_MULTIPLE = 16
+# OpenVINO makes kernels for each shape of a batch: some milliseconds and about a MB. So there are few shapes.
+BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+class OpenvinoRuntime:
+    """Opens graphs on one device. See `Runtime`."""
+
+    name: EngineName = PACKAGE
+
+    def __init__(self, device: str, precision: OpenvinoPrecision) -> None:
+        """Load OpenVINO, which nobody needs who does not ask for it.
+
+        Raises:
+            StartupError: it is not installed, has no such device, or is to compute bf16 on one without it.
+        """
+        if importlib.util.find_spec(PACKAGE) is None:
+            raise StartupError(
+                "engine openvino was asked for, and openvino is not installed: pip install "
+                "'attnlens[openvino]', or use --engine onnxruntime"
+            )
+        import openvino  # noqa: PLC0415 - see above
+
+        self._core = openvino.Core()
+        self.version: str = openvino.__version__.partition("-")[0]
+        self.device = self._checked(device)
+        self.is_on_cpu = device == CPU
+        self.batch_tokens = BATCH_TOKENS[self.is_on_cpu]
+        self.length_multiple = LENGTH_MULTIPLE
+        self.mixes_lengths = False
+        self.batch_counts = BATCH_COUNTS
+        self._precision = precision
+        # A graph is read once: its sessions share the weights as the file has them.
+        self._models: dict[Path, openvino.Model] = {}
+        if precision == "bf16":
+            self._check_bf16()
+
+    @property
+    def processor(self) -> str:
+        """The device's own name, as OpenVINO tells it."""
+        return str(self._core.get_property(self.device, "FULL_DEVICE_NAME"))
+
+    def open(
+        self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
+    ) -> OpenvinoSession:
+        """Open a graph with a stream for each batch that runs beside others."""
+        precision = self._precision if kind == "embeddings" else "fp32"
+        properties = compile_properties(
+            self.device,
+            precision,
+            threads=division.threads * division.num_batches,
+            num_streams=division.num_batches,
+        )
+        try:
+            model = self._models.get(graph) or self._models.setdefault(graph, self._core.read_model(graph))
+        except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
+            raise StartupError(f"OpenVINO can't read {graph}: {error}") from error
+        return OpenvinoSession(
+            partial(self._core.compile_model, model), graph, self.device, properties, limit
+        )
+
+    def fallback(self) -> Self | None:
+        """Return nothing: who asks for OpenVINO asks for its numbers."""
+        return None
+
+    def _checked(self, device: str) -> str:
+        devices = self._core.available_devices
+        found = {name.partition(".")[0] for name in devices} | {*devices}
+        if device not in found:
+            raise StartupError(
+                f"device {device} was asked for, but OpenVINO {self.version} finds only "
+                f"{', '.join(devices)} on this machine: use one of them, or install the device's driver"
+            )
+        return device
+
+    def _check_bf16(self) -> None:
+        """Make sure that bf16 is computed by instructions for it.
+
+        OpenVINO lists what it can compute, which is more than what the processor has instructions for.
+        """
+        capabilities = self._core.get_property(self.device, "OPTIMIZATION_CAPABILITIES")
+        if "BF16" in capabilities and (not self.is_on_cpu or multiplies_bf16() is not False):
+            return
+        raise StartupError(
+            f"precision bf16 was asked for, but {self.processor} ({self.device}) has no instructions for it; "
+            "Intel's Xeon from Cooper Lake and Sapphire Rapids on and AMD's from Zen 4 on have them "
+            "(avx512_bf16 or amx_bf16 in /proc/cpuinfo): use --precision fp32 or int8"
+        )

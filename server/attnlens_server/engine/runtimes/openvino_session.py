@@ -1,0 +1,141 @@
+"""A graph that OpenVINO has compiled, with as many streams as batches run side by side."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from attnlens_server.engine.batch import Inputs
+from attnlens_server.engine.outputs import HostOutputs
+from attnlens_server.engine.session import Value, feed_of
+from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.errors import StartupError
+
+if TYPE_CHECKING:
+    from openvino import CompiledModel
+
+CompileModel = Callable[[str, dict[str, str]], "CompiledModel"]
+
+# What the frontend appends to the name of an output of the graph.
+_OUTPUT_SUFFIX = "/sink_port_0"
+# OpenVINO's names of types, where ONNX has others.
+_ONNX_TYPES = {"f32": "float", "f16": "float16", "f64": "double", "i64": "int64", "i32": "int32"}
+_PRECISION = "INFERENCE_PRECISION_HINT"
+
+
+class OpenvinoSession:
+    """One compiled graph, ready to run, by many threads at a time. See `Session`."""
+
+    providers: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        compile_model: CompileModel,
+        graph: Path,
+        device: str,
+        properties: dict[str, str],
+        limit: TimeLimit | None = None,
+    ) -> None:
+        """Compile a graph, within `limit`.
+
+        Args:
+            compile_model: compiles it for a device, with properties.
+            graph: its file, for messages.
+            device: where it runs.
+            properties: by their names.
+            limit: of the time that it may take.
+
+        Raises:
+            StartupError: OpenVINO can't compile it, or not as asked, or the limit is over.
+        """
+        self._compiled = _compiled(compile_model, graph, device, properties, limit)
+        self.inputs = tuple(_describe(value) for value in self._compiled.inputs)
+        self.outputs = tuple(_describe(value) for value in self._compiled.outputs)
+        self._ports = {value.name: number for number, value in enumerate(self.outputs)}
+        self.check_results: Callable[[], None] = lambda: None
+        """Called after each batch; raises where what it has brought can't be trusted."""
+
+    def run(self, inputs: Inputs, output_names: Sequence[str]) -> HostOutputs:
+        """Run a batch to the named outputs, fp32."""
+        # A request of its own: what it returns is not copied, and not written to by the next batch.
+        request = self._compiled.create_infer_request()
+        request.infer(feed_of(inputs, self.inputs), share_inputs=True)
+        outputs = {name: request.get_output_tensor(self._ports[name]).data for name in output_names}
+        self.check_results()
+        return HostOutputs(outputs)
+
+    def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[Any]]:
+        """Run a batch to every output as the graph gives it, by name."""
+        request = self._compiled.create_infer_request()
+        with limit.ending_with(request.cancel):
+            request.start_async(feed_of(inputs, self.inputs), share_inputs=True)
+            request.wait()
+        return {value.name: request.get_output_tensor(self._ports[value.name]).data for value in self.outputs}
+
+
+def _describe(value: Any) -> Value:  # noqa: ANN401 - openvino.ConstOutput, which has no type here
+    element = value.get_element_type().get_type_name()
+    shape = tuple(None if axis.is_dynamic else axis.get_length() for axis in value.get_partial_shape())
+    name = value.get_node().get_friendly_name().removesuffix(_OUTPUT_SUFFIX)
+    return Value(name, f"tensor({_ONNX_TYPES.get(element, element)})", shape)
+
+
+def _compiled(
+    compile_model: CompileModel,
+    graph: Path,
+    device: str,
+    properties: dict[str, str],
+    limit: TimeLimit | None,
+) -> "CompiledModel":
+    """Compile a graph, and see that it computes in what was asked for.
+
+    Raises:
+        StartupError: as `OpenvinoSession`.
+    """
+    try:
+        compiled = _within(limit, lambda: compile_model(device, properties))
+    except StartupError:
+        raise
+    except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
+        raise StartupError(f"OpenVINO can't compile {graph} for {device}: {error}") from error
+    found = compiled.get_property(_PRECISION).get_type_name()
+    if found != properties[_PRECISION]:
+        raise StartupError(
+            f"OpenVINO computes {graph.name} in {found} on {device}, and {properties[_PRECISION]} was asked "
+            "for: use another --precision, or --engine onnxruntime"
+        )
+    return compiled
+
+
+def _within(limit: TimeLimit | None, compile_graph: Callable[[], "CompiledModel"]) -> "CompiledModel":
+    """Compile in a thread of its own, and give up when the time is over: OpenVINO can't be told to end.
+
+    That thread ends with the process, or when OpenVINO is done; its result is dropped.
+
+    Raises:
+        StartupError: the time is over.
+        Exception: what `compile_graph` raises.
+    """
+    if limit is None:
+        return compile_graph()
+    over = threading.Event()
+    results: list[CompiledModel] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(compile_graph())
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            errors.append(error)
+        over.set()
+
+    with limit.ending_with(over.set):
+        threading.Thread(target=work, name="openvino-compile", daemon=True).start()
+        over.wait()
+    if errors:
+        raise errors[0]
+    if not results:
+        raise StartupError("OpenVINO has not compiled the graph in time")
+    return results[0]
