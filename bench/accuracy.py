@@ -84,6 +84,12 @@ def of_row(row: Mapping[str, Any]) -> Accuracy | None:
     return found and Accuracy(found["mean_cosine"], found["min_cosine"], found["texts"])
 
 
+def rank(row: Mapping[str, Any]) -> int:
+    """Return the place of a row's tier, the nearest to fp32 first; a row without vectors is last."""
+    accuracy = of_row(row)
+    return len(TIERS) if accuracy is None else TIERS.index(tier_of(accuracy))
+
+
 def in_tier(rows: Sequence[Mapping[str, Any]], tier: Tier) -> list[Mapping[str, Any]]:
     """Return the rows whose vectors are at least as near as the tier asks for."""
     return [row for row in rows if (accuracy := of_row(row)) is not None and tier.holds(accuracy)]

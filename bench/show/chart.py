@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from bench.accuracy import rank
 from bench.cases import MINILM, Row
 from bench.contestants import EAGER, ONE_BY_ONE
 from bench.field import MANY
@@ -26,8 +27,9 @@ WHATS = {
 
 def draw_chart(result: Mapping[str, Any], path: Path) -> None:
     """Draw speed against accuracy for three kinds of texts; below, servers, single texts and latency."""
-    figure = Figure(figsize=(19, 12), layout="constrained")
-    above, below = figure.subplots(2, 3)
+    figure = Figure(figsize=(19, 12.5), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=[1.1, 1])
+    above, below = upper.subplots(1, 3), lower.subplots(1, 3)
     rows = Rows(result["rows"])
     panels = (
         (f"{MINILM}, passages", "passages", MINILM),
@@ -36,7 +38,7 @@ def draw_chart(result: Mapping[str, Any], path: Path) -> None:
     )
     for axes, (title, workload, model) in zip(above, panels, strict=True):
         draw_scatter(axes, rows, workload, model)
-        axes.set_title(f"{title}: tokens/s in-process, over the distance from fp32", pad=24)
+        axes.set_title(f"{title}: tokens/s in-process", pad=20)
     served, single, latency = below
     draw_served(served, result["rows"])
     draw_single(single, result["rows"])
@@ -46,7 +48,8 @@ def draw_chart(result: Mapping[str, Any], path: Path) -> None:
         axes.title.set_size(10)
         axes.tick_params(labelsize=8, which="both")
     machine = f"{result['machine']['processor']}, {result['threads']} threads"
-    figure.suptitle(f"{machine}. Blue: attnlens; gray: others.", fontsize=10, color="dimgray")
+    legend = "blue: attnlens; gray: others; genai: openvino-genai; ST: sentence-transformers"
+    figure.suptitle(f"{machine}; {legend}", fontsize=10, color="dimgray")
     figure.savefig(path, dpi=100)
 
 
@@ -54,7 +57,7 @@ def draw_served(axes: Axes, rows: Sequence[Row]) -> None:
     """Draw texts per second for 64 clients as bars, beside PyTorch's attention in-process."""
     measured = [row for row in rows if not row["failure"] and row["workload"] != "passages"]
     chosen = [row for row in measured if row["clients"] == MANY or row["name"] == EAGER]
-    chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), not is_ours(row)))
+    chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), rank(row), not is_ours(row)))
     labels = [
         f"{short_name(row)}{'' if row['clients'] else ' (in-process)'}{tier_label(row)}\n"
         f"{WHATS[row['what']][0]}, {row['workload']} texts"
@@ -72,7 +75,7 @@ def draw_single(axes: Axes, rows: Sequence[Row]) -> None:
         if not row["failure"]
         and (row["what"] == ONE_BY_ONE or (row["clients"], row["workload"]) == (1, "sentences"))
     ]
-    chosen.sort(key=lambda row: row["latency_ms"]["p50"])
+    chosen.sort(key=lambda row: (rank(row), row["latency_ms"]["p50"]))
     labels = [
         f"{short_name(row)}{', over gRPC' if row['clients'] else ''}{tier_label(row)}" for row in chosen
     ]

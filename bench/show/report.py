@@ -7,13 +7,12 @@ then by speed, and a ratio with peers is one with peers that are at least as nea
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.accuracy import BELOW, TIERS
+from bench.accuracy import BELOW, TIERS, rank
 from bench.cases import MATMUL, Row
 from bench.contestants import ENGINE, ONE_BY_ONE
 from bench.show.targets import Rows, ratio
 
 Line = Mapping[str, object]
-TIER_ORDER = [*(tier.name for tier in TIERS), ""]
 
 
 def report(result: Mapping[str, Any]) -> str:
@@ -82,7 +81,7 @@ def embeddings(measured: Sequence[Row], rows: Rows) -> Iterator[str]:
 
 def by_tier_and_speed(row: Row) -> tuple[int, float]:
     """Return what rows are sorted by: the nearest to fp32 first, in a tier the fastest first."""
-    return TIER_ORDER.index(tier_name(row)), -row["tokens_per_s"]["median"]
+    return rank(row), -row["tokens_per_s"]["median"]
 
 
 def embedding_line(row: Row, rows: Rows) -> Line:
@@ -94,7 +93,7 @@ def embedding_line(row: Row, rows: Rows) -> Line:
         "program": program(row),
         "tokens/s": f"{rate['median']:,.0f}",
         **cosines(row),
-        "of the best peer of the tier": number(ratio(row, rows.best_peer(row))),
+        "of the best peer as near": number(ratio(row, rows.best_peer(row))),
         "of our fp32": number(ratio(row, ours)),
         "of MatMul": number(ratio(row, rows.ceiling(model), "gflop_per_s")),
         "spread": spread_of(row),
@@ -109,7 +108,7 @@ def single_lines(measured: Sequence[Row]) -> Iterator[Line]:
         for row in measured
         if row["what"] == ONE_BY_ONE or (row["clients"], row["workload"]) == (1, "sentences")
     ]
-    for row in sorted(chosen, key=lambda row: (TIER_ORDER.index(tier_name(row)), row["latency_ms"]["p50"])):
+    for row in sorted(chosen, key=lambda row: (rank(row), row["latency_ms"]["p50"])):
         yield {
             "tier": tier_name(row),
             "program": program(row),

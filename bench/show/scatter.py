@@ -7,23 +7,22 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from bench.accuracy import BELOW, FP32, INT8, NEAR_LOSSLESS, STRICT_INT8, Accuracy, Tier, of_row, tier_of
+from bench.accuracy import BELOW, FP32, INT8, NEAR_LOSSLESS, TIERS, Accuracy, Tier, of_row, rank
 from bench.cases import Row
 from bench.show.targets import Rows, is_ours
 
 OURS, THEIRS = "#1f6f8b", "#8d979e"
-FARTHEST = 0.5
+FARTHEST = 1.0
 NEAREST = 1e-7  # nearer is drawn here: the order of sums alone makes such a difference
 SHORT = {
     "attnlens engine": "attnlens",
     "openvino-genai": "genai",
-    "sentence-transformers": "s.-transformers",
+    "sentence-transformers": "ST",
 }
 BANDS: tuple[tuple[Tier, str], ...] = (
     (FP32, "#eef3f5"),
     (NEAR_LOSSLESS, "#f8fafb"),
-    (STRICT_INT8, "#eef3f5"),
-    (INT8, "#f8fafb"),
+    (INT8, "#eef3f5"),
     (BELOW, "#fbeeee"),
 )
 _LIMITS = [NEAREST / 2, *(1 - tier.mean_cosine for tier, _ in BANDS[:-1]), FARTHEST]
@@ -40,7 +39,7 @@ def draw_scatter(axes: Axes, rows: Rows, workload: str, model: str) -> None:
     above: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
     for (left, right), (tier, color) in zip(BAND_EDGES, BANDS, strict=True):
         axes.axvspan(left, right, color=color, linewidth=0)
-        axes.text((left * right) ** 0.5, 1.01, tier.name.replace(" ", "\n", 1), fontsize=7.5, **above)
+        axes.text((left * right) ** 0.5, 1.01, tier.name, fontsize=7.5, **above)
     axes.set_xlabel("1 - cosine with our fp32: mean (point) to largest (line)", fontsize=8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
     if not chosen:
@@ -53,7 +52,7 @@ def draw_scatter(axes: Axes, rows: Rows, workload: str, model: str) -> None:
         color = OURS if is_ours(row) else THEIRS
         axes.plot([mean, largest], [rate, rate], color=color, linewidth=1, alpha=0.6)
         # A hollow point: the text that is furthest off misses the tier that the mean is in.
-        filling = color if tier_of(accuracy_of(row)) is band_of(mean) else "white"
+        filling = color if rank(row) <= TIERS.index(band_of(mean)) else "white"
         axes.plot(mean, rate, "o", color=color, markerfacecolor=filling, markersize=6)
     for edges in BAND_EDGES:
         draw_labels(axes, [row for row in chosen if edges[0] <= distances(row)[0] < edges[1]], top)
