@@ -14,7 +14,9 @@ from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:
-    from openvino import CompiledModel, Core
+    from openvino import CompiledModel
+
+CompileModel = Callable[[str, dict[str, str]], "CompiledModel"]
 
 # What the frontend appends to the name of an output of the graph.
 _OUTPUT_SUFFIX = "/sink_port_0"
@@ -30,18 +32,25 @@ class OpenvinoSession:
 
     def __init__(
         self,
-        core: "Core",
+        compile_model: CompileModel,
         graph: Path,
         device: str,
         properties: dict[str, str],
         limit: TimeLimit | None = None,
     ) -> None:
-        """Open and compile `graph`, within `limit`.
+        """Compile a graph, within `limit`.
+
+        Args:
+            compile_model: compiles it for a device, with properties.
+            graph: its file, for messages.
+            device: where it runs.
+            properties: by their names.
+            limit: of the time that it may take.
 
         Raises:
             StartupError: OpenVINO can't compile it, or not as asked, or the limit is over.
         """
-        self._compiled = _compiled(core, graph, device, properties, limit)
+        self._compiled = _compiled(compile_model, graph, device, properties, limit)
         self.inputs = tuple(_describe(value) for value in self._compiled.inputs)
         self.outputs = tuple(_describe(value) for value in self._compiled.outputs)
         self._ports = {value.name: number for number, value in enumerate(self.outputs)}
@@ -74,7 +83,11 @@ def _describe(value: Any) -> Value:  # noqa: ANN401 - openvino.ConstOutput, whic
 
 
 def _compiled(
-    core: "Core", graph: Path, device: str, properties: dict[str, str], limit: TimeLimit | None
+    compile_model: CompileModel,
+    graph: Path,
+    device: str,
+    properties: dict[str, str],
+    limit: TimeLimit | None,
 ) -> "CompiledModel":
     """Compile a graph, and see that it computes in what was asked for.
 
@@ -82,7 +95,7 @@ def _compiled(
         StartupError: as `OpenvinoSession`.
     """
     try:
-        compiled = _within(limit, lambda: core.compile_model(core.read_model(graph), device, properties))
+        compiled = _within(limit, lambda: compile_model(device, properties))
     except StartupError:
         raise
     except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
