@@ -33,9 +33,8 @@ def make_base_checkpoint(minilm: Path) -> Path:
     left_out = shutil.ignore_patterns("model.safetensors", "README.md", "data_config.json")
     shutil.copytree(minilm, unfinished, ignore=left_out)
     torch.manual_seed(SEED)
-    config = BertConfig(
-        vocab_size=json.loads((minilm / "config.json").read_text("utf-8"))["vocab_size"], **SIZES
-    )
+    vocab_size = json.loads((minilm / "config.json").read_text("utf-8"))["vocab_size"]
+    config = BertConfig.from_dict({**SIZES, "vocab_size": vocab_size})
     BertModel(config).save_pretrained(unfinished)
     alter(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
     alter(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.hidden_size)
