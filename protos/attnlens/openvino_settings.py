@@ -3,11 +3,11 @@
 Pure functions of plain values: this knows no OpenVINO, whose documentation has the properties by these names.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 OpenvinoPrecision = Literal["fp32", "bf16", "int8"]
 
-PACKAGE = "openvino"
+PACKAGE: Final = "openvino"
 """The name of the engine, and of the package that it comes in."""
 
 # What the products are computed in that the graph does not quantize itself.

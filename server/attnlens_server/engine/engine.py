@@ -7,6 +7,7 @@ of the latter, which are heavier, never stands in the way of one for embeddings.
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loky import cpu_count
@@ -69,6 +70,8 @@ class Engine:
         }
         if model.contributions is not None and self._config.explain:
             limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+        if not runtime.mixes_lengths:
+            limits = {kind: replace(limit, max_padding_share=0.0) for kind, limit in limits.items()}
         logger.debug(
             "engine",
             extra={
@@ -197,7 +200,7 @@ class Engine:
         return Lanes(
             kind,
             sessions,
-            Scheduler(limits, buckets),
+            Scheduler(limits, buckets, self.runtime.batch_counts),
             num_lanes=self._num_lanes,
             pad_token_id=model.pad_token_id,
         )

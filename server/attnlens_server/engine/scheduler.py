@@ -1,8 +1,9 @@
 """Which waiting texts run together: a pure function of their lengths.
 
-A batch is padded to its longest text, on CUDA a little beyond it, so texts of like length belong together; a
-batch has room for a number of tokens, because that is what time and memory depend on. The oldest text is
-always in the batch, so none waits for more batches than there are texts before it, whatever arrives later.
+A batch is padded to its longest text, or a little beyond it where the runtime wants certain lengths, so texts
+of like length belong together; a batch has room for a number of tokens, because that is what time and memory
+depend on. The oldest text is always in the batch, so none waits for more batches than there are texts before
+it, whatever arrives later.
 """
 
 import math
@@ -60,19 +61,25 @@ class Scheduler:
     Attributes:
         limits: what a batch may hold.
         buckets: what batches are padded to; None: to their longest text.
+        counts: how many texts a batch may have, ascending from 1; empty: any number.
     """
 
     limits: BatchLimits
     buckets: LengthBuckets | None = None
+    counts: Sequence[int] = ()
 
     def choose(self, lengths: Sequence[int], num_idle: int) -> list[int]:
         """Return which of the waiting texts a lane takes, `num_idle` lanes being idle, itself included."""
         padded = [self.padded_length(length) for length in lengths]
-        return pack(padded, share(padded, self.limits, num_idle))
+        chosen = pack(padded, share(padded, self.limits, num_idle))  # the oldest comes first
+        return chosen[: self._round_down(len(chosen))]
 
     def padded_length(self, num_tokens: int) -> int:
         """Return the length of a batch whose longest text has `num_tokens`."""
         return self.buckets.round_up(num_tokens) if self.buckets else num_tokens
+
+    def _round_down(self, num_texts: int) -> int:
+        return max((count for count in self.counts if count <= num_texts), default=num_texts)
 
 
 def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLimits:

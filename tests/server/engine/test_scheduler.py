@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, pack, share
+from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler, pack, share
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -109,3 +109,16 @@ def test_a_length_is_padded_to_the_next_multiple_or_to_the_last_position(
     assert num_tokens <= padded < num_tokens + multiple
     assert padded % multiple == 0 or padded == max_length or padded == num_tokens > max_length
     assert padded <= max(num_tokens, max_length)
+
+
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=60), st.integers(1, 3))
+def test_where_the_runtime_wants_few_shapes_a_batch_has_one_length_and_an_allowed_number_of_texts(
+    lengths: list[int], num_idle: int
+) -> None:
+    counts = (1, 2, 3, 4, 6, 8)
+    limits = BatchLimits(max_tokens=1024, max_padding_share=0)
+    scheduler = Scheduler(limits, LengthBuckets(16, 250), counts)
+    chosen = scheduler.choose(lengths, num_idle)
+    assert chosen[0] == 0
+    assert len(chosen) in counts
+    assert len({scheduler.padded_length(lengths[index]) for index in chosen}) == 1

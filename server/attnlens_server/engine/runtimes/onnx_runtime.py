@@ -1,6 +1,6 @@
 """ONNX Runtime, on a CPU or CUDA."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -43,6 +43,8 @@ class OnnxRuntime:
         self.is_on_cpu = self.provider == "cpu"
         self.batch_tokens = BATCH_TOKENS[self.provider]
         self.length_multiple = LENGTH_MULTIPLES[self.provider]
+        self.mixes_lengths = True
+        self.batch_counts: Sequence[int] = ()
         self._asked = asked
         self._device_id = device_id
 

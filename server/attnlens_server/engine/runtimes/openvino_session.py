@@ -14,7 +14,9 @@ from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:
-    from openvino import CompiledModel, Core, InferRequest
+    from openvino import CompiledModel, InferRequest
+
+CompileModel = Callable[[str, dict[str, str]], "CompiledModel"]
 
 # What the frontend appends to the name of an output of the graph.
 _OUTPUT_SUFFIX = "/sink_port_0"
@@ -30,18 +32,25 @@ class OpenvinoSession:
 
     def __init__(
         self,
-        core: "Core",
+        compile_model: CompileModel,
         graph: Path,
         device: str,
         properties: dict[str, str],
         limit: TimeLimit | None = None,
     ) -> None:
-        """Open and compile `graph`, within `limit`.
+        """Compile a graph, within `limit`.
+
+        Args:
+            compile_model: reads and compiles it for a device, with properties.
+            graph: its file, for messages.
+            device: where it runs.
+            properties: by their names.
+            limit: of the time that it may take.
 
         Raises:
             StartupError: OpenVINO can't compile it, or not as asked, or the limit is over.
         """
-        self._compiled = _compiled(core, graph, device, properties, limit)
+        self._compiled = _compiled(compile_model, graph, device, properties, limit)
         self.inputs = tuple(_describe(value) for value in self._compiled.inputs)
         self.outputs = tuple(_describe(value) for value in self._compiled.outputs)
         self._ports = {value.name: number for number, value in enumerate(self.outputs)}
@@ -63,7 +72,10 @@ class OpenvinoSession:
         with limit.ending_with(request.cancel):
             request.start_async(feed_of(inputs, self.inputs), share_inputs=True)
             request.wait()
-        return {value.name: request.get_output_tensor(port).data.copy() for value, port in zip(self.outputs, self._ports.values(), strict=True)}
+        return {
+            value.name: request.get_output_tensor(port).data.copy()
+            for value, port in zip(self.outputs, self._ports.values(), strict=True)
+        }
 
     def _request(self) -> "InferRequest":
         """Return the request of this thread: to make one, OpenVINO waits until a stream has no batch."""
@@ -81,7 +93,11 @@ def _describe(value: Any) -> Value:  # noqa: ANN401 - openvino.ConstOutput, whic
 
 
 def _compiled(
-    core: "Core", graph: Path, device: str, properties: dict[str, str], limit: TimeLimit | None
+    compile_model: CompileModel,
+    graph: Path,
+    device: str,
+    properties: dict[str, str],
+    limit: TimeLimit | None,
 ) -> "CompiledModel":
     """Compile a graph, and see that it computes in what was asked for.
 
@@ -89,11 +105,11 @@ def _compiled(
         StartupError: as `OpenvinoSession`.
     """
     try:
-        compiled = _within(limit, lambda: core.compile_model(core.read_model(graph), device, properties))
+        compiled = _within(limit, lambda: compile_model(device, properties))
     except StartupError:
         raise
     except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
-        raise StartupError(f"OpenVINO can't compile {graph} for {device}: {error}") from error
+        raise StartupError(f"OpenVINO can't open {graph} on {device}: {error}") from error
     found = compiled.get_property(_PRECISION).get_type_name()
     if found != properties[_PRECISION]:
         raise StartupError(

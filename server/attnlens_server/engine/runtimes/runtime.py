@@ -1,5 +1,6 @@
 """What opens graphs: the one thing that the engine asks, whichever program computes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
@@ -28,6 +29,8 @@ class Runtime(Protocol):
             at the start, so that the server does not start unless the device really runs them.
         batch_tokens: where throughput stops growing with the batch.
         length_multiple: batches are padded to multiples of it; 1: to their longest text.
+        mixes_lengths: whether a text may be padded beyond the next multiple, with longer ones in its batch.
+        batch_counts: how many texts a batch may have, ascending from 1; empty: any number.
     """
 
     name: EngineName
@@ -35,6 +38,8 @@ class Runtime(Protocol):
     is_on_cpu: bool
     batch_tokens: int
     length_multiple: int
+    mixes_lengths: bool
+    batch_counts: Sequence[int]
 
     @property
     def version(self) -> str:

@@ -1,0 +1,47 @@
+"""OpenVINO gives a text the same bits whatever it is batched with, and few shapes to make kernels for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from attnlens.processor import multiplies_bf16
+from attnlens_server.bundle import open_bundle
+from attnlens_server.config import Precision, ServerConfig
+from attnlens_server.engine import Engine, Item, Wanted
+
+LENGTHS = (1, 2, 3, 5, 8, 9, 11, 15, 16, 17, 18, 20, 24, 30, 31, 32, 33, 40, 47, 48, 49, 60)
+
+
+def hidden_states(
+    engine: Engine, texts: list[npt.NDArray[np.int64]], *, at_once: bool
+) -> list[npt.NDArray[np.float32]]:
+    """Return the token vectors (T, D) of each text, run alone or with all others waiting."""
+    items = [Item(text, (Wanted("last_hidden_state"),)) for text in texts]
+    if at_once:
+        engine.submit(items, kind="embeddings")
+        return [item.future.result(60).arrays[0] for item in items]
+    return [engine.submit([item], kind="embeddings")[0].result(60).arrays[0] for item in items]
+
+
+@pytest.fixture(params=["fp32", "bf16"])
+def engine(minilm_bundle: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    precision: Precision = request.param
+    if precision == "bf16" and not multiplies_bf16():
+        pytest.skip("this processor has no bf16: the engine refuses it")
+    config = ServerConfig(bundle=minilm_bundle, engine="openvino", precision=precision, threads=2, lanes=2)
+    running = Engine(open_bundle(minilm_bundle, precision), config)
+    running.start(max_tokens=16)
+    yield running
+    running.close()
+
+
+def test_a_text_gets_the_same_bits_alone_on_all_threads_and_in_any_batch(engine: Engine) -> None:
+    chance = np.random.default_rng(5)
+    texts = [chance.integers(1000, 20_000, length) for length in (*LENGTHS, *LENGTHS[::-1])]
+    alone = hidden_states(engine, texts, at_once=False)
+    for found, expected in zip(hidden_states(engine, texts, at_once=True), alone, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert engine.lanes["embeddings"].num_computed_tokens > engine.lanes["embeddings"].num_live_tokens
