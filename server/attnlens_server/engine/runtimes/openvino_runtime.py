@@ -49,6 +49,7 @@ class OpenvinoRuntime:
         self._core = openvino.Core()
         self.version: str = openvino.__version__.partition("-")[0]
         self.device = self._checked(device)
+        self.processor = str(self._core.get_property(device, "FULL_DEVICE_NAME"))
         self.is_on_cpu = device == CPU
         self.batch_tokens = BATCH_TOKENS[self.is_on_cpu]
         self.length_multiple = LENGTH_MULTIPLE
@@ -59,11 +60,6 @@ class OpenvinoRuntime:
         self._models: dict[Path, openvino.Model] = {}
         if precision == "bf16":
             self._check_bf16()
-
-    @property
-    def processor(self) -> str:
-        """The device's own name, as OpenVINO tells it."""
-        return str(self._core.get_property(self.device, "FULL_DEVICE_NAME"))
 
     def open(
         self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
