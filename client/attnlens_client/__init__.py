@@ -37,6 +37,7 @@ from attnlens_client.errors import (
 from attnlens_client.explanations import Comparison, Explanation, Scores
 from attnlens_client.model_info import (
     DenseLayer,
+    EngineCheck,
     Faithfulness,
     Gate,
     LayerInfo,
@@ -70,6 +71,7 @@ __all__ = [
     "DenseLayer",
     "Embeddings",
     "EncodedText",
+    "EngineCheck",
     "Explanation",
     "Faithfulness",
     "Gate",

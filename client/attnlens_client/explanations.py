@@ -56,6 +56,7 @@ class Explanation:
         head_contributions: float32, shape (L, H): what each head contributes through its output. None where
             not asked for.
         model, model_version: which bundle it comes from, see `ModelInfo.version`.
+        engine, precision: what computed it, see `ModelInfo.engine`; always `fp32`.
     """
 
     tokens: tuple[Token, ...]
@@ -66,6 +67,8 @@ class Explanation:
     head_contributions: Array | None
     model: str
     model_version: str
+    engine: str = ""
+    precision: str = ""
 
     @property
     def units(self) -> tuple[tuple[Token, ...], ...]:

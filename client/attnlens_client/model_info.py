@@ -129,6 +129,33 @@ class Parity:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """How the graphs compare with PyTorch in one engine, as `attnlens check --engine` measured it.
+
+    Attributes:
+        engine, version: the package that ran them.
+        precision: of embeddings; all else is in fp32.
+        device: where it ran.
+        processor: its own name.
+        passed: whether every gate held.
+        num_cases, num_texts: how many input shapes and real texts were measured.
+        gates: what had to hold, and what was found.
+        figures: the worst errors.
+    """
+
+    engine: str
+    version: str
+    precision: str
+    device: str
+    processor: str
+    passed: bool
+    num_cases: int
+    num_texts: int
+    gates: tuple[Gate, ...]
+    figures: tuple[ParityFigure, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Faithfulness:
     """How well the scores of a method rank the tokens of a text, as `attnlens check` measured it.
 
@@ -167,7 +194,13 @@ class ModelInfo:
         default_prompt_name: the prompt that is used unless told; empty: none.
         text_pairs: whether a text may be a pair.
         max_tokens: the longest input, special tokens included.
-        precision: `fp32`, `fp16` or `int8`: of embeddings and of token vectors without attention.
+        execution_providers: those of ONNX Runtime, the preferred one first; empty with another engine.
+        engine: what runs the model: `onnxruntime` or `openvino`. Vectors of different engines may differ in
+            their last digits, in bf16 by more. Empty: the server is older and does not say it.
+        device: where the engine runs, in its own words, for instance `CPU`.
+        engine_check: how this engine compares with PyTorch in `precision`. None: not measured, or `parity`
+            says it.
+        precision: `fp32`, `fp16`, `int8` or `bf16`: of embeddings and of token vectors without attention.
         versions: by package name.
         explain_methods: what `explain` and `compare` can be asked for; empty: nothing.
         pair_matrices: which matrices `compare` can be asked for.
@@ -207,6 +240,9 @@ class ModelInfo:
     explain_methods: tuple[str, ...]
     pair_matrices: tuple[str, ...]
     faithfulness: tuple[Faithfulness, ...]
+    engine: str = ""
+    device: str = ""
+    engine_check: EngineCheck | None = None
 
     @property
     def max_dimensions(self) -> int:

@@ -67,14 +67,17 @@ class Usage:
 class Embeddings:
     """Vectors (N, D), how much of each text they stand for, and the model that made them.
 
-    `model_version` tells bundles of one name apart, see `ModelInfo.version`. To iterate over it is to iterate
-    over the vectors, (D,) each.
+    `model_version` tells bundles of one name apart, see `ModelInfo.version`; `engine` and `precision` say
+    what computed them, see `ModelInfo.engine`. Vectors belong together where all three are the same. To
+    iterate over it is to iterate over the vectors, (D,) each.
     """
 
     vectors: Array
     usages: tuple[Usage, ...]
     model: str
     model_version: str
+    engine: str = ""
+    precision: str = ""
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -212,6 +215,7 @@ class EncodedText:
         num_tokens_total: the tokens before truncation.
         truncated: True where the two differ.
         model, model_version: which bundle it comes from, see `ModelInfo.version`.
+        engine, precision: what computed it, see `ModelInfo.engine`; with attention always `fp32`.
     """
 
     tokens: tuple[Token, ...]
@@ -222,6 +226,8 @@ class EncodedText:
     truncated: bool
     model: str
     model_version: str
+    engine: str = ""
+    precision: str = ""
 
     @property
     def weights(self) -> Array:

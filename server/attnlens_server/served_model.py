@@ -3,6 +3,7 @@
 import logging
 
 from attnlens_server.bundle import Model, open_bundle
+from attnlens_server.bundle.engine_checks import heed_engine_check
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
 from attnlens_server.grpc_api.calls import Calls
@@ -32,7 +33,7 @@ class ServedModel:
         """Open and verify the bundle.
 
         Raises:
-            StartupError: the bundle is refused.
+            StartupError: the bundle is refused, or the engine, or the engine for this bundle.
             ConfigError: an option does not fit it.
         """
         self.bundle = open_bundle(config.bundle, config.precision)
@@ -43,6 +44,18 @@ class ServedModel:
             extra={"bundle": str(config.bundle), "model": self.model.name, "version": self.model.version},
         )
         self.engine = Engine(self.bundle, config)
+        runtime = self.engine.runtime
+        engine_check = (
+            heed_engine_check(
+                self.bundle,
+                runtime.name,
+                runtime.device,
+                version=runtime.version,
+                processor=runtime.processor,
+            )
+            if runtime.processor
+            else None
+        )
         path = self.bundle.tokenizer_path
         self.service = ModelService(
             self.bundle,
@@ -62,8 +75,8 @@ class ServedModel:
         )
         self.methods = EncoderService(
             self.service,
-            Responses(self.model.name, self.model.version),
-            ModelDescriber(self.bundle, config, self.engine, self.service),
+            Responses(self.model.name, self.model.version, runtime.name, self.bundle.precision),
+            ModelDescriber(self.bundle, config, self.engine, self.service, engine_check),
         )
 
 

@@ -32,7 +32,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "prompts": _prompts_line(model),
         "pairs of texts": "yes" if model.text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
-        "execution providers": ", ".join(model.execution_providers),
+        "engine": _engine_line(model),
         "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
         "texts in a request": f"{limits.max_inputs_per_request:,}",
         "bytes in a text": f"{limits.max_text_bytes:,}",
@@ -43,6 +43,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
         "attention queries in a request": f"{limits.max_attention_queries:,}",
         "parity with PyTorch": f"{verdict}, {model.parity.num_cases} input shapes",
+        **_engine_check_row(model),
         "versions": "\n".join(f"{name} {version}" for name, version in versions),
     }
     table = Table(title=address, title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
@@ -51,6 +52,24 @@ def model_table(model: ModelInfo, address: str) -> Table:
     for name, value in rows.items():
         table.add_row(name, "\n".join(map(printable, value.split("\n"))))
     return table
+
+
+def _engine_line(model: ModelInfo) -> str:
+    where = ", ".join(model.execution_providers) or model.device
+    return f"{model.engine} on {where}" if model.engine else where
+
+
+def _engine_check_row(model: ModelInfo) -> dict[str, str]:
+    """Return a row for an engine other than the one that parity is about."""
+    check = model.engine_check
+    if model.execution_providers or not model.engine:
+        return {}
+    label = f"{model.engine} with PyTorch"
+    if check is None:
+        return {label: f"not measured: attnlens check --engine {model.engine}"}
+    verdict = "passed" if check.passed else "FAILED"
+    measured = f"{check.num_cases} input shapes, {check.num_texts} texts"
+    return {label: f"{verdict} in {check.precision}, {measured}, version {check.version}, {check.processor}"}
 
 
 def _embedding_line(model: ModelInfo) -> str:
@@ -90,9 +109,9 @@ def _layer_lines(model: ModelInfo) -> str:
     return "\n".join(lines)
 
 
-def gates_table(gates: Sequence[Gate]) -> Table:
+def gates_table(gates: Sequence[Gate], title: str = "gates of parity") -> Table:
     """Show what had to hold for the bundle, and what was found."""
-    table = Table(title="gates of parity", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("graph and output", overflow="fold")
     table.add_column("gate", overflow="fold")
     for name in ("limit", "found"):

@@ -12,7 +12,9 @@ import numpy as np
 
 from attnlens.tensors import from_tensor, numpy_dtype
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DataType, Tensor
+from attnlens_client.core.enums import name_of
 from attnlens_client.errors import BadReplyError, Violation
 from attnlens_client.results import Array, Usage
 
@@ -50,6 +52,17 @@ class Agreed:
         """Check that it is the model asked for, and the one that answered before."""
         self.check("model", name, where)
         self.check("model version", version, where)
+
+    def check_computation(self, message: pb.Computation, where: str) -> None:
+        """Check that what computed it is what computed the others. Older servers do not say it."""
+        if message.engine:
+            self.check("engine", message.engine, where)
+            self.check("precision", precision_of(message), where)
+
+
+def precision_of(message: pb.Computation) -> str:
+    """Return the name of what a result was computed in; empty: the server does not say it."""
+    return name_of(manifest_pb2.Precision.DESCRIPTOR, message.precision) if message.engine else ""
 
 
 def check_count(number: int, expected: int, what: str) -> None:

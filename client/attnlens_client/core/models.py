@@ -12,6 +12,7 @@ from attnlens_client.core.checks import wrong_reply
 from attnlens_client.core.enums import name_of
 from attnlens_client.model_info import (
     DenseLayer,
+    EngineCheck,
     Faithfulness,
     Gate,
     LayerInfo,
@@ -89,6 +90,24 @@ def model_info(message: pb.Model) -> ModelInfo:
             name_of(explanation.PairMatrix.DESCRIPTOR, each) for each in message.pair_matrices
         ),
         faithfulness=_all(Faithfulness, message.faithfulness),
+        engine=message.engine,
+        device=message.device,
+        engine_check=_engine_check(message.engine_check) if message.HasField("engine_check") else None,
+    )
+
+
+def _engine_check(message: manifest.EngineCheck) -> EngineCheck:
+    return EngineCheck(
+        engine=message.engine,
+        version=message.version,
+        precision=name_of(manifest.Precision.DESCRIPTOR, message.precision),
+        device=message.device,
+        processor=message.processor,
+        passed=message.passed,
+        num_cases=message.num_cases,
+        num_texts=message.num_texts,
+        gates=_all(Gate, message.gates),
+        figures=_all(ParityFigure, message.figures),
     )
 
 

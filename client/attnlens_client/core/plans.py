@@ -311,7 +311,14 @@ def _no_embeddings(request: pb.EmbedRequest, model: ModelInfo) -> Embeddings:
         known = ", ".join(model.prompts) or "none"
         raise refusal(f"is {request.prompt.name!r}: {model.name} has {known}", field="prompt_name")
     shape = (0, request.dimensions or model.embedding_size)
-    return Embeddings(np.zeros(shape, numpy_dtype(request.data_type)), (), model.name, model.version)
+    return Embeddings(
+        np.zeros(shape, numpy_dtype(request.data_type)),
+        (),
+        model.name,
+        model.version,
+        model.engine,
+        model.precision,
+    )
 
 
 def _check_message(index: int, size: int, limit: int) -> None:

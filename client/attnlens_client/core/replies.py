@@ -21,6 +21,7 @@ from attnlens_client.core.checks import (
     check_presence,
     checked_array,
     checked_usage,
+    precision_of,
     wrong_text,
 )
 from attnlens_client.core.enums import name_of
@@ -50,6 +51,7 @@ def embeddings(
     for first, count, response in replies:
         where = f"texts[{first}:{first + count}]"
         agreed.check_model(response.model, response.model_version, where)
+        agreed.check_computation(response.computation, where)
         vectors = checked_array(
             response.embeddings, request.data_type, (count, None), f"embeddings of {where}"
         )
@@ -65,7 +67,14 @@ def embeddings(
         ]
         arrays.append(vectors)
     _, _, last = replies[-1]
-    return Embeddings(np.concatenate(arrays), tuple(usages), last.model, last.model_version)
+    return Embeddings(
+        np.concatenate(arrays),
+        tuple(usages),
+        last.model,
+        last.model_version,
+        last.computation.engine,
+        precision_of(last.computation),
+    )
 
 
 def tokenized_texts(
@@ -116,6 +125,7 @@ class EncodeReader:
         for first, count, response in replies:
             where = f"texts[{first}:{first + count}]"
             self.agreed.check_model(response.model, response.model_version, where)
+            self.agreed.check_computation(response.computation, where)
             check_count(len(response.results), count, f"results for {where}")
             texts += [
                 self._text(index, result, response) for index, result in enumerate(response.results, first)
@@ -123,7 +133,7 @@ class EncodeReader:
         return texts
 
     def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
-        text = self.head(index, message, response.model, response.model_version)
+        text = self.head(index, message, response)
         if len(message.attention) != len(self.queries):
             raise wrong_text(
                 index, f"has {len(message.attention)} instead of {len(self.queries)} results of queries"
@@ -134,7 +144,9 @@ class EncodeReader:
             attention.append(query.read(index, text.tokens, result))
         return replace(text, attention=tuple(attention))
 
-    def head(self, index: int, message: pb.EncodedText, model: str, version: str) -> EncodedText:
+    def head(
+        self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
+    ) -> EncodedText:
         """Read everything of a text but its attention."""
         tokens = tokens_of(message.tokens)
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
@@ -156,8 +168,10 @@ class EncodeReader:
             num_tokens=usage.num_tokens,
             num_tokens_total=usage.num_tokens_total,
             truncated=usage.truncated,
-            model=model,
-            model_version=version,
+            model=response.model,
+            model_version=response.model_version,
+            engine=response.computation.engine,
+            precision=precision_of(response.computation),
         )
 
 

@@ -63,8 +63,9 @@ class StreamReader:
         if index != self._index + 1 or index >= self._end:
             raise wrong_reply(f"the stream has texts[{index}] where texts[{self._index + 1}] is due")
         self._texts.agreed.check("model version", response.model_version, f"texts[{index}]")
+        self._texts.agreed.check_computation(response.computation, f"texts[{index}]")
         check_presence("attention in its head", index, has=bool(response.head.attention), wants=False)
-        text = self._texts.head(index, response.head, response.model, response.model_version)
+        text = self._texts.head(index, response.head, response)
         self._index, self._tokens, self._layers = index, text.tokens, []
         self._num_received = 0
         self._num_parts = response.num_attention_parts

@@ -1672,7 +1672,7 @@ class ExplainResponse(_message.Message):
 
     @_builtins.property
     def computation(self) -> Global___Computation:
-        """What computed it; the vectors of other texts that a score is towards are computed as Embed does."""
+        """What computed it, vectors of other texts that a score is towards included."""
 
     def __init__(
         self,

@@ -33,15 +33,17 @@ class HostOutputs:
     Attributes:
         arrays: by the graph's names, (B, T', D), (B, T', H), (B, H, T', T') or (B, H, T', W); of
             contributions (B, T') and (B, ...).
+        are_reused: whether the next batch of this thread is written to the same memory.
     """
 
     arrays: dict[str, npt.NDArray[np.float32]]
+    are_reused: bool = False
 
     def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
         """Return what is wanted of a text.
 
-        It is copied where others share the batch, so that a slow reader of one small text cannot keep the
-        outputs of all of them in memory.
+        It is copied where the memory is reused, and where others share the batch, so that a slow reader of
+        one small text cannot keep the outputs of all of them in memory.
         """
         batch = self.arrays[wanted.name]
         if wanted.layout is Layout.PER_TEXT:
@@ -64,7 +66,8 @@ class HostOutputs:
                 if is_mean:
                     part = part.mean(axis=head_axis, keepdims=True)
         whole = part.base
-        return part.copy() if isinstance(whole, np.ndarray) and whole.size > part.size else part
+        is_shared = isinstance(whole, np.ndarray) and (self.are_reused or whole.size > part.size)
+        return part.copy() if is_shared or part is batch else part
 
 
 def put_together(

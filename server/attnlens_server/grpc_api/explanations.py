@@ -110,7 +110,10 @@ def _direction(tensor: Tensor, found: list[FieldViolation]) -> FloatArray | None
 def explain_response(responses: Responses, result: ExplainResult) -> bytes:
     """Pack the texts of a request."""
     message = pb.ExplainResponse(
-        model=responses.model, model_version=responses.version, timings=timings_message(result.timings)
+        model=responses.model,
+        model_version=responses.version,
+        timings=timings_message(result.timings),
+        computation=responses.fp32_computation,
     )
     for text in result.texts:
         _fill(message.results.add(), text)
@@ -120,7 +123,10 @@ def explain_response(responses: Responses, result: ExplainResult) -> bytes:
 def compare_response(responses: Responses, result: CompareResult) -> bytes:
     """Pack the pairs of a request."""
     message = pb.CompareResponse(
-        model=responses.model, model_version=responses.version, timings=timings_message(result.timings)
+        model=responses.model,
+        model_version=responses.version,
+        timings=timings_message(result.timings),
+        computation=responses.fp32_computation,
     )
     for pair in result.pairs:
         packed = message.results.add(similarity=pair.similarity)

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from attnlens.bundle import embedding_size, find_graph
 from attnlens.v1.explanation_pb2 import ExplainMethod, PairMatrix
-from attnlens.v1.manifest_pb2 import GraphPurpose
+from attnlens.v1.manifest_pb2 import EngineCheck, GraphPurpose
 from attnlens.v1.model_pb2 import Limits, Model, ModelState
 from attnlens_server.bundle import Bundle
 from attnlens_server.bundle.manifest import PRECISIONS, is_known
@@ -17,7 +17,14 @@ from attnlens_server.serving.service import ModelService
 class ModelDescriber:
     """Puts together everything that a client needs to know."""
 
-    def __init__(self, bundle: Bundle, config: ServerConfig, engine: Engine, service: ModelService) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: ServerConfig,
+        engine: Engine,
+        service: ModelService,
+        engine_check: EngineCheck | None = None,
+    ) -> None:
         self._engine = engine
         manifest = bundle.manifest
         versions = {f"export/{name}": text for name, text in manifest.tool_versions.items()}
@@ -55,13 +62,15 @@ class ModelDescriber:
                 max_masked_runs=config.max_masked_runs,
             ),
             versions=versions,
+            engine=engine.runtime.name,
+            engine_check=engine_check,
         )
 
     def model(self) -> Model:
         """Return it as things are now."""
         is_degraded = not self._engine.can_run_attention
         self._model.state = ModelState.MODEL_STATE_DEGRADED if is_degraded else ModelState.MODEL_STATE_READY
-        self._model.engine, self._model.device = self._engine.runtime.name, self._engine.runtime.device
+        self._model.device = self._engine.runtime.device
         self._model.execution_providers[:] = self._engine.execution_providers
         self._model.limits.max_batch_tokens = self._engine.max_batch_tokens
         return self._model

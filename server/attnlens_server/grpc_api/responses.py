@@ -13,6 +13,8 @@ from attnlens.v1.manifest_pb2 import RowSum as RowSumNumber
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
 from attnlens.v1.tensor_pb2 import Tensor
 from attnlens_server.bundle import Layout, RowSum
+from attnlens_server.bundle.manifest import PRECISIONS
+from attnlens_server.config import Precision
 from attnlens_server.grpc_api.reduced_attention import data_type_number, fill_reduced
 from attnlens_server.serving import results
 from attnlens_server.serving.jobs import DataType
@@ -34,11 +36,19 @@ def reply_costs(max_message_bytes: int) -> ReplyCosts:
 
 
 class Responses:
-    """Makes messages that name one model."""
+    """Makes messages that name one model, and what computed it.
 
-    def __init__(self, model: str, version: str) -> None:
+    Attributes:
+        model: its name.
+        version: which bundle of that name.
+        fp32_computation: of attention and explanations, whatever embeddings are computed in.
+    """
+
+    def __init__(self, model: str, version: str, engine: str, precision: Precision) -> None:
         self.model = self._model = model
         self.version = self._version = version
+        self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
+        self.fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
 
     def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
         """Pack embeddings."""
@@ -48,6 +58,7 @@ class Responses:
             embeddings=to_tensor(result.embeddings, data_type_number(data_type)),
             usages=[usage_message(usage) for usage in result.usages],
             timings=timings_message(result.timings),
+            computation=self._computation,
         )
         return response.SerializeToString()
 
@@ -61,8 +72,12 @@ class Responses:
         Raises:
             InvalidFieldsError: a value is beyond the range of the chosen element type.
         """
+        has_attention = any(text.attention for text in result.texts)
         head = pb.EncodeResponse(
-            model=self._model, model_version=self._version, timings=timings_message(result.timings)
+            model=self._model,
+            model_version=self._version,
+            timings=timings_message(result.timings),
+            computation=self._of_texts(has_attention=has_attention),
         )
         serialized = [head.SerializeToString()]
         result.texts.reverse()
@@ -83,10 +98,15 @@ class Responses:
             message.model_version = self._version
             message.num_attention_parts = part.num_attention_parts
             message.timings.CopyFrom(timings_message(part.timings))
+            message.computation.CopyFrom(self._of_texts(has_attention=part.num_attention_parts > 0))
             _fill_text(message.head, part.text, data_type)
         else:
             _fill_attention(message.attention, part.attention, data_type)
         return message.SerializeToString()
+
+    def _of_texts(self, *, has_attention: bool) -> pb.Computation:
+        """Return what computed token vectors: with attention, they come from its graph."""
+        return self.fp32_computation if has_attention else self._computation
 
     def tokenize(self, texts: Iterable[results.TokenizedText]) -> bytes:
         """Pack the tokens of some texts; what `tokenize_head` returns comes before the first ones."""

@@ -20,7 +20,7 @@ Example:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
 def info(as_json: bool, server: ServerOptions) -> None:
-    """Show a served model: version, state, sizes, limits, execution providers, parity and versions."""
+    """Show a served model: version, state, sizes, limits, engine, parity and versions."""
     from attnlens_client import Client
 
     with Client(server.address, **server.client_settings()) as client:
@@ -36,5 +36,7 @@ def info(as_json: bool, server: ServerOptions) -> None:
     console.print(model_table(model, server.address))
     if model.parity.gates:
         console.print(gates_table(model.parity.gates))
+    if model.engine_check is not None and model.engine_check.gates:
+        console.print(gates_table(model.engine_check.gates, f"gates of {model.engine}"))
     if model.parity.figures:
         console.print(figures_table(model.parity.figures))

@@ -18,6 +18,7 @@ from attnlens_client.core.checks import (
     check_presence,
     checked_array,
     checked_usage,
+    precision_of,
     wrong_reply,
     wrong_text,
 )
@@ -65,10 +66,10 @@ class ExplanationReader:
         for first, count, response in replies:
             where = f"texts[{first}:{first + count}]"
             self._agreed.check_model(response.model, response.model_version, where)
+            self._agreed.check_computation(response.computation, where)
             check_count(len(response.results), count, f"results for {where}")
             texts += [
-                self._text(index, result, response.model, response.model_version)
-                for index, result in enumerate(response.results, first)
+                self._text(index, result, response) for index, result in enumerate(response.results, first)
             ]
         return texts
 
@@ -81,10 +82,7 @@ class ExplanationReader:
         self._agreed.check_model(response.model, response.model_version, "the pair")
         check_count(len(response.results), 1, "results for the pair")
         [result] = response.results
-        a, b = (
-            self._text(index, side, response.model, response.model_version)
-            for index, side in enumerate((result.a, result.b))
-        )
+        a, b = (self._text(index, side, response) for index, side in enumerate((result.a, result.b)))
         values = (result.similarity, a.target_value, b.target_value)
         if not (abs(result.similarity) <= 1 + _TARGET_TOLERANCE and np.ptp(values) <= _TARGET_TOLERANCE):
             raise wrong_reply(
@@ -106,7 +104,9 @@ class ExplanationReader:
             _check_sum(found, result.similarity, _TARGET_TOLERANCE, 0, "the matrix")
         return found
 
-    def _text(self, index: int, message: pb.Explanation, model: str, version: str) -> Explanation:
+    def _text(
+        self, index: int, message: pb.Explanation, response: pb.ExplainResponse | pb.CompareResponse
+    ) -> Explanation:
         usage = checked_usage(message.usage, index, may_truncate=self._may_truncate)
         tokens = tokens_of(message.tokens)
         if len(tokens) != usage.num_tokens:
@@ -132,8 +132,10 @@ class ExplanationReader:
                 for method, scores in zip(methods, message.scores, strict=True)
             ),
             self._heads(index, message),
-            model,
-            version,
+            response.model,
+            response.model_version,
+            response.computation.engine,
+            precision_of(response.computation),
         )
 
     def _words(self, index: int, words: Sequence[int], num_tokens: int) -> tuple[int, ...]:

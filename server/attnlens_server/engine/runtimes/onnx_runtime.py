@@ -31,6 +31,7 @@ class OnnxRuntime:
 
     name: EngineName = "onnxruntime"
     version: str = ort.__version__
+    processor = ""
 
     def __init__(self, asked: Provider, device_id: int, precision: Precision = "fp32") -> None:
         """Prepare.

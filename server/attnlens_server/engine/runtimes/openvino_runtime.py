@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from attnlens.openvino_settings import LENGTH_MULTIPLE, PACKAGE, OpenvinoPrecision, compile_properties
 from attnlens.processor import multiplies_bf16
@@ -14,6 +14,9 @@ from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
 from attnlens_server.engine.runtimes.runtime import Division
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
+
+if TYPE_CHECKING:
+    from openvino import CompiledModel
 
 CPU = "CPU"
 # On a GPU not measured.
@@ -43,6 +46,7 @@ class OpenvinoRuntime:
         self._core = openvino.Core()
         self.version: str = openvino.__version__.partition("-")[0]
         self.device = self._checked(device)
+        self.processor = str(self._core.get_property(device, "FULL_DEVICE_NAME"))
         self.is_on_cpu = device == CPU
         self.batch_tokens = BATCH_TOKENS[self.is_on_cpu]
         self.length_multiple = LENGTH_MULTIPLE
@@ -53,11 +57,6 @@ class OpenvinoRuntime:
         self._models: dict[Path, openvino.Model] = {}
         if precision == "bf16":
             self._check_bf16()
-
-    @property
-    def processor(self) -> str:
-        """The device's own name, as OpenVINO tells it."""
-        return str(self._core.get_property(self.device, "FULL_DEVICE_NAME"))
 
     def open(
         self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
@@ -70,13 +69,11 @@ class OpenvinoRuntime:
             threads=division.threads * division.num_batches,
             num_streams=division.num_batches,
         )
-        try:
-            model = self._models.get(graph) or self._models.setdefault(graph, self._core.read_model(graph))
-        except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
-            raise StartupError(f"OpenVINO can't read {graph}: {error}") from error
-        return OpenvinoSession(
-            partial(self._core.compile_model, model), graph, self.device, properties, limit
-        )
+        return OpenvinoSession(partial(self._compile, graph), graph, self.device, properties, limit)
+
+    def _compile(self, graph: Path, device: str, properties: dict[str, str]) -> "CompiledModel":
+        model = self._models.get(graph) or self._models.setdefault(graph, self._core.read_model(graph))
+        return self._core.compile_model(model, device, properties)
 
     def fallback(self) -> Self | None:
         """Return nothing: who asks for OpenVINO asks for its numbers."""

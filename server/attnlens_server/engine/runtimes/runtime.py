@@ -25,6 +25,8 @@ class Runtime(Protocol):
     Attributes:
         name: its package.
         device: where it runs, in its own words, for instance `CPU`.
+        processor: that device's own name; empty: not known, and not needed, since an export measures ONNX
+            Runtime itself.
         is_on_cpu: whether lanes divide the threads of the CPU among them. Elsewhere, all graphs are opened
             at the start, so that the server does not start unless the device really runs them.
         batch_tokens: where throughput stops growing with the batch.
@@ -35,6 +37,7 @@ class Runtime(Protocol):
 
     name: EngineName
     device: str
+    processor: str
     is_on_cpu: bool
     batch_tokens: int
     length_multiple: int
