@@ -5,10 +5,12 @@ Speed is compared within a tier: a program that rounds more is faster, and is no
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+R = TypeVar("R", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,6 @@ def rank(row: Mapping[str, Any]) -> int:
     return len(TIERS) if accuracy is None else TIERS.index(tier_of(accuracy))
 
 
-def in_tier(rows: Sequence[Mapping[str, Any]], tier: Tier) -> list[Mapping[str, Any]]:
+def in_tier(rows: Sequence[R], tier: Tier) -> list[R]:
     """Return the rows whose vectors are at least as near as the tier asks for."""
     return [row for row in rows if (accuracy := of_row(row)) is not None and tier.holds(accuracy)]

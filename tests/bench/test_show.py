@@ -24,7 +24,7 @@ def latency(p50: float) -> dict[str, float]:
 
 
 def make_rows() -> list[dict[str, Any]]:
-    one = {"what": ONE_BY_ONE, "workload": "sentences"}
+    one: dict[str, Any] = {"what": ONE_BY_ONE, "workload": "sentences"}
     served: dict[str, Any] = {"clients": 64, "workload": "mixed", "latency_ms": latency(200.0)}
     return [
         make_row("ONNX Runtime MatMul", [20.0], cosines=None, what="matmul", workload="512x384x384"),
