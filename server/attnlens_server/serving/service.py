@@ -364,7 +364,7 @@ class ModelService:
             InvalidFieldsError: a value is beyond the range of the chosen element type.
         """
         vectors = finish(
-            np.stack([result.arrays[0] for result in results]),  # (N, D)
+            np.array([result.arrays[0] for result in results]),  # (N, D)
             self._dense,
             dimensions=plan.dimensions,
             normalize_first=plan.normalize_first,
