@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
+R = TypeVar("R", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,6 @@ def rank(row: Mapping[str, Any]) -> int:
     return len(TIERS) if accuracy is None else TIERS.index(tier_of(accuracy))
 
 
-def in_tier(rows: Sequence[AnyRow], tier: Tier) -> list[AnyRow]:
+def in_tier(rows: Sequence[R], tier: Tier) -> list[R]:
     """Return the rows whose vectors are at least as near as the tier asks for."""
     return [row for row in rows if (accuracy := of_row(row)) is not None and tier.holds(accuracy)]

@@ -82,13 +82,14 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
 
 def measure_memory(field: Field) -> dict[str, float]:
     """Return the resident memory, in MiB, that each server has after the same texts from 64 clients."""
+    num_texts = min(MEMORY_TEXTS, 10 * len(field.setting.workloads["mixed"].texts))
     rss_mib = {}
     for engine, precision in OUR_SERVERS:
         key = RowKey(server_name(engine), precision, "embed", "mixed", MANY)
         with field.our_server(engine, precision) as server:
             case = field.server_case(server, key)
             case.prepare()
-            case.send(MANY, MEMORY_TEXTS)
+            case.send(MANY, num_texts)
             rss_mib[f"{key.name} {precision}"] = server.rss_mib
     return rss_mib
 

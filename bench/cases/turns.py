@@ -10,6 +10,7 @@ from bench.lines import ProcessError
 
 def prepare_all(cases: Sequence[Case]) -> None:
     """Warm up every case; one that fails is out."""
+    print(f"Preparing {len(cases)} rows ...", file=sys.stderr, flush=True)
     for case in cases:
         attempt(case, case.prepare)
 

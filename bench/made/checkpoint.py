@@ -7,13 +7,14 @@ measured on them all the same.
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from bench.made.environments import DIRECTORY
 
 CHECKPOINT = DIRECTORY / "base-checkpoint"
 MAX_TOKENS = 512
 SEED = 20_150_801
-SIZES = {
+SIZES: dict[str, Any] = {
     "num_hidden_layers": 12,
     "hidden_size": 768,
     "num_attention_heads": 12,
