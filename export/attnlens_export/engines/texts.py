@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
+from attnlens.openvino_settings import LENGTH_MULTIPLE
 from attnlens.v1.manifest_pb2 import Gate, GateKind, Manifest, OutputRole
 from attnlens_export.engines.result import Part, broken
 from attnlens_export.graph.names import EMBEDDINGS_PATH, HIDDEN_OUTPUT, graph_id
@@ -25,12 +27,9 @@ from attnlens_export.published.side_files import read_max_tokens
 from attnlens_export.runtimes.graph import ProcessGraph
 from attnlens_model import EncoderConfig
 
-# OpenVINO computes the softmax of 16 keys at a time, and the rest of a row in another way. So a server with
-# it puts only texts into a batch whose lengths, divided by 16 and rounded down, are equal.
-LENGTH_WINDOW = 16
 # How many texts of a batch are run alone.
 NUM_ALONE = 8
-# Random ids, where there is no tokenizer: 8 texts of as many lengths of one window.
+# Random ids, where there is no tokenizer: 8 texts of as many lengths.
 _RANDOM_LENGTHS = (15, 31, 127)
 _RANDOM_BATCH_SIZE = 8
 
@@ -115,23 +114,39 @@ def _random_batch(case: Case, number: int, config: EncoderConfig) -> Batch:
 
 def _embedder(directory: Path, config: EncoderConfig, batches: Sequence[Batch]) -> Embedder:
     pooling = read_pooling(directory, config.hidden_size)
-    parts = [part for batch in batches for part in split_by_window(batch)]
+    parts = [part for batch in batches for part in split_by_length(batch, config)]
     return Embedder(directory, pooling, config.hidden_size, parts)
 
 
-def split_by_window(batch: Batch) -> Iterator[Batch]:
-    """Yield the texts of a batch whose lengths lie in one window, padded to the longest of them."""
+def split_by_length(batch: Batch, config: EncoderConfig) -> Iterator[Batch]:
+    """Yield the texts of a batch by their padded length, padded to it, as a server runs them."""
     lengths = batch.inputs.attention_mask.sum(axis=1)  # (B,)
-    for window in np.unique(lengths // LENGTH_WINDOW):
-        [rows] = np.nonzero(lengths // LENGTH_WINDOW == window)
-        cut = (rows, slice(0, int(lengths[rows].max())))
-        types = batch.inputs.token_type_ids
-        inputs = Inputs(
-            batch.inputs.input_ids[cut],
-            batch.inputs.attention_mask[cut],
-            None if types is None else types[cut],
-        )
-        yield Batch(inputs, tuple(batch.places[row] for row in rows))
+    rounded = -(-lengths // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    padded = np.maximum(lengths, np.minimum(rounded, config.max_tokens))
+    for length in np.unique(padded):
+        [rows] = np.nonzero(padded == length)
+        inputs = _with_length(batch.inputs, int(length), config.embeddings.pad_token_id)
+        yield Batch(_rows(inputs, rows), tuple(batch.places[row] for row in rows))
+
+
+def _with_length(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
+    """Return inputs (B, length): padding on the right is cut off or added."""
+
+    def changed(array: npt.NDArray[np.int64], padding: int) -> npt.NDArray[np.int64]:
+        kept = array[:, :length]
+        return np.pad(kept, ((0, 0), (0, length - kept.shape[1])), constant_values=padding)
+
+    types = inputs.token_type_ids
+    return Inputs(
+        changed(inputs.input_ids, pad_token_id),
+        changed(inputs.attention_mask, 0),
+        None if types is None else changed(types, 0),
+    )
+
+
+def _rows(inputs: Inputs, rows: npt.NDArray[np.intp]) -> Inputs:
+    types = inputs.token_type_ids
+    return Inputs(inputs.input_ids[rows], inputs.attention_mask[rows], None if types is None else types[rows])
 
 
 class _Session:
@@ -187,7 +202,7 @@ def _alone_error(session: _Session, embedder: Embedder, found: Vectors) -> float
     Some texts of each batch that has several are run alone.
     """
     alone = [
-        Batch(batch.inputs.alone(row), (batch.places[row],))
+        Batch(_rows(batch.inputs, np.array([row])), (batch.places[row],))
         for batch in embedder.batches
         for row in _spread(len(batch.places))
     ]

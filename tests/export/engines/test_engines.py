@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnlens.openvino_settings import OpenvinoPrecision
 from attnlens.processor import multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, GateKind, OutputRole, Precision
 from attnlens_export import ExportOptions, export_bundle
@@ -15,12 +16,13 @@ from attnlens_export.engines import engine as engines
 from attnlens_export.engines.engine import Engine, EngineOptions, find_engine
 from attnlens_export.engines.measure import measure_engine
 from attnlens_export.engines.result import EngineSummary
-from attnlens_export.engines.texts import LENGTH_WINDOW, split_by_window
+from attnlens_export.engines.texts import split_by_length
 from attnlens_export.errors import EngineError
 from attnlens_export.int8.texts import KINDS, Batch
 from attnlens_export.parity.grid import Case, Inputs, Padding, small_grid
 from attnlens_model import EncoderConfig
 from attnlens_runtimes import NotInstalledError, PythonRuntime, Settings
+from configs import small_config
 from runtimes.measured import alter
 from runtimes.stand_in import stand_in
 
@@ -28,8 +30,8 @@ SmallBundle = Callable[[str], Path]
 CASES = [*small_grid(32), Case(2, 33, Padding.RIGHT)]
 
 
-def measured(bundle: Path, *precisions: str, cases: list[Case] | None = None) -> EngineSummary:
-    options = EngineOptions(precisions, timeout_s=120)  # type: ignore[arg-type] - words of tests
+def measured(bundle: Path, *precisions: OpenvinoPrecision, cases: list[Case] | None = None) -> EngineSummary:
+    options = EngineOptions(precisions, timeout_s=120)
     return measure_engine(bundle, find_engine(options), grid=cases or CASES)
 
 
@@ -176,15 +178,16 @@ def test_without_openvino_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPa
         find_engine()
 
 
-def test_a_batch_is_split_where_lengths_leave_a_window() -> None:
-    lengths = np.array([3, 15, 16, 31, 32])
-    mask = (np.arange(32) < lengths[:, None]).astype(np.int64)
-    batch = Batch(Inputs(mask * 7, mask, None), (4, 3, 2, 1, 0))
-    parts = list(split_by_window(batch))
-    assert [part.places for part in parts] == [(4, 3), (2, 1), (0,)]
-    assert [part.inputs.input_ids.shape for part in parts] == [(2, 15), (2, 31), (1, 32)]
-    assert [part.inputs.attention_mask.sum() for part in parts] == [18, 47, 32]
-    assert LENGTH_WINDOW == 16
+def test_a_batch_is_split_and_padded_as_a_server_does() -> None:
+    config = small_config()
+    lengths = np.array([3, 15, 16, 31, 32, 33])
+    mask = (np.arange(33) < lengths[:, None]).astype(np.int64)
+    batch = Batch(Inputs(mask * 7, mask, None), (5, 4, 3, 2, 1, 0))
+    parts = list(split_by_length(batch, config))
+    assert [part.places for part in parts] == [(5, 4, 3), (2, 1), (0,)]
+    assert [part.inputs.input_ids.shape for part in parts] == [(3, 16), (2, 32), (1, 40)]
+    assert [part.inputs.attention_mask.sum() for part in parts] == [34, 63, 33]
+    assert [part.inputs.input_ids.sum() for part in parts] == [7 * 34, 7 * 63, 7 * 33]
 
 
 @pytest.mark.slow

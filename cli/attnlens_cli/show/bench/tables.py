@@ -117,9 +117,7 @@ def _graph_table(report: Report) -> Table:
         on_cpu = f"{threads} thread{'s' if threads > 1 else ''}"
         headings += [f"ms on\n{on_cpu if report.device == DEFAULT_DEVICE else report.device}", "tokens/s"]
     cells = {(cell.length, cell.batch, cell.threads): cell for cell in report.grid}
-    table = _table(
-        f"The graph alone, {report.variant} on {report.device}, texts of one length", tuple(headings)
-    )
+    table = _table(f"The graph alone, {report.variant} on {report.device}", tuple(headings))
     for length, batch in dict.fromkeys((cell.length, cell.batch) for cell in report.grid):
         row = [f"{length:,}", f"{batch:,}"]
         for threads in thread_counts:
