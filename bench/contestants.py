@@ -1,15 +1,27 @@
 """The programs that take texts in-process: our engine and its peers."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.cases import RowKey
-from bench.setting import Setting
+from bench.cases import MINILM, Choice, RowKey
+from bench.made.bundles import STRICT_COSINE
+from bench.made.openvino_genai import ENVIRONMENT as GENAI_ENVIRONMENT
+from bench.made.openvino_genai import convert
+from bench.setting import MAX_TOKENS, Setting
+from bench.workloads import CUT_TOKENS
 
-ENGINE = "attnlens engine"
+ENGINE, SERVER = "attnlens engine", "attnlens server"
+OPENVINO = ", OpenVINO"  # behind a name of ours; without it, it is ONNX Runtime
 EAGER = "transformers eager"
-EMBED = tuple(("embed", workload) for workload in ("passages", "sentences", "mixed"))
+GENAI = "openvino-genai"
+STRICT = f"int8 at {STRICT_COSINE}"
+ONE_BY_ONE = "embed, one text a call"
+ONES = (ONE_BY_ONE, "sentences")
+EMBED = tuple(("embed", workload) for workload in ("passages", "sentences", "mixed", "long"))
 MAPS = (("attention", "short"), ("attention mean", "short"))
-ENGINE_ROWS = (*EMBED, ("embed", "short"), ("tokens", "mixed"), *MAPS)
+ENGINE_ROWS = (*EMBED, ONES, ("embed", "short"), ("tokens", "mixed"), *MAPS)
+
+Arguments = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -20,68 +32,117 @@ class Contestant:
         name: of its rows.
         precision: of its rows.
         module: what `python -m` runs.
-        arguments: of that module.
+        arguments: returns those of that module; makes what they name, where it is absent.
         environment: where it runs: a file of bench/peers/ without `.txt`, or empty for this environment.
         rows: pairs of task and workload.
-        batch_sizes: sizes to try; the best one is measured.
+        choices: what to try; the best one is measured.
     """
 
     name: str
     precision: str
     module: str
-    arguments: tuple[object, ...]
+    arguments: Callable[[], Arguments]
     environment: str = ""
-    rows: tuple[tuple[str, str], ...] = EMBED
-    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    rows: tuple[tuple[str, str], ...] = (*EMBED, ONES)
+    choices: tuple[Choice, ...] = (Choice(1), Choice(8), Choice(32))
 
     @property
     def label(self) -> str:
         return f"{self.name} {self.precision}"
 
-    def keys(self) -> list[RowKey]:
-        return [RowKey(self.name, self.precision, what, workload) for what, workload in self.rows]
+    def keys(self, setting: Setting) -> list[RowKey]:
+        """Return the rows whose workload is measured with this model."""
+        return [
+            RowKey(self.name, self.precision, what, workload, model=setting.model)
+            for what, workload in self.rows
+            if workload in setting.sizes
+        ]
 
 
 def contestants(setting: Setting) -> list[Contestant]:
-    """Return all of them, our engine in fp32 first."""
-    return [*our_engines(setting), *with_transformers(setting), *with_sentence_transformers(setting),
-            with_fastembed(setting)]  # fmt: skip
+    """Return all of them, our engine in fp32 with ONNX Runtime first."""
+    return [*our_engines(setting), *with_openvino_genai(setting), *with_sentence_transformers(setting),
+            with_fastembed(setting), *with_transformers(setting)]  # fmt: skip
 
 
 def our_engines(setting: Setting) -> list[Contestant]:
-    def engine(precision: str, rows: tuple[tuple[str, str], ...]) -> Contestant:
-        bundle = setting.int8_bundle if precision == "int8" else setting.bundle
-        arguments = (bundle, precision, setting.our_threads)
-        return Contestant(ENGINE, precision, "bench.ours", arguments, rows=rows, batch_sizes=(0,))
+    def engine(name: str, precision: str, rows: Sequence[tuple[str, str]]) -> Contestant:
+        bundles = {"int8": setting.int8_bundle, STRICT: setting.strict_bundle}
+        bundle = bundles.get(precision, setting.bundle)
+        graph = "int8" if precision == STRICT else precision
+        arguments = (bundle, name, graph, setting.our_threads, MAX_TOKENS)
+        return Contestant(
+            ENGINE + (OPENVINO if name == "openvino" else ""),
+            precision,
+            "bench.ours",
+            lambda: arguments,
+            rows=tuple(rows),
+            choices=(Choice(0),),
+        )
 
-    return [engine("fp32", ENGINE_ROWS), engine("int8", EMBED)]
+    strict = [engine(name, STRICT, EMBED) for name in ("onnxruntime", "openvino")]
+    return [
+        engine("onnxruntime", "fp32", ENGINE_ROWS),
+        engine("onnxruntime", "int8", (*EMBED, ONES)),
+        engine("openvino", "fp32", (*EMBED, ONES)),
+        engine("openvino", "bf16", (*EMBED, ONES)),
+        engine("openvino", "int8", (*EMBED, ONES)),
+        *(strict if setting.strict_bundle else []),
+    ]
 
 
-def with_transformers(setting: Setting) -> list[Contestant]:
-    def transformers(implementation: str, rows: tuple[tuple[str, str], ...]) -> Contestant:
-        arguments = (setting.checkpoint, implementation, setting.threads, setting.manifest.max_tokens)
-        module = "bench.peers.with_transformers"
-        return Contestant(f"transformers {implementation}", "fp32", module, arguments, "torch", rows)
+def with_openvino_genai(setting: Setting) -> list[Contestant]:
+    sizes = (1, 4, 8, 16, 32)
+    choices = tuple(Choice(size) for size in sizes)
+    if setting.threads > 1:
+        choices += tuple(Choice(size, side_by_side=setting.threads) for size in sizes[1:-1])
 
-    return [transformers("sdpa", EMBED), transformers("eager", MAPS)]
+    def genai(precision: str, graph: str, hint: str) -> Contestant:
+        def arguments() -> Arguments:
+            name = f"openvino-genai-{setting.model.replace(' ', '-')}"
+            directory = convert(setting.bundle, name, setting.corpus.calibration, CUT_TOKENS)
+            return (directory / graph, hint, setting.threads, MAX_TOKENS)
+
+        module = "bench.peers.with_openvino_genai"
+        return Contestant(GENAI, precision, module, arguments, GENAI_ENVIRONMENT, choices=choices)
+
+    return [
+        genai("fp32", "fp32", "f32"),
+        genai("bf16", "fp32", "bf16"),
+        genai("NNCF int8", "int8", "f32"),
+        genai("NNCF int8, bf16", "int8", "bf16"),
+    ]
 
 
 def with_sentence_transformers(setting: Setting) -> list[Contestant]:
     def st(backend: str, precision: str, environment: str, how: str) -> Contestant:
         directory = setting.bundle if how == "onnx" else setting.checkpoint
-        arguments = (directory, how, setting.threads, setting.manifest.max_tokens)
+        arguments = (directory, how, setting.threads, MAX_TOKENS)
         module = "bench.peers.with_sentence_transformers"
-        return Contestant(f"sentence-transformers {backend}", precision, module, arguments, environment)
+        name = f"sentence-transformers {backend}"
+        return Contestant(name, precision, module, lambda: arguments, environment)
 
+    onnx = st("ONNX", "fp32", "onnx", "onnx")
     return [
-        st("torch", "fp32", "torch", "torch"),
-        st("ONNX", "fp32", "onnx", "onnx"),
         st("OpenVINO", "fp32", "openvino", "f32"),
         st("OpenVINO", "bf16", "openvino", "bf16"),
+        *([onnx] if setting.model == MINILM else []),
+        st("torch", "fp32", "torch", "torch"),
     ]
 
 
 def with_fastembed(setting: Setting) -> Contestant:
-    arguments = (setting.bundle, setting.manifest.architecture.hidden_size, setting.threads)
-    sizes = (1, 8, 32, 256)
-    return Contestant("fastembed", "fp32", "bench.peers.with_fastembed", arguments, "onnx", batch_sizes=sizes)
+    arguments = (setting.bundle, setting.manifest.architecture.hidden_size, setting.threads, MAX_TOKENS)
+    choices = tuple(Choice(size) for size in (1, 8, 32, 256))
+    module = "bench.peers.with_fastembed"
+    return Contestant("fastembed", "fp32", module, lambda: arguments, "onnx", choices=choices)
+
+
+def with_transformers(setting: Setting) -> list[Contestant]:
+    def transformers(implementation: str, rows: tuple[tuple[str, str], ...]) -> Contestant:
+        arguments = (setting.checkpoint, implementation, setting.threads, MAX_TOKENS)
+        name, module = f"transformers {implementation}", "bench.peers.with_transformers"
+        return Contestant(name, "fp32", module, lambda: arguments, "torch", rows)
+
+    # sentence-transformers runs the same module of transformers: one of the two is enough for the others.
+    return [transformers("sdpa", EMBED), transformers("eager", MAPS)] if setting.model == MINILM else []

@@ -1,4 +1,4 @@
-"""Measurements beside the rows: open loops, padding, memory over a long time."""
+"""Measurements beside the rows: open loops, padding, memory."""
 
 import statistics
 import sys
@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bench.cases import Row, RowKey, ServerCase, merge
-from bench.field import MANY, SERVER, Field, log_of
+from bench.contestants import SERVER
+from bench.field import MANY, OUR_SERVERS, Field, log_of, server_name
 from bench.lines import ProcessError
 from bench.servers import seconds_to_first_answer
 from bench.setting import Setting
 
 WARM_UP_TEXTS = 4_000
+MEMORY_TEXTS = 2_000
 PORTION_TEXTS = 10_000  # the memory is read after so many texts
 
 T = TypeVar("T")
@@ -76,6 +78,19 @@ def measure_soak(cases: Sequence[ServerCase], num_texts: int) -> dict[str, Any]:
         "rss_mib": rss_mib,
         "rss_ratio": rss_mib[-1] / rss_mib[0],
     }
+
+
+def measure_memory(field: Field) -> dict[str, float]:
+    """Return the resident memory, in MiB, that each server has after the same texts from 64 clients."""
+    rss_mib = {}
+    for engine, precision in OUR_SERVERS:
+        key = RowKey(server_name(engine), precision, "embed", "mixed", MANY)
+        with field.our_server(engine, precision) as server:
+            case = field.server_case(server, key)
+            case.prepare()
+            case.send(MANY, MEMORY_TEXTS)
+            rss_mib[f"{key.name} {precision}"] = server.rss_mib
+    return rss_mib
 
 
 def measure_starts(setting: Setting) -> float:

@@ -3,36 +3,41 @@
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bench.cases import Case, InProcessCase, MatMulCase, RowKey, ServerCase
-from bench.contestants import EMBED, MAPS, Contestant, contestants
-from bench.environments import ALONE, DIRECTORY, python_of
+from bench.cases import (
+    MINILM,
+    Case,
+    InProcessCase,
+    MatMulCase,
+    OneByOneCase,
+    Reference,
+    RowKey,
+    ServerCase,
+)
+from bench.contestants import MAPS, ONE_BY_ONE, OPENVINO, SERVER, Contestant, contestants
 from bench.lines import LineProcess, ProcessError
+from bench.made.environments import ALONE, DIRECTORY, python_of
 from bench.servers import RunningServer, attnlens_server, infinity_server
 from bench.setting import Setting
 
-SERVER, INFINITY = "attnlens server", "Infinity server"
-SERVED = (("embed", "mixed"), ("tokens", "mixed"), *MAPS)
+INFINITY = "Infinity server"
+OUR_SERVERS = (("onnxruntime", "fp32"), ("openvino", "bf16"), ("onnxruntime", "int8"))
 CLIENTS = (1, 16, 64)
 MANY = 64  # the clients of targets and of open loops
-SAMPLE = 24  # texts of two workloads whose vectors are compared with ours
 
 
 @dataclass
 class Field:
-    """All processes and servers that take part; leaving `stack` ends them.
+    """All processes and servers that take part with one model; leaving `stack` ends them.
 
     Attributes:
         rows: a regular expression for the rows that are wanted.
         cases: the rows; the cases of a process that did not start have failed.
         versions: the versions of the packages that matter, by process.
-        agreement: how near the vectors of a process are to those of our engine in fp32.
     """
 
     setting: Setting
@@ -40,20 +45,22 @@ class Field:
     stack: ExitStack
     cases: list[Case] = field(default_factory=list)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
-    agreement: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def fill(self) -> None:
         """Start all of them."""
         self._add_ceiling()
         ours, *others = contestants(self.setting)
-        self.engine = self._start(ours.label, sys.executable, ours.module, ours.arguments)
-        self._add_cases(ours, self.engine, self._wanted(ours.keys()))
+        self.engine = self._start(ours.label, sys.executable, ours.module, ours.arguments())
+        self.reference = Reference(self.engine)
+        self._add_cases(self.engine, ours, self._wanted(ours.keys(self.setting)))
         for contestant in others:
-            if wanted := self._wanted(contestant.keys()):
+            if wanted := self._wanted(contestant.keys(self.setting)):
                 self._add_contestant(contestant, wanted)
+        if self.setting.model != MINILM:
+            return
         self.load = self._start("load generator", sys.executable, "bench.load.generator", ())
-        self._add_server("fp32", SERVED)
-        self._add_server("int8", SERVED[:1])
+        for engine, precision in OUR_SERVERS:
+            self._add_server(engine, precision)
         self._add_infinity()
 
     def _wanted(self, keys: Sequence[RowKey]) -> list[RowKey]:
@@ -64,44 +71,44 @@ class Field:
         sizes = self.setting.manifest.architecture
         width, units = sizes.hidden_size, sizes.intermediate_size
         shapes = ((width, width), (width, units), (units, width))
-        self.cases += [MatMulCase(process, 512, k, n) for k, n in shapes]
+        self.cases += [MatMulCase(process, self.setting.model, 512, k, n) for k, n in shapes]
 
     def _add_contestant(self, contestant: Contestant, keys: list[RowKey]) -> None:
         try:
             python = python_of(contestant.environment) if contestant.environment else sys.executable
-            process = self._start(contestant.label, python, contestant.module, contestant.arguments)
-            if contestant.rows == EMBED:
-                self.agreement[contestant.label] = self._compare(process)
+            process = self._start(contestant.label, python, contestant.module, contestant.arguments())
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
         else:
-            self._add_cases(contestant, process, keys)
+            self._add_cases(process, contestant, keys)
 
-    def _add_cases(self, contestant: Contestant, process: LineProcess, keys: list[RowKey]) -> None:
+    def _add_cases(self, process: LineProcess, contestant: Contestant, keys: list[RowKey]) -> None:
         workloads, architecture = self.setting.workloads, self.setting.manifest.architecture
-        self.cases += [
-            InProcessCase(process, key, workloads[key.workload], contestant.batch_sizes, architecture)
-            for key in keys
-        ]
+        for key in keys:
+            workload = workloads[key.workload]
+            self.cases.append(
+                OneByOneCase(process, key, workload, architecture, self.reference)
+                if key.what == ONE_BY_ONE
+                else InProcessCase(process, key, workload, contestant.choices, architecture, self.reference)
+            )
 
-    def _add_server(self, precision: str, rows: tuple[tuple[str, str], ...]) -> None:
-        keys = self._wanted(
-            [RowKey(SERVER, precision, *row, clients) for row in rows for clients in CLIENTS]
-            + ([RowKey(SERVER, precision, "embed", "passages", MANY)])
-        )
+    def _add_server(self, engine: str, precision: str) -> None:
+        keys = self._wanted(server_keys(engine, precision))
         if not keys:
             return
-        label, setting = f"{SERVER} {precision}", self.setting
-        bundle = setting.int8_bundle if precision == "int8" else setting.bundle
-        print(f"Starting {label} ...", file=sys.stderr, flush=True)
         try:
-            server = self.stack.enter_context(
-                attnlens_server(bundle, precision, setting.our_threads, log_of(label))
-            )
+            server = self.stack.enter_context(self.our_server(engine, precision))
         except ProcessError as error:
             self.cases += [Case(key, str(error)) for key in keys]
         else:
-            self.cases += [self._server_case(server, key) for key in keys]
+            self.cases += [self.server_case(server, key) for key in keys]
+
+    def our_server(self, engine: str, precision: str) -> AbstractContextManager[RunningServer]:
+        """Return a server that is started when it is entered."""
+        label, setting = f"{server_name(engine)} {precision}", self.setting
+        bundle = setting.int8_bundle if precision == "int8" else setting.bundle
+        print(f"Starting {label} ...", file=sys.stderr, flush=True)
+        return attnlens_server(bundle, precision, setting.our_threads, log_of(label), "--engine", engine)
 
     def _add_infinity(self) -> None:
         singles = RowKey(INFINITY, "fp32", "embed", "mixed", MANY)
@@ -121,10 +128,11 @@ class Field:
         # One round of 64 clients takes seconds: counting starts later than for our server.
         slow = {"protocol": "http", "settle_s": 3.0, "seconds": max(setting.seconds, 4.0)}
         self.cases += [
-            self._server_case(server, key, texts_per_request=64 if key == bulk else 1, **slow) for key in keys
+            self.server_case(server, key, texts_per_request=64 if key == bulk else 1, **slow) for key in keys
         ]
 
-    def _server_case(self, server: RunningServer, key: RowKey, **options: Any) -> ServerCase:  # noqa: ANN401
+    def server_case(self, server: RunningServer, key: RowKey, **options: Any) -> ServerCase:  # noqa: ANN401
+        """Return the case that measures a server."""
         setting = self.setting
         return ServerCase(
             self.load,
@@ -132,6 +140,7 @@ class Field:
             key,
             setting.workloads[key.workload],
             setting.manifest.architecture,
+            self.reference,
             threads=setting.threads,
             **{"seconds": setting.seconds, **options},
         )
@@ -144,15 +153,20 @@ class Field:
         self.versions[label] = process.hello.get("versions", {})
         return process
 
-    def _compare(self, process: LineProcess) -> dict[str, float]:
-        """Return the mean and the smallest cosine between a process's vectors and our engine's."""
-        workloads = self.setting.workloads
-        texts = workloads["mixed"].texts[:SAMPLE] + workloads["passages"].texts[:SAMPLE]
-        request = {"texts": texts, "what": "embed", "batch_size": 8, "return_vectors": True}
-        vectors = np.array(process.ask(**request)["vectors"])
-        ours = np.array(self.engine.ask(**request)["vectors"])
-        cosines = (vectors * ours).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(ours, axis=1)
-        return {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
+
+def server_name(engine: str) -> str:
+    return SERVER + (OPENVINO if engine == "openvino" else "")
+
+
+def server_keys(engine: str, precision: str) -> list[RowKey]:
+    """Return the rows of a server: all kinds of replies in fp32, embeddings in any precision."""
+    name = server_name(engine)
+    kinds = (("embed", "mixed"), ("tokens", "mixed"), *MAPS) if precision == "fp32" else (("embed", "mixed"),)
+    return [
+        *(RowKey(name, precision, *kind, clients) for kind in kinds for clients in CLIENTS),
+        RowKey(name, precision, "embed", "passages", MANY),
+        RowKey(name, precision, "embed", "sentences", 1),
+    ]
 
 
 def log_of(label: str) -> Path:

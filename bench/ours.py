@@ -1,6 +1,6 @@
 """The engine of attnlens in-process: texts in, vectors out, without gRPC.
 
-    python -m bench.ours BUNDLE (fp32|int8) THREADS
+    python -m bench.ours BUNDLE (onnxruntime|openvino) PRECISION THREADS MAX_TOKENS
 
 Tokenizes with the server's tokenizer, a portion of the texts at a time, and puts items into the engine's
 queue while the engine runs those that wait and pools their token vectors.
@@ -9,15 +9,15 @@ queue while the engine runs those that wait and pools their token vectors.
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
-import onnxruntime
 
 from attnlens.pooling import normalize
 from attnlens_server.bundle import Kind, open_bundle
-from attnlens_server.config import ConfigError, Precision, ServerConfig
+from attnlens_server.config import EngineName, Precision, ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.text import TextEncoder
 from bench.lines import Answer, answer_lines
@@ -30,13 +30,11 @@ MAX_WAITING = 512  # items in the engine; results are taken as they come, else a
 class InProcess:
     """An engine that is running."""
 
-    def __init__(self, directory: Path, precision: Precision, threads: int) -> None:
-        if precision not in get_args(Precision):
-            raise ConfigError(f"precision {precision} is not one of {', '.join(get_args(Precision))}")
-        self._bundle = open_bundle(directory, precision)
-        config = ServerConfig(bundle=directory, provider="cpu", precision=precision, threads=threads)
+    def __init__(self, config: ServerConfig) -> None:
+        self._bundle = open_bundle(config.bundle, config.precision)
         self._engine = Engine(self._bundle, config)
-        self._max_tokens = self._bundle.model.max_tokens
+        assert config.max_tokens is not None
+        self._max_tokens = config.max_tokens
         assert self._bundle.tokenizer_path is not None
         self._text_encoder = TextEncoder(self._bundle.tokenizer_path, self._max_tokens)
         self._engine.start(self._max_tokens)
@@ -96,14 +94,22 @@ class InProcess:
 
 
 def main() -> None:
-    directory, precision, threads = sys.argv[1:]
-    engine = InProcess(Path(directory), cast("Precision", precision), int(threads))
+    directory, engine_name, precision, threads, max_tokens = sys.argv[1:]
+    config = ServerConfig(
+        bundle=Path(directory),
+        provider="cpu",
+        engine=cast("EngineName", engine_name),
+        precision=cast("Precision", precision),
+        threads=int(threads),
+        max_tokens=int(max_tokens),
+    )
+    engine = InProcess(config)
     run = timed(engine.run)
 
     def handle(max_waiting: int = 0, **request: Any) -> Answer:  # noqa: ANN401 - see timed()
         return engine.count_tokens(request["texts"], max_waiting) if max_waiting else run(**request)
 
-    answer_lines(handle, versions={"onnxruntime": onnxruntime.__version__})
+    answer_lines(handle, versions={engine_name: version(engine_name)})
 
 
 if __name__ == "__main__":

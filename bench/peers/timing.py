@@ -7,20 +7,32 @@ from typing import Any
 
 from bench.lines import Answer, answer_lines
 
-Run = Callable[[list[str], str, int], Any]
-"""Takes texts, the task (`embed`, `tokens`, `attention`, `attention mean`) and the texts in a batch."""
+Run = Callable[..., Any]
+"""Takes texts, the task (`embed`, `tokens`, `attention`, `attention mean`), the texts in a batch, and what
+else a choice of its contestant has."""
 
 
 def timed(run: Run) -> Callable[..., Answer]:
     """Return a handler that answers with the seconds of `run` and, if asked for, the vectors."""
 
-    def handle(texts: list[str], what: str, batch_size: int, return_vectors: bool = False) -> Answer:
-        started, cpu_started = time.perf_counter(), time.process_time()
-        results = run(texts, what, batch_size)
-        answer: Answer = {
-            "seconds": time.perf_counter() - started,
-            "cpu_s": time.process_time() - cpu_started,
-        }
+    def handle(
+        texts: list[str],
+        what: str,
+        batch_size: int,
+        return_vectors: bool = False,
+        one_by_one: bool = False,
+        **choice: int,
+    ) -> Answer:
+        calls = [[text] for text in texts] if one_by_one else [texts]
+        results: list[Any] = []
+        seconds: list[float] = []
+        for call in calls:
+            started = time.perf_counter()
+            results += run(call, what, batch_size, **choice)
+            seconds.append(time.perf_counter() - started)
+        answer: Answer = {"seconds": sum(seconds)}
+        if one_by_one:
+            answer["seconds_by_text"] = seconds
         if return_vectors:
             answer["vectors"] = [[float(number) for number in vector] for vector in results]
         return answer

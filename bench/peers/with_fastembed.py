@@ -1,8 +1,8 @@
 """fastembed with a bundle as its custom model.
 
-    python -m bench.peers.with_fastembed BUNDLE DIMENSIONS THREADS
+    python -m bench.peers.with_fastembed BUNDLE DIMENSIONS THREADS MAX_TOKENS
 
-It has no option for the length: the bundle's tokenizer_config.json says where texts are cut.
+It has no option for the length: its tokenizer is told.
 """
 
 import sys
@@ -15,7 +15,7 @@ from bench.peers.timing import answer_texts
 
 
 def main() -> None:
-    bundle, dimensions, threads = sys.argv[1:]
+    bundle, dimensions, threads, max_tokens = sys.argv[1:]
     TextEmbedding.add_custom_model(
         model="bundle",
         pooling=PoolingType.MEAN,
@@ -25,6 +25,7 @@ def main() -> None:
         model_file="onnx/model.onnx",
     )
     model = TextEmbedding("bundle", specific_model_path=bundle, threads=int(threads))
+    model.model.tokenizer.enable_truncation(max_length=int(max_tokens))
 
     def run(texts: list[str], _what: str, batch_size: int) -> list[Any]:
         return list(model.embed(texts, batch_size=batch_size))

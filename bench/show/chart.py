@@ -1,4 +1,4 @@
-"""The result as a picture: rates in-process, rates of servers, and latency."""
+"""The result as a picture: speed against accuracy, servers, single texts, and latency."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,13 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bench.cases import Row
-from bench.contestants import EAGER
+from bench.accuracy import rank
+from bench.cases import MINILM, Row
+from bench.contestants import EAGER, ONE_BY_ONE
 from bench.field import MANY
-from bench.show.targets import Rows
+from bench.setting import BASE
+from bench.show.scatter import OURS, THEIRS, draw_scatter, short_name
+from bench.show.targets import Rows, is_ours
 
-PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the line of the ceiling
-OURS, THEIRS = "#1f6f8b", "#b4bcc2"
+PLAIN = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the whisker of a bar
 WHATS = {
     "embed": ("embeddings", "#1f6f8b"),
     "tokens": ("token vectors", "#6a994e"),
@@ -24,72 +26,87 @@ WHATS = {
 
 
 def draw_chart(result: Mapping[str, Any], path: Path) -> None:
-    """Draw three panels: rates in-process, rates served, and latency against the rate of arrivals."""
-    figure = Figure(figsize=(15, 5.6), layout="constrained")
-    in_process, served, latency = figure.subplots(1, 3, width_ratios=[1.1, 1.1, 1])
-    draw_in_process(in_process, result["rows"])
+    """Draw speed against accuracy for three kinds of texts; below, servers, single texts and latency."""
+    figure = Figure(figsize=(19, 12.5), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[1.1, 1])
+    above, below = halves[0].subplots(1, 3), halves[1].subplots(1, 3)
+    rows = Rows(result["rows"])
+    panels = (
+        (f"{MINILM}, passages", "passages", MINILM),
+        (f"{MINILM}, texts of 257 to 512 tokens", "long", MINILM),
+        (f"{BASE}, random weights, passages", "passages", BASE),
+    )
+    for axes, (title, workload, model) in zip(above, panels, strict=True):
+        draw_scatter(axes, rows, workload, model)
+        axes.set_title(f"{title}: tokens/s in-process", pad=20)
+    served, single, latency = below
     draw_served(served, result["rows"])
+    draw_single(single, result["rows"])
     draw_latency(latency, result["open_loop"])
-    for axes in (in_process, served, latency):
+    for axes in (*above, *below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.title.set_size(10)
         axes.tick_params(labelsize=8, which="both")
     machine = f"{result['machine']['processor']}, {result['threads']} threads"
-    figure.suptitle(f"{result['model']} on {machine}", fontsize=10, color="dimgray")
-    figure.savefig(path, dpi=120)
-
-
-def draw_in_process(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw tokens per second on passages as bars, and the rate of ONNX Runtime's own MatMul as a line."""
-    chosen = [
-        row
-        for row in rows
-        if (row["what"], row["workload"], row["clients"], row["failure"]) == ("embed", "passages", None, "")
-    ]
-    draw_bars(axes, chosen, [f"{row['name']}\n{row['precision']}" for row in chosen], "tokens_per_s")
-    axes.set_title("Embeddings of passages, in-process: tokens/s", pad=20)
-    ceiling = Rows(rows).ceiling()
-    if ceiling is not None and chosen:
-        flop_per_token = chosen[0]["gflop_per_s"]["median"] / chosen[0]["tokens_per_s"]["median"]
-        limit = ceiling["gflop_per_s"]["median"] / flop_per_token
-        axes.axvline(limit, color="black", linestyle=":", linewidth=1)
-        above: dict[str, Any] = {
-            "transform": axes.get_xaxis_transform(),
-            "ha": "center",
-            "va": "bottom",
-            "fontsize": 8,
-        }
-        axes.text(limit, 1.0, "at the rate of an fp32 MatMul", **above)
+    legend = "blue: attnlens; gray: others; genai: openvino-genai; ST: sentence-transformers"
+    figure.suptitle(f"{machine}; {legend}", fontsize=10, color="dimgray")
+    figure.savefig(path, dpi=100)
 
 
 def draw_served(axes: Axes, rows: Sequence[Row]) -> None:
     """Draw texts per second for 64 clients as bars, beside PyTorch's attention in-process."""
     measured = [row for row in rows if not row["failure"] and row["workload"] != "passages"]
     chosen = [row for row in measured if row["clients"] == MANY or row["name"] == EAGER]
-    chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), not row["name"].startswith("attnlens")))
+    chosen.sort(key=lambda row: (list(WHATS).index(row["what"]), rank(row), not is_ours(row)))
     labels = [
-        f"{row['name']} {row['precision']}{'' if row['clients'] else ' (in-process)'}\n"
+        f"{short_name(row)}{'' if row['clients'] else ' (in-process)'}{tier_label(row)}\n"
         f"{WHATS[row['what']][0]}, {row['workload']} texts"
         for row in chosen
     ]
-    draw_bars(axes, chosen, labels, "texts_per_s")
+    draw_bars(axes, chosen, labels, [row["texts_per_s"] for row in chosen])
     axes.set_title(f"{MANY} clients, one text a request: texts/s", pad=20)
 
 
-def draw_bars(axes: Axes, rows: Sequence[Row], labels: Sequence[str], unit: str) -> None:
-    """Draw a horizontal bar a row, the median, with the extremes as a whisker."""
-    rates = [row[unit] for row in rows]
-    whiskers = [
-        [rate["median"] - rate["min"] for rate in rates],
-        [rate["max"] - rate["median"] for rate in rates],
+def draw_single(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw the median latency of one short text as bars, up to the 95th centile as a whisker."""
+    chosen = [
+        row
+        for row in rows
+        if not row["failure"]
+        and (row["what"] == ONE_BY_ONE or (row["clients"], row["workload"]) == (1, "sentences"))
     ]
-    colors = [OURS if row["name"].startswith("attnlens") else THEIRS for row in rows]
-    medians, error_style = [rate["median"] for rate in rates], {"elinewidth": 1, "capsize": 2}
+    chosen.sort(key=lambda row: (rank(row), row["latency_ms"]["p50"]))
+    labels = [
+        f"{short_name(row)}{', over gRPC' if row['clients'] else ''}{tier_label(row)}" for row in chosen
+    ]
+    latencies = [row["latency_ms"] for row in chosen]
+    bars = [{"median": each["p50"], "min": each["p50"], "max": each["p95"]} for each in latencies]
+    draw_bars(axes, chosen, labels, bars)
+    axes.set_title("One short text at a time, ms: p50, and p95 as a whisker", pad=20)
+
+
+def tier_label(row: Row) -> str:
+    """Return the tier of a row in brackets, unless it is the first."""
+    tier = row.get("accuracy", {}).get("tier", "fp32")
+    return "" if tier == "fp32" else f" [{tier}]"
+
+
+def draw_bars(
+    axes: Axes, rows: Sequence[Row], labels: Sequence[str], figures: Sequence[Mapping[str, float]]
+) -> None:
+    """Draw a horizontal bar a row, the median, with the extremes as a whisker."""
+    whiskers = [
+        [figure["median"] - figure["min"] for figure in figures],
+        [figure["max"] - figure["median"] for figure in figures],
+    ]
+    colors = [OURS if is_ours(row) else THEIRS for row in rows]
+    medians, error_style = [figure["median"] for figure in figures], {"elinewidth": 1, "capsize": 2}
     axes.barh(range(len(rows)), medians, xerr=whiskers, color=colors, error_kw=error_style)
-    for position, rate in enumerate(rates):
-        axes.text(1.02 * rate["max"], position, f"{rate['median']:,.0f}", va="center", fontsize=8, bbox=PLAIN)
+    for position, figure in enumerate(figures):
+        text = f"{figure['median']:,.0f}" if figure["median"] >= 100 else f"{figure['median']:.3g}"
+        axes.text(1.02 * figure["max"], position, text, va="center", fontsize=8, bbox=PLAIN)
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.invert_yaxis()
     axes.margins(x=0.15)

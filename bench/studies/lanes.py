@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from attnlens.bundle import read_manifest
 from attnlens_server.engine.batch import pad
 from attnlens_server.engine.item import Item, Wanted
 from attnlens_server.engine.runtimes.onnx_session import OnnxSession
@@ -81,11 +80,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def tokenize(bundle: Path) -> list[Item]:
     """Return the passages as the engine gets them."""
-    max_tokens = read_manifest(bundle).max_tokens
-    passages = Corpus(bundle, max_tokens).passages(400).texts
+    passages = Corpus(bundle).passages(400).texts
     tokenizer = tokenizers.Tokenizer.from_file(str(bundle / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
     encodings = tokenizer.encode_batch(passages)
     return [Item(np.asarray(encoding.ids, dtype=np.int64), (HIDDEN,)) for encoding in encodings]
 

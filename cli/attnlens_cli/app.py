@@ -27,7 +27,7 @@ SECTIONS = {
     "Serve": {
         "try": ("serving.try_source", "Show what a model makes of a text, in one go."),
         "serve": ("serving.serve", "Serve a bundle or a checkpoint over gRPC."),
-        "bench": ("serving.bench", "Find the settings of serve that suit this machine."),
+        "bench": ("serving.bench", "Find the engine and settings of serve for this machine."),
     },
     "Ask a server": {
         "info": ("asking.info", "Show a served model: sizes, limits, parity, versions."),

@@ -6,7 +6,8 @@ ExportError
 ├── GraphError    the traced graph can't be brought into the portable form
 ├── LintError     a graph is not what a bundle promises; the message lists every finding
 ├── ParityError   a graph does not compute what the PyTorch encoder computes
-└── AccuracyError no graph in int8 passes the gate
+├── AccuracyError no graph in int8 passes the gate
+└── EngineError   an engine can't be measured as it was asked for
 """
 
 
@@ -40,6 +41,10 @@ class LintError(ExportError):
 
 class AccuracyError(ExportError):
     """No graph in int8 passes the gate; the message tells the best that was found."""
+
+
+class EngineError(ExportError):
+    """An engine opens no graph of the bundle, or a precision was named that is not there."""
 
 
 class ParityError(ExportError):

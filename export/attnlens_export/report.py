@@ -1,16 +1,18 @@
 """The parity report: every case as JSON, and a page to read."""
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlens.v1.manifest_pb2 import ParityFigure
+from attnlens.bundle import describe_file, write_manifest
+from attnlens.v1.manifest_pb2 import Manifest, ParityFigure
 from attnlens_export.contents import PRECISIONS
 from attnlens_export.contributions.result import ContributionsResult
 from attnlens_export.graph.names import role_name
-from attnlens_export.json_files import finite, write_json
+from attnlens_export.json_files import finite, read_object, write_json
 from attnlens_export.manifest import tool_versions
 from attnlens_export.parity.grid import Case
 from attnlens_export.parity.result import (
@@ -28,6 +30,7 @@ from attnlens_export.verdict import Verdict
 from attnlens_runtimes import FP32
 
 WIDTH = 110
+REPORT_JSON, REPORT_PAGE = "parity/report.json", "parity/report.md"
 
 
 def write_report(directory: Path, verdict: Verdict, model_name: str) -> None:
@@ -37,6 +40,29 @@ def write_report(directory: Path, verdict: Verdict, model_name: str) -> None:
     write_json(directory / "report.json", content)
     text = _page(verdict, model_name, versions)
     (directory / "report.md").write_text(text, encoding="utf-8")
+
+
+def add_section(directory: Path, manifest: Manifest, key: str, content: object, section: str) -> None:
+    """Write what was measured after the export into a bundle's report, and the manifest with the new hashes.
+
+    Args:
+        directory: the bundle.
+        manifest: its manifest, which already states what was measured.
+        key: of the content in `report.json`; one that is there is replaced.
+        content: JSON values.
+        section: of `report.md`, from its heading on; one with the same heading is replaced.
+    """
+    report = read_object(directory / REPORT_JSON)
+    write_json(directory / REPORT_JSON, report | {key: content})
+    page = directory / REPORT_PAGE
+    heading = section.partition("\n")[0]
+    sections = re.split(r"^(?=## )", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    kept = [text.rstrip("\n") for text in sections if text.partition("\n")[0] != heading]
+    page.write_text("\n\n".join([*kept, section.rstrip("\n")]) + "\n", encoding="utf-8")
+    for file in manifest.files:
+        if file.path in (REPORT_JSON, REPORT_PAGE):
+            file.CopyFrom(describe_file(directory, directory / file.path))
+    write_manifest(directory, manifest)
 
 
 def report_content(verdict: Verdict) -> dict[str, Any]:

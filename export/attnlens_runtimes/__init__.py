@@ -6,7 +6,7 @@ runtime: that happens in the process that `GraphProcess` starts, whose crash or 
 
 from attnlens_runtimes.process import GraphProcess, RuntimeFailureError
 from attnlens_runtimes.registry import RUNTIMES, UnknownRuntimeError, runtime_named
-from attnlens_runtimes.runtime import FP32, Installed, NotInstalledError, Runtime
+from attnlens_runtimes.runtime import FP32, Installed, NotInstalledError, PythonRuntime, Runtime, Settings
 
 __all__ = [
     "FP32",
@@ -14,8 +14,10 @@ __all__ = [
     "GraphProcess",
     "Installed",
     "NotInstalledError",
+    "PythonRuntime",
     "Runtime",
     "RuntimeFailureError",
+    "Settings",
     "UnknownRuntimeError",
     "runtime_named",
 ]

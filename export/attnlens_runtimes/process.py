@@ -33,6 +33,7 @@ class GraphProcess:
     Attributes:
         directory: where tensors are exchanged, once it is open.
         precision: what the runtime computes in, once it is open: fp32, bf16 or fp16.
+        processor: where, once it is open: the processor's own name; empty where the runtime does not tell it.
     """
 
     def __init__(self, runtime: Installed, graph: Path, timeout_s: float) -> None:
@@ -46,7 +47,9 @@ class GraphProcess:
             self.directory = Path(exchange)
             self._process = self._start()
             stack.callback(self._kill)
-            self.precision = str(self._receive().get("precision", FP32))
+            opened = self._receive()
+            self.precision = str(opened.get("precision", FP32))
+            self.processor = str(opened.get("processor", ""))
             self._resources = stack.pop_all()
         return self
 

@@ -33,10 +33,21 @@ class Opened(NamedTuple):
     run: Run
     precision: str = FP32
     """What it computes in, as the runtime says: fp32, bf16 or fp16."""
+    processor: str = ""
+    """Where it computes: the processor's own name, as the runtime tells it."""
 
 
-# Of the worker: don't take the runtime's default precision.
-FP32_OPTION = "--fp32"
+class Settings(NamedTuple):
+    """How a graph is compiled, where that is not left to the runtime."""
+
+    properties: Mapping[str, str]
+    """Values by the runtime's own names."""
+    device: str = ""
+    """The runtime's name for it; empty: its default."""
+
+
+# Of the worker: compile with the settings that follow, as a JSON array of their fields.
+SETTINGS_OPTION = "--settings"
 _PACKAGE = "package.json"
 NODE_RUNNER = Path(__file__).parent / "node" / "worker.mjs"
 
@@ -87,14 +98,16 @@ class PythonRuntime:
         open_graph: opens an ONNX file with the defaults; runs in the runtime's own process and imports the
             runtime there.
         also: further packages that it needs.
-        open_in_fp32: the same, to compute in fp32, where the defaults may be another precision.
+        open_with: the same with chosen settings, where the runtime has any.
+        fp32_settings: those that make it compute in fp32, where its defaults may be another precision.
     """
 
     name: str
     distributions: tuple[str, ...]
     open_graph: Callable[[Path], Opened]
     also: tuple[str, ...] = ()
-    open_in_fp32: Callable[[Path], Opened] | None = None
+    open_with: Callable[[Path, Settings], Opened] | None = None
+    fp32_settings: Settings | None = None
 
     def find(self, node_modules: Path | None) -> Installed:  # noqa: ARG002 - the protocol's
         """Return the version of the package that is installed."""
@@ -102,10 +115,14 @@ class PythonRuntime:
         if not versions or not all(map(_version_of, self.also)):
             packages = " ".join((self.distributions[0], *self.also))
             raise NotInstalledError(f"{self.name} is not installed: pip install {packages}")
+        in_fp32 = self.command(self.fp32_settings) if self.fp32_settings else ()
+        return Installed(self.name, versions[0], self.command(), in_fp32)
+
+    def command(self, settings: Settings | None = None) -> tuple[str, ...]:
+        """Return the command of a process that opens a graph with these settings; None: with the defaults."""
         # -P: a file in the current directory must not pass for one of the runtime's modules.
         command = (sys.executable, "-P", "-m", "attnlens_runtimes.worker", self.name)
-        in_fp32 = (*command, FP32_OPTION) if self.open_in_fp32 else ()
-        return Installed(self.name, versions[0], command, in_fp32)
+        return command if settings is None else (*command, SETTINGS_OPTION, json.dumps(settings))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ OpenvinoPrecision = Literal["fp32", "bf16", "int8"]
 PACKAGE: Final = "openvino"
 """The name of the engine, and of the package that it comes in."""
 
+LENGTH_MULTIPLE = 16
+"""Texts are padded to the next multiple of it, or to the last position of the model, and only texts of one
+padded length share a batch. OpenVINO's softmax computes whole vectors of 16 keys one way and the rest
+another, with other rounding: so a text gets the same bits whatever it is batched with."""
+
 # What the products are computed in that the graph does not quantize itself.
 _HINTS: dict[OpenvinoPrecision, str] = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 

@@ -7,8 +7,10 @@ import pytest
 
 from attnlens.bundle import write_manifest
 from attnlens.v1.manifest_pb2 import Graph, Manifest, Precision
-from bench.contestants import ENGINE, contestants
-from bench.setting import QUICK, Setting, find_int8_bundle
+from bench.cases import MINILM
+from bench.contestants import STRICT, contestants
+from bench.made.bundles import find_int8_bundle
+from bench.setting import BASE, QUICK, QUICK_BASE, Setting
 
 
 def write_bundle(directory: Path, *precisions: Precision.ValueType) -> Path:
@@ -53,12 +55,39 @@ def test_for_a_bundle_without_int8_one_is_exported_once(
     assert exported == [own]
 
 
-def test_only_the_rows_in_int8_take_it(tmp_path: Path) -> None:
-    bundle, own = write_bundle(tmp_path / "bundle"), write_bundle(tmp_path / "own")
-    setting = Setting(bundle, own, tmp_path, 1, 1, 0.5, QUICK, ())
+def make_setting(tmp_path: Path, model: str, sizes: dict[str, int]) -> Setting:
+    names = ("bundle", "int8", "strict")
+    bundle, int8, strict = (write_bundle(tmp_path / name) for name in names)
+    return Setting(model, bundle, int8, strict if model == MINILM else None, tmp_path, 2, 1, 0.5, sizes, ())
+
+
+def test_each_precision_of_ours_takes_its_own_bundle_and_graph(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, MINILM, QUICK)
     taken = {
-        contestant.precision: contestant.arguments[0]
+        contestant.label.removeprefix("attnlens engine"): contestant.arguments()[:3]
         for contestant in contestants(setting)
-        if contestant.name == ENGINE
+        if contestant.name.startswith("attnlens")
     }
-    assert taken == {"fp32": bundle, "int8": own}
+    assert taken == {
+        " fp32": (setting.bundle, "onnxruntime", "fp32"),
+        " int8": (setting.int8_bundle, "onnxruntime", "int8"),
+        ", OpenVINO fp32": (setting.bundle, "openvino", "fp32"),
+        ", OpenVINO bf16": (setting.bundle, "openvino", "bf16"),
+        ", OpenVINO int8": (setting.int8_bundle, "openvino", "int8"),
+        f" {STRICT}": (setting.strict_bundle, "onnxruntime", "int8"),
+        f", OpenVINO {STRICT}": (setting.strict_bundle, "openvino", "int8"),
+    }
+
+
+def test_a_model_has_only_rows_with_texts_that_are_measured_on_it(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path, BASE, QUICK_BASE)
+    keys = [key for contestant in contestants(setting) for key in contestant.keys(setting)]
+    assert {(key.model, key.what, key.workload) for key in keys} == {(BASE, "embed", "passages")}
+    assert {key.name for key in keys} == {
+        "attnlens engine",
+        "attnlens engine, OpenVINO",
+        "openvino-genai",
+        "sentence-transformers OpenVINO",
+        "sentence-transformers torch",
+        "fastembed",
+    }

@@ -44,6 +44,7 @@ SENTENCES = [f"The animal was too tired on day {day}." for day in range(12)]
 TREE = [("The", "DET", 2, "det"), ("animal", "NOUN", 3, "nsubj"), ("slept", "VERB", 0, "root")]
 # Options that bound the work of an example, from the environment.
 BOUNDS = {
+    "ATTNLENS_BENCH_COMPARE": "0",  # commands/test_bench.py compares engines
     "ATTNLENS_BENCH_SECONDS": "0.01",
     "ATTNLENS_CHECK_PARITY_TOKENS": "4",
     "ATTNLENS_EXPORT_PARITY_TOKENS": "4",

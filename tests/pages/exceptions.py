@@ -34,6 +34,7 @@ INSTALLS = "installs or starts what a machine has once; tests/installed/test_uni
 MAKE = "CI runs what is behind it, or it writes into the checkout"
 MINUTES = "exports MiniLM in another precision, which takes minutes; tests/export has tests of each"
 PLACEHOLDER = "has a placeholder"
+PROCESSOR = "its figures depend on the processor; tests/export/engines has the command's tests"
 
 # (page, words) -> why nothing runs them.
 NOT_RUN = {
@@ -42,6 +43,7 @@ NOT_RUN = {
     ("bench/README.md", "make "): MAKE,
     ("docs/compatibility.md", "make "): MAKE,
     ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
+    ("docs/bundle.md", "--engine openvino"): PROCESSOR,
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "no package of pip has the program",
     ("docs/layouts.md", "ovms "): "no package of pip has the program",

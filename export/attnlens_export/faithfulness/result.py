@@ -5,13 +5,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from attnlens.bundle import describe_file, read_manifest, write_manifest
+from attnlens.bundle import read_manifest
 from attnlens.explanations import ExplainMethod
 from attnlens.v1.explanation_pb2 import ExplainMethod as ExplainMethodNumber
 from attnlens.v1.explanation_pb2 import Faithfulness
-from attnlens_export.json_files import finite, read_object, write_json
+from attnlens_export.json_files import finite
+from attnlens_export.report import add_section
 
-_REPORT_JSON, _REPORT_PAGE = "parity/report.json", "parity/report.md"
 _KEY = "faithfulness"
 _HEADING = "## Faithfulness of explanations"
 
@@ -130,14 +130,6 @@ def record(directory: Path, result: FaithfulnessResult) -> None:
     The manifest changes, and with it the version of the model that a server states.
     """
     manifest = read_manifest(directory)
-    content = read_object(directory / _REPORT_JSON)
-    write_json(directory / _REPORT_JSON, content | {_KEY: result.as_json()})
-    page = directory / _REPORT_PAGE
-    before = page.read_text(encoding="utf-8").partition(f"\n{_HEADING}")[0].rstrip("\n")
-    page.write_text(f"{before}\n\n{result.page()}", encoding="utf-8")
     del manifest.faithfulness[:]
     manifest.faithfulness.extend(result.messages())
-    for file in manifest.files:
-        if file.path in (_REPORT_JSON, _REPORT_PAGE):
-            file.CopyFrom(describe_file(directory, directory / file.path))
-    write_manifest(directory, manifest)
+    add_section(directory, manifest, _KEY, result.as_json(), result.page())

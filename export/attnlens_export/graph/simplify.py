@@ -7,9 +7,11 @@ What is done, and why, in order (docs/bundle.md shows the result):
 3. Every `Reshape` gets a constant target such as `[0, 0, heads, width]`, where 0 means "as it was", and loses
    its `allowzero` attribute, which would give 0 another meaning and which some runtimes can't read.
    This removes all shape arithmetic from the layers.
-4. Equal constants become one. Parameters are never merged, even where two are equal: their names are how
+4. A `Transpose` in front of a product that both moves rows and swaps the last two axes becomes one of each:
+   runtimes take the swap into the product and copy whole rows for the rest, which is faster.
+5. Equal constants become one. Parameters are never merged, even where two are equal: their names are how
    `attnlens check` finds them again.
-5. Metadata, doc strings and shapes of inner values are dropped: they name files of the exporting machine.
+6. Metadata, doc strings and shapes of inner values are dropped: they name files of the exporting machine.
 """
 
 from collections.abc import Collection, Sequence
@@ -51,6 +53,9 @@ def simplify(model: ir.Model, parameters: Collection[str]) -> dict[str, Shape]:
     for node in model.graph:
         if node.op_type == "Reshape":
             make_target_constant(model.graph, node)
+        if node.op_type == "MatMul":
+            for factor in node.inputs:
+                split_transpose(factor)
     passes.RemoveUnusedNodesPass()(model)
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     merge_constants(model.graph, keep)
@@ -140,6 +145,29 @@ def constant_target(source: Sequence[object], result: Sequence[object]) -> list[
         else:
             target.append(0 if axis < len(source) and source[axis] == length else -1)
     return target if target.count(-1) <= 1 else None
+
+
+def split_transpose(factor: ir.Value | None) -> None:
+    """Move rows first where a product's factor is a Transpose that moves rows and swaps the last two axes.
+
+    Keys (B, T, H, K) reach their product as (B, H, K, T). Folding makes that one Transpose; by way of
+    (B, H, T, K) the bits are the same.
+    """
+    node = None if factor is None else factor.producer()
+    if factor is None or node is None or node.op_type != "Transpose" or node.graph is None:
+        return
+    *outer, last, row = node.attributes["perm"].as_ints()
+    rows, axes = [*outer, row, last], list(range(len(outer) + 2))
+    if last != axes[-1] or rows == axes:
+        return
+    swap = [*axes[:-2], axes[-1], axes[-2]]
+    moved = ir.node("Transpose", [node.inputs[0]], {"perm": rows})
+    moved.outputs[0].type = factor.type
+    if factor.shape is not None:
+        moved.outputs[0].shape = ir.Shape([factor.shape[axis] for axis in swap])
+    node.graph.insert_before(node, moved)
+    node.replace_input_with(0, moved.outputs[0])
+    node.attributes["perm"] = ir.AttrInt64s("perm", swap)
 
 
 def merge_constants(graph: ir.Graph, keep: Collection[str]) -> None:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import onnxruntime
@@ -13,7 +14,15 @@ from attnlens.pooling import Pooling, finish, normalize, pool
 from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.graph.names import HIDDEN_OUTPUT
 from attnlens_export.int8.products import FloatArray
+from attnlens_export.int8.sessions import Feed
 from attnlens_export.int8.texts import Batch
+
+
+class Session(Protocol):
+    """A graph of embeddings that is open in some runtime: ONNX Runtime's own sessions are such."""
+
+    def run(self, names: list[str], feed: Feed, /) -> Sequence[FloatArray]:
+        """Return the outputs of these names."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +87,15 @@ class Embedder:
     def part(self, num_batches: int) -> "Embedder":
         """Return one for fewer texts, of all lengths."""
         step = max(1, len(self.batches) // num_batches)
-        part = copy.copy(self)
-        part.batches = self.batches[step // 2 :: step]
-        return part
+        return self.of(self.batches[step // 2 :: step])
 
-    def run(self, session: onnxruntime.InferenceSession) -> Vectors:
+    def of(self, batches: Sequence[Batch]) -> "Embedder":
+        """Return one for other batches."""
+        other = copy.copy(self)
+        other.batches = tuple(batches)
+        return other
+
+    def run(self, session: Session) -> Vectors:
         """Run a graph on every text."""
         pooled: dict[int, FloatArray] = {}
         tokens = []
@@ -101,7 +114,7 @@ class Embedder:
         return Vectors(embeddings, normalize(np.concatenate(tokens)))
 
 
-def run_all(embedders: Mapping[str, Embedder], session: onnxruntime.InferenceSession) -> dict[str, Vectors]:
+def run_all(embedders: Mapping[str, Embedder], session: Session) -> dict[str, Vectors]:
     """Run a graph on the texts of every kind."""
     return {kind: embedder.run(session) for kind, embedder in embedders.items()}
 

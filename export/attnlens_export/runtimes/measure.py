@@ -7,37 +7,28 @@ A runtime runs with its defaults first, since that is how people open a graph. I
 fp16 then, the gate is that of lower precision, and it runs a second time in fp32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from attnlens.dense import DenseLayer, open_layers
 from attnlens_export.contributions.measure import measure_case
 from attnlens_export.contributions.result import Completeness
 from attnlens_export.graph.names import (
-    BATCH_AXIS,
     CONTRIBUTIONS_PATH,
-    DIRECTION,
     EMBEDDINGS_PATH,
     GRAPH_PURPOSES,
     HIDDEN_OUTPUT,
-    LENGTH_AXIS,
-    POOLING_WEIGHTS,
-    contribution_outputs,
-    layer_outputs,
-    output_axes,
 )
 from attnlens_export.parity.grid import Case, Inputs
 from attnlens_export.parity.measure import Run, Subject, compare_case, run_case
-from attnlens_export.parity.reference import Tensors, run_fp32
+from attnlens_export.parity.reference import run_fp32
 from attnlens_export.parity.result import Invariants, Measurement, ParityResult
 from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
+from attnlens_export.runtimes.graph import ProcessGraph
 from attnlens_export.runtimes.result import Missing, RuntimeResult
 from attnlens_model import EncoderConfig
 from attnlens_runtimes import (
@@ -86,58 +77,6 @@ def find_runtimes(options: RuntimeOptions) -> tuple[list[Installed], list[Missin
             except NotInstalledError as error:
                 missing.append(Missing(runtime.name, str(error)))
     return installed, missing
-
-
-class _ProcessGraph:
-    """A graph of the bundle, open in a runtime's process."""
-
-    def __init__(self, path: str, process: GraphProcess, config: EncoderConfig) -> None:
-        self.path = path
-        self.precision = process.precision
-        self._process = process
-        self._config = config
-
-    def run(self, inputs: Inputs) -> Tensors:
-        """Return every output by name.
-
-        Raises:
-            RuntimeFailureError: there is no answer, or one of other shapes.
-        """
-        return self._answer(inputs.feed(), self._shapes(*inputs.input_ids.shape))
-
-    def run_feed(self, feed: Mapping[str, npt.NDArray[np.generic]]) -> Tensors:
-        """Return every output of the graph of contributions by name.
-
-        Raises:
-            RuntimeFailureError: there is no answer, or one of other shapes.
-        """
-        batch_size, length = feed[POOLING_WEIGHTS].shape
-        size = feed[DIRECTION].shape[1]
-        sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
-        axes = contribution_outputs(self._config, size)
-        return self._answer(feed, {name: _sized(each, sizes) for name, each in axes.items()})
-
-    def _answer(
-        self, feed: Mapping[str, npt.NDArray[np.generic]], expected: Mapping[str, tuple[int, ...]]
-    ) -> Tensors:
-        outputs = self._process.run(feed)
-        found, shapes = [output.shape for output in outputs], list(expected.values())
-        if found != shapes:
-            raise RuntimeFailureError(f"outputs of the shapes {found} instead of {shapes}")
-        return dict(zip(expected, outputs, strict=True))
-
-    def _shapes(self, batch_size: int, length: int) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {HIDDEN_OUTPUT: (batch_size, length, self._config.hidden_size)}
-        if self.path == EMBEDDINGS_PATH:
-            return shapes
-        sizes = {BATCH_AXIS: batch_size, LENGTH_AXIS: length}
-        for name, (_, output) in layer_outputs(self._config).items():
-            shapes[name] = _sized(output_axes(output), sizes)
-        return shapes
-
-
-def _sized(axes: Sequence[int | str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in axes)
 
 
 def measure_runtime(
@@ -206,20 +145,20 @@ def _open(
     timeout_s: float,
     processes: ExitStack,
     stops: dict[str, str],
-) -> _ProcessGraph | None:
+) -> ProcessGraph | None:
     """Open a graph in a process of its own; note why where it does not open."""
     try:
         process = processes.enter_context(GraphProcess(runtime, subject.directory / path, timeout_s))
     except RuntimeFailureError as error:
         stops[path] = f"does not open: {error}"
         return None
-    return _ProcessGraph(path, process, subject.config)
+    return ProcessGraph(path, process, subject.config)
 
 
 def _run_case(
     case: Case,
     inputs: Inputs,
-    graphs: Sequence[_ProcessGraph],
+    graphs: Sequence[ProcessGraph],
     config: EncoderConfig,
     stops: dict[str, str],
 ) -> dict[str, Run]:
@@ -239,7 +178,7 @@ def _contributions(
     subject: Subject,
     case: Case,
     inputs: Inputs,
-    graph: _ProcessGraph,
+    graph: ProcessGraph,
     dense: Sequence[DenseLayer],
     stops: dict[str, str],
 ) -> list[Completeness]:

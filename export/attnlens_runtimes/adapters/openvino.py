@@ -1,26 +1,30 @@
-"""OpenVINO on the CPU. By default it computes in bf16 where the CPU has it, else in fp32."""
+"""OpenVINO, by default on the CPU. There it computes in bf16 where the CPU has it, else in fp32."""
 
 from pathlib import Path
 
-from attnlens_runtimes.runtime import FP32, Opened, PythonRuntime
+from attnlens_runtimes.runtime import FP32, Opened, PythonRuntime, Settings
 
 _PRECISIONS = {"f32": FP32, "bf16": "bf16", "f16": "fp16"}
+_FP32 = Settings({"INFERENCE_PRECISION_HINT": "f32"})
 
 
-def open_graph(path: Path, hint: str | None = None) -> Opened:
+def open_graph(path: Path) -> Opened:
+    """Compile the graph for any shape, with the defaults."""
+    return open_with(path, Settings({}))
+
+
+def open_with(path: Path, settings: Settings) -> Opened:
     """Compile the graph for any shape."""
     import openvino  # noqa: PLC0415 - only in its own process
 
-    options = {} if hint is None else {"INFERENCE_PRECISION_HINT": hint}
-    compiled = openvino.Core().compile_model(path, "CPU", options)
+    core, device = openvino.Core(), settings.device or "CPU"
+    compiled = core.compile_model(path, device, dict(settings.properties))
     # What it took of the hint, or chose without one.
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-    return Opened(lambda feed: [*compiled(feed).values()], _PRECISIONS.get(precision, precision))
+    processor = core.get_property(device, "FULL_DEVICE_NAME")
+    return Opened(
+        lambda feed: [*compiled(feed).values()], _PRECISIONS.get(precision, precision), str(processor).strip()
+    )
 
 
-def open_in_fp32(path: Path) -> Opened:
-    """Compile the graph for any shape, in fp32."""
-    return open_graph(path, "f32")
-
-
-RUNTIME = PythonRuntime("openvino", ("openvino",), open_graph, open_in_fp32=open_in_fp32)
+RUNTIME = PythonRuntime("openvino", ("openvino",), open_graph, open_with=open_with, fp32_settings=_FP32)

@@ -263,9 +263,7 @@ class Calls:
 
     async def _parse(self, parser: "Parser[Request, AnyJob]", data: bytes) -> AnyJob:
         """Make a job of the bytes of a request: of many in a worker thread."""
-        if len(data) <= SMALL_BYTES:
-            return parser.parse(data)
-        return await self._workers.run(parser.parse, data)
+        return await self._workers.run_if(len(data) > SMALL_BYTES, parser.parse, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,7 @@ class EncoderService:
         self, size_bytes: int, make: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs
     ) -> bytes:
         """Make a reply: a large one in a worker thread."""
-        if size_bytes <= SMALL_BYTES:
-            return make(*args, **kwargs)
-        return await self._service.workers.run(make, *args, **kwargs)
+        return await self._service.workers.run_if(size_bytes > SMALL_BYTES, make, *args, **kwargs)
 
 
 def handlers(service: EncoderService, calls: Calls, max_texts: int) -> dict[str, Handler]:

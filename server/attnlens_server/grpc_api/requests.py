@@ -204,9 +204,11 @@ def member(
     found: list[FieldViolation],
 ) -> Member | None:
     """Return a member by its number; None where it is unspecified, or unknown, which is added to `found`."""
-    if number in list(enum):
+    if not number:
+        return None
+    try:
         return enum(number)
-    if number:
+    except ValueError:
         known = ", ".join(names.Name(member) for member in enum)
         found.append(FieldViolation(field, f"is {number}: use one of {known}"))
     return None

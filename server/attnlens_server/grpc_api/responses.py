@@ -226,6 +226,5 @@ def timings_message(timings: Timings) -> pb.Timings:
 
 
 def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(int(seconds * 1e9))
-    return duration
+    whole, nanos = divmod(int(seconds * 1e9), 10**9)
+    return Duration(seconds=whole, nanos=nanos)

@@ -4,7 +4,6 @@ Everything here runs on the event loop except what is handed to `workers`: check
 and the last steps of embeddings.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from attnlens.pooling import finish
 from attnlens_server import errors
-from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.serving.admission import Admission, Budget
@@ -37,6 +36,7 @@ from attnlens_server.serving.results import (
     timings,
     usage,
 )
+from attnlens_server.serving.runner import ItemRunner
 from attnlens_server.serving.sizes import (
     TEXT_MEMORY_BYTES,
     TOKEN_MEMORY_BYTES,
@@ -54,6 +54,8 @@ Plan = TypeVar("Plan")
 
 TOKEN_ID_BYTES = 16  # of a token that waits: its id and its type
 SMALL_JOB = 1 << 16  # characters and ids that are checked on the event loop
+SHORT_JOB = 1 << 10  # and those that are tokenized there, in about half a millisecond
+SMALL_REPLY = 1 << 14  # bytes of embeddings that are finished there
 
 
 class State(Enum):
@@ -96,6 +98,7 @@ class ModelService:
         self._dense = bundle.dense
         self._window_bytes = config.max_message_bytes
         self._engine = engine
+        self._runner = ItemRunner(engine)
         self.max_tokens = max_tokens
         self.takes_pairs = bool(bundle.model.takes_pairs and text_encoder and text_encoder.takes_pairs)
         self._checks = Checks(
@@ -111,6 +114,7 @@ class ModelService:
             bundle,
             config,
             engine,
+            self._runner,
             checks=ExplanationChecks(
                 bundle.model,
                 config,
@@ -157,8 +161,9 @@ class ModelService:
             budget.memory.grow(making_bytes + num_texts * TEXT_MEMORY_BYTES)
             inputs, tokenize_s = await self._ids(job, plan.prompt, budget)
             items = list(self._embed_items(inputs, plan, budget))
-            results = await self._run(items, "embeddings")
-            embeddings = await self.workers.run(self._finish, results, plan)
+            results = await self._runner.run(items, "embeddings")
+            is_slow = bool(self._dense) or reply_bytes > SMALL_REPLY
+            embeddings = await self.workers.run_if(is_slow, self._finish, results, plan)
         took = budget.spent.add(timings(tokenize_s, results))
         return EmbedResult(embeddings, [usage(encoded) for encoded in inputs], took)
 
@@ -186,7 +191,7 @@ class ModelService:
                 )
                 for encoded in inputs
             ]
-            results = await self._run(items, plan.kind)
+            results = await self._runner.run(items, plan.kind)
         texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
         return EncodeResult(texts, budget.spent.add(timings(tokenize_s, results)))
 
@@ -245,17 +250,18 @@ class ModelService:
 
     async def _checked(self, job: SomeJob, check: Callable[[SomeJob], Plan]) -> Plan:
         """Check a job: a large one in a worker thread."""
-        return check(job) if job.size <= SMALL_JOB else await self.workers.run(check, job)
+        return await self.workers.run_if(job.size > SMALL_JOB, check, job)
 
     async def _ids(
         self, job: EmbedJob | EncodeJob, prompt: str, budget: Budget, plan: EncodePlan | None = None
     ) -> tuple[list[EncodedInput], float]:
         """Return the token ids of all texts, and the seconds that it took."""
         token_bytes = TOKEN_ID_BYTES + (UNIT_BYTES if plan and plan.needs_units else 0)
+        is_slow = job.size + len(job.inputs) * len(prompt) > SHORT_JOB
         started = time.monotonic()
         inputs: list[EncodedInput] = []
         for portion in portions([given.size for given in job.inputs]):
-            encoded = await self.workers.run(self._encode, job, portion, prompt, plan)
+            encoded = await self.workers.run_if(is_slow, self._encode, job, portion, prompt, plan)
             num_tokens = sum(text.num_tokens for text in encoded)
             budget.spent.num_tokens += num_tokens
             budget.memory.grow(token_bytes * num_tokens)
@@ -296,18 +302,6 @@ class ModelService:
         # Texts are reduced where they run: at most one in each lane at a time.
         budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
         return inputs, tokens
-
-    # --- the engine -------------------------------------------------------------------------------
-
-    async def _run(self, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
-        """Run all items. Where one fails or the call is cancelled, those that still wait are dropped."""
-        futures = self._engine.submit(items, kind=kind)
-        try:
-            return await asyncio.gather(*map(asyncio.wrap_future, futures))
-        finally:
-            for future in futures:
-                future.cancel()  # no effect on what runs or is done
-            del items, futures, future  # a failure holds on to this frame
 
     def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
         hidden = self._model.outputs.hidden_state("embeddings")
@@ -370,7 +364,7 @@ class ModelService:
             InvalidFieldsError: a value is beyond the range of the chosen element type.
         """
         vectors = finish(
-            np.stack([result.arrays[0] for result in results]),  # (N, D)
+            np.array([result.arrays[0] for result in results]),  # (N, D)
             self._dense,
             dimensions=plan.dimensions,
             normalize_first=plan.normalize_first,

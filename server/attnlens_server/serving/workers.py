@@ -33,6 +33,20 @@ class Workers:
         finally:
             del future  # a failure holds on to this frame
 
+    async def run_if(
+        self,
+        is_slow: bool,
+        function: Callable[P, R],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run a function: in a thread where it is slow, else at once.
+
+        A thread takes a core from a batch twice, when it begins and when the event loop goes on, which costs
+        more than the little that there is to do for a short text (docs/performance.md).
+        """
+        return await self.run(function, *args, **kwargs) if is_slow else function(*args, **kwargs)
+
     def close(self) -> None:
         """Drop what waits, and wait for what runs."""
         self._executor.shutdown(cancel_futures=True)

@@ -92,7 +92,9 @@ class InputEncoder:
             )
             if with_units:
                 encoded_texts = [_with_units(encoded, keeps_record=with_records) for encoded in encoded_texts]
-            from_text = (replace(encoded, num_excluded=num_excluded) for encoded in encoded_texts)
+            if num_excluded:
+                encoded_texts = [replace(encoded, num_excluded=num_excluded) for encoded in encoded_texts]
+            from_text = iter(encoded_texts)
         result = []
         for number in numbers:
             ids = inputs[number].token_ids

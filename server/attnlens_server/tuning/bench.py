@@ -1,30 +1,26 @@
 """From a bundle to the settings that suit it on this machine: the graph alone, the engine, latency."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Wanted
 from attnlens_server.engine.runtimes.choice import choose_runtime
-from attnlens_server.engine.runtimes.runtime import Division
+from attnlens_server.engine.runtimes.runtime import Division, Runtime
 from attnlens_server.engine.session import Session
+from attnlens_server.tuning.compare import Comparison, EngineRig, Progress, compare_engines
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
+from attnlens_server.tuning.running import running
 from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
 from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
+from attnlens_server.tuning.variants import Variant, variants_to_compare
 from attnlens_server.tuning.workload import Workload
 
 ROUNDS = 3
 GRID_SHARE = 0.2  # of the time of a setting, for a cell of the grid
 LOAD_FACTOR = 6  # times the time of a setting, for a load: a tail takes long to be seen
-WARM_UP_TOKENS = 512  # of the longest text before measuring; some models take ten times that
 LOAD_SHARES = (0.1, 0.5, 0.8)  # of the throughput, where no rates are given
-
-Progress = Callable[[str, int, int], None]
-"""Gets what is being measured, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +32,23 @@ class BenchOptions:
         seconds: for a setting, in each round.
         thread_counts: numbers of threads to try.
         rates: texts a second; empty: LOAD_SHARES of the throughput.
+        sample: texts to compare the embeddings of all engines and precisions with; None: no comparison.
     """
 
     attention: bool
     seconds: float
     thread_counts: tuple[int, ...]
     rates: tuple[float, ...] = ()
+    sample: Workload | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured."""
+    """What was measured: the engines, then the settings of one of them."""
 
-    provider: Literal["cpu", "cuda"]
+    comparison: Comparison | None
+    variant: Variant
+    device: str
     num_in_flight: int
     grid: tuple[Cell, ...]
     speeds: tuple[Speed, ...]
@@ -63,7 +63,8 @@ def run_bench(
 
     Args:
         bundle: the model.
-        config: of a server; its threads, lanes and tokens of a batch are what is varied.
+        config: of a server; its engine and precision are varied first, then the threads, lanes and tokens
+            of a batch of the ones that it names.
         workload: texts.
         options: what to measure.
         progress: is told.
@@ -71,33 +72,31 @@ def run_bench(
     Raises:
         StartupError: a session can't be opened as asked.
     """
-    provider = _find_provider(bundle, config)
-    if config.engine == "onnxruntime":
-        config = replace(config, provider=provider)
-    bench = _Bench(bundle, config, provider, workload, options, progress)
+    runtime = _find_runtime(bundle, config)
+    bench = _Bench(bundle, _without_fallback(config, runtime), runtime, workload, options, progress)
+    variant = Variant(config.engine, config.precision)
+    comparison = bench.compare(config, variant)
     grid = bench.time_graph()
     speeds = bench.sweep()
     best = choose(speeds)
-    return Report(provider, bench.num_in_flight, grid, speeds, best, bench.latencies(best))
+    loads = bench.latencies(best)
+    return Report(comparison, variant, runtime.device, bench.num_in_flight, grid, speeds, best, loads)
 
 
-@contextmanager
-def running(bundle: Bundle, config: ServerConfig) -> Iterator[Engine]:
-    """Start an engine, and stop it when the block ends."""
-    engine = Engine(bundle, config)
-    try:
-        engine.start(min(WARM_UP_TOKENS, bundle.model.max_tokens))
-        yield engine
-    finally:
-        engine.close()
-
-
-def _find_provider(bundle: Bundle, config: ServerConfig) -> Literal["cpu", "cuda"]:
+def _find_runtime(bundle: Bundle, config: ServerConfig) -> Runtime:
     """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
-    if choose_runtime(config, bundle.precision).is_on_cpu:
-        return "cpu"
+    runtime = choose_runtime(config, bundle.precision)
+    if runtime.fallback() is None:
+        return runtime
     with running(bundle, config) as engine:
-        return "cpu" if engine.runtime.is_on_cpu else "cuda"
+        return engine.runtime
+
+
+def _without_fallback(config: ServerConfig, runtime: Runtime) -> ServerConfig:
+    """Return the configuration that names what `auto` has found."""
+    if config.provider != "auto" or config.engine != "onnxruntime":
+        return config
+    return replace(config, provider="cpu" if runtime.is_on_cpu else "cuda")
 
 
 class _Bench:
@@ -107,18 +106,18 @@ class _Bench:
         self,
         bundle: Bundle,
         config: ServerConfig,
-        provider: Literal["cpu", "cuda"],
+        runtime: Runtime,
         workload: Workload,
         options: BenchOptions,
         progress: Progress,
     ) -> None:
         self._bundle = bundle
         self._config = config
-        self._provider: Literal["cpu", "cuda"] = provider
+        self._runtime = runtime
         self._workload = workload
         self._options = options
         self._progress = progress
-        self._settings = candidates(options.thread_counts, provider)
+        self._settings = candidates(options.thread_counts, is_on_cpu=runtime.is_on_cpu)
         self.num_in_flight = self._enough_in_flight()
         self._kind: Kind = "attention" if options.attention else "embeddings"
         self._wanted = _everything(bundle, self._kind)
@@ -129,11 +128,26 @@ class _Bench:
         enough = math.ceil(2 * most_tokens / self._workload.mean_tokens)
         return min(max(256, enough), self._config.max_queue)
 
+    def compare(self, config: ServerConfig, asked: Variant) -> Comparison | None:
+        """Measure every engine in every precision, and `asked`, with the settings of `config`."""
+        if self._options.sample is None:
+            return None
+        rig = EngineRig(
+            self._bundle,
+            config,
+            self._workload,
+            self._options.sample,
+            num_in_flight=self.num_in_flight,
+            seconds=self._options.seconds,
+        )
+        variants = variants_to_compare(asked, with_fp16=not self._runtime.is_on_cpu)
+        return compare_engines(variants, rig, self._progress)
+
     def time_graph(self) -> tuple[Cell, ...]:
         """Time the graph alone, on one thread and on all."""
         max_bytes = self._config.max_attention_bytes if self._options.attention else None
-        shapes = grid_shapes(self._bundle.model, self._provider, max_bytes)
-        thread_counts = sorted({1, *self._options.thread_counts}) if self._provider == "cpu" else [1]
+        shapes = grid_shapes(self._bundle.model, max_bytes, is_on_cpu=self._runtime.is_on_cpu)
+        thread_counts = sorted({1, *self._options.thread_counts}) if self._runtime.is_on_cpu else [1]
         cells = []
         seconds = GRID_SHARE * self._options.seconds
         self._progress("the graph alone", 0, len(shapes) * len(thread_counts))
@@ -201,10 +215,7 @@ class _Bench:
         )
 
     def _open_session(self, threads: int) -> Session:
-        path = self._bundle.graph_path(self._kind)
-        return choose_runtime(self._config, self._bundle.precision).open(
-            self._kind, path, Division(threads, 1)
-        )
+        return self._runtime.open(self._kind, self._bundle.graph_path(self._kind), Division(threads, 1))
 
 
 def _everything(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from attnlens_server.engine.session import Session
 
 LENGTHS = (16, 64, 128)  # and the longest that the model takes
 BATCHES = (1, 4, 16, 64, 256)
-MAX_TOKENS = {"cpu": 2048, "cuda": 65536}  # of a batch of several texts
+MAX_CPU_TOKENS, MAX_GPU_TOKENS = 2048, 65536  # of a batch of several texts
 MIN_RUNS = 3
 PATIENCE = 10  # times the time of a cell, after which one run will do
 
@@ -41,16 +40,15 @@ class Cell:
         return 1000 * self.batch * self.length / self.ms
 
 
-def grid_shapes(
-    model: Model, provider: Literal["cpu", "cuda"], max_attention_bytes: int | None
-) -> list[tuple[int, int]]:
+def grid_shapes(model: Model, max_attention_bytes: int | None, *, is_on_cpu: bool) -> list[tuple[int, int]]:
     """Return the (B, T) to time: within a number of tokens, and within one of bytes of attention weights."""
+    max_tokens = MAX_CPU_TOKENS if is_on_cpu else MAX_GPU_TOKENS
 
     def fits(batch: int, length: int) -> bool:
         attention_bytes = (model.pair_bytes * length + model.row_bytes) * batch * length
         if max_attention_bytes is not None and attention_bytes > max_attention_bytes:
             return False
-        return batch == 1 or batch * length <= MAX_TOKENS[provider]
+        return batch == 1 or batch * length <= max_tokens
 
     lengths = sorted({min(length, model.max_tokens) for length in (*LENGTHS, model.max_tokens)})
     return [(batch, length) for length in lengths for batch in BATCHES if fits(batch, length)]

@@ -3,12 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
-BATCH_TOKENS = {
-    "cpu": (128, 256, 512, 1024, 2048),
-    "cuda": (1024, 2048, 4096, 8192, 16384, 32768),
-}
+CPU_BATCH_TOKENS = (128, 256, 512, 1024, 2048)
+GPU_BATCH_TOKENS = (1024, 2048, 4096, 8192, 16384, 32768)
 SAME = 0.03  # what is slower than the best by no more than this counts as good as the best
 WORTH_REPEATING = 0.2  # what is slower by more, at the first try, is not measured again
 
@@ -47,13 +44,13 @@ class Speed:
         return median(self.tokens_per_s)
 
 
-def candidates(thread_counts: Iterable[int], provider: Literal["cpu", "cuda"]) -> list[Setting]:
+def candidates(thread_counts: Iterable[int], *, is_on_cpu: bool) -> list[Setting]:
     """Return the settings to try: batches of every size in one lane, and in several side by side."""
     return [
         Setting(threads, lanes, tokens)
         for threads in sorted(set(thread_counts))
-        for lanes in sorted({1, 2} if provider == "cuda" else {1, max(1, threads // 2), threads})
-        for tokens in BATCH_TOKENS[provider]
+        for lanes in sorted({1, max(1, threads // 2), threads} if is_on_cpu else {1, 2})
+        for tokens in (CPU_BATCH_TOKENS if is_on_cpu else GPU_BATCH_TOKENS)
     ]
 
 

@@ -1,7 +1,7 @@
 """The texts to measure with: the user's own, or ids drawn at random."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -17,6 +17,8 @@ MEDIAN_TOKENS = 32
 SIGMA = 1.0  # of the logarithm: a text in ten has more than 115 tokens, one in a hundred more than 327
 MIN_TOKENS = 3
 MAX_TEXTS = 20_000  # of a file; more would say nothing more
+SHIPPED_TEXTS = "parity/int8_texts.txt"  # of a bundle with int8: several kinds of text, one per line
+MAX_SAMPLE_TOKENS = 16_000  # some seconds for a model of the size of BERT-base
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,13 @@ class Workload:
         description: where they come from.
         input_ids: (T,) int64 each; in the order in which they are sent, over and over.
         num_cut: how many were longer than the model takes, and cut.
+        are_real: whether these are texts that somebody wrote, and not ids drawn at random.
     """
 
     description: str
     input_ids: tuple[npt.NDArray[np.int64], ...]
     num_cut: int = 0
+    are_real: bool = True
 
     @property
     def mean_tokens(self) -> float:
@@ -42,6 +46,19 @@ class Workload:
         """Return a length that `share` of the texts don't exceed."""
         lengths = [len(text) for text in self.input_ids]
         return int(np.quantile(lengths, share, method="inverted_cdf"))
+
+    def sample(self, max_tokens: int = MAX_SAMPLE_TOKENS) -> "Workload":
+        """Return as many of the texts, evenly spaced, as have about `max_tokens` together."""
+        count = max(1, min(len(self.input_ids), round(max_tokens / self.mean_tokens)))
+        if count == len(self.input_ids):
+            return self
+        places = np.linspace(0, len(self.input_ids) - 1, count).round().astype(int)
+        description = f"{count:,} of {self.description}"
+        return replace(self, description=description, input_ids=tuple(self.input_ids[n] for n in places))
+
+    def nearest(self, num_tokens: int) -> npt.NDArray[np.int64]:
+        """Return the first text of those whose length is nearest to `num_tokens`."""
+        return min(self.input_ids, key=lambda text: abs(len(text) - num_tokens))
 
 
 def draw_workload(model: Model) -> Workload:
@@ -55,6 +72,7 @@ def draw_workload(model: Model) -> Workload:
         f"{NUM_DRAWN:,} random texts (lengths log-normal, median {MEDIAN_TOKENS}, sigma {SIGMA:g}, "
         f"cut at {model.max_tokens})",
         tuple(chance.choice(ids, length) for length in lengths),
+        are_real=False,
     )
 
 
@@ -77,3 +95,11 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
     num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
     return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_cut)
+
+
+def read_shipped_workload(bundle: Bundle) -> Workload | None:
+    """Tokenize the texts that int8 was verified with; None where the bundle has none, or no tokenizer."""
+    if SHIPPED_TEXTS not in bundle.states or bundle.tokenizer_path is None:
+        return None
+    content = (bundle.directory / SHIPPED_TEXTS).read_text(encoding="utf-8")
+    return read_workload(bundle, content.removesuffix("\n").split("\n"), f"the bundle's {SHIPPED_TEXTS}")

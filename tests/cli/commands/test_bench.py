@@ -32,6 +32,7 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
         texts,
         "--rates",
         "20, 60.5",
+        "--no-compare",
         "--json",
     )
     assert (result.returncode, result.stderr) == (0, "")
@@ -58,10 +59,43 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     assert words[:3] == ["attnlens", "serve", str(minilm_bundle)]
     given = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in _pairs(words[3:])}
     assert given == report["best"]
+    assert report["comparison"] is None
+    [serve] = report["serve"]
+    assert (serve["command"], serve["accuracy"], serve["is_tuned"]) == (report["command"], None, True)
 
 
 def _pairs(words: list[str]) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=True))
+
+
+def test_engines_are_compared_on_the_texts_that_are_given(
+    run: Run, small_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.txt").write_text("It rained.\nso it was wet\n" * 10, encoding="utf-8")
+    args = ["--texts", "texts.txt", "--seconds", "0.01", "--threads", "1", "--rates", "50"]
+    engine = ["--engine", "openvino"]
+    result = run("bench", small_bundle("wordpiece"), *args, *engine, "--json", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    report = conforms("bench", result.stdout)
+    comparison = report["comparison"]
+    assert comparison["accuracy_texts"] == {"source": "20 texts of texts.txt", "count": 20, "are_real": True}
+    found = {(row["engine"], row["precision"]): row for row in comparison["engines"]}
+    reference, openvino = found["onnxruntime", "fp32"], found["openvino", "fp32"]
+    assert (reference["relative_speed"], reference["mean_cosine"], reference["is_checked"]) == (1, 1, True)
+    assert openvino["smallest_cosine"] > 1 - 1e-6
+    assert not openvino["is_checked"]
+    without = {(row["engine"], row["precision"]): row["reason"] for row in comparison["left_out"]}
+    assert found.keys() | without.keys() == {
+        *(("onnxruntime", precision) for precision in ("fp32", "int8")),
+        *(("openvino", precision) for precision in ("fp32", "bf16", "int8")),
+    }
+    assert "has no graph in int8" in without["onnxruntime", "int8"]
+    assert report["serve"][0]["accuracy"] == "exact"
+    [tuned] = [serve for serve in report["serve"] if serve["is_tuned"]]
+    bundle = str(small_bundle("wordpiece"))
+    assert tuned["command"] == report["command"]
+    assert shlex.split(tuned["command"])[:5] == ["attnlens", "serve", bundle, "--engine", "openvino"]
+    assert shlex.split(tuned["check_command"]) == ["attnlens", "check", bundle, "--engine", "openvino"]
 
 
 def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callable[[str], Path]) -> None:
@@ -93,6 +127,8 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         ),
         (["--threads", "0"], 2, "invalid value for '--threads': '0' is not a whole number above 0"),
         (["--seconds", "0"], 2, "invalid value for '--seconds': 0.0 is not in the range"),
+        (["--precision", "bf16"], 2, "precision is bf16, which ONNX Runtime does not have on a CPU"),
+        (["--device", "GPU"], 2, "device is 'GPU', and it is for --engine openvino"),
         (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
         (["--device-id", "-1"], 2, "device_id is -1: it must be from 0 to 1023"),
         (["--provider", "cuda"], 1, "provider cuda was asked for, but this build of ONNX Runtime has only"),
@@ -118,7 +154,14 @@ def test_no_bundle_is_one_line(run: Run, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_replaces_the_progress_bar_by_one_line(small_bundle: Callable[[str], Path]) -> None:
-    command = [sys.executable, "-m", "attnlens_cli.main", "bench", str(small_bundle("wordpiece"))]
+    command = [
+        sys.executable,
+        "-m",
+        "attnlens_cli.main",
+        "bench",
+        str(small_bundle("wordpiece")),
+        "--no-compare",
+    ]
     terminal, stderr = pty.openpty()
     with subprocess.Popen([*command, "--seconds", "0.3"], stdout=subprocess.PIPE, stderr=stderr) as process:
         os.close(stderr)

@@ -135,6 +135,23 @@ async def test_replies_are_measured_by_what_the_protocol_says(service: ModelServ
     assert sum(service.admission._num_texts.values()) == 0
 
 
+async def test_a_short_text_takes_no_worker_and_a_long_one_does(
+    service: ModelService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    run = service.workers.run
+
+    async def note(function: Any, *args: Any, **kwargs: Any) -> Any:
+        taken.append(function)
+        return await run(function, *args, **kwargs)
+
+    monkeypatch.setattr(service.workers, "run", note)
+    await service.embed(EmbedJob(inputs=[Input(text="short")]), budget(service))
+    assert not taken
+    await service.embed(EmbedJob(inputs=[Input(text="long " * 1000)], truncate=True), budget(service))
+    assert len(taken) == 1
+
+
 async def test_what_a_call_reserved_is_given_back_by_whoever_made_it(service: ModelService) -> None:
     call = budget(service)
     portions = [

@@ -71,7 +71,7 @@ def test_a_second_copy_of_the_weights_comes_with_lanes_of_fewer_threads() -> Non
 
 def test_every_batch_is_tried_in_one_lane_and_in_several() -> None:
     def lanes(thread_counts: Sequence[int]) -> list[tuple[int, int]]:
-        settings = candidates(thread_counts, "cpu")
+        settings = candidates(thread_counts, is_on_cpu=True)
         assert len(set(settings)) == len(settings)
         tried = {(setting.threads, setting.lanes) for setting in settings}
         assert {setting.max_batch_tokens for setting in settings} >= {128, 256, 512, 1024}
@@ -96,12 +96,12 @@ def test_drawn_texts_are_short_with_a_long_tail_and_always_the_same() -> None:
 
 
 def test_the_grid_is_within_the_tokens_of_a_batch_and_the_bytes_of_its_attention() -> None:
-    shapes = grid_shapes(MODEL, "cpu", None)
+    shapes = grid_shapes(MODEL, None, is_on_cpu=True)
     assert {length for _, length in shapes} == {16, 64, 128, 256}
     assert (4, 256) in shapes
     assert (64, 16) in shapes
     assert (16, 256) not in shapes  # 4096 tokens
-    with_attention = grid_shapes(MODEL, "cpu", 4 * 6 * 12 * 256**2)
+    with_attention = grid_shapes(MODEL, 4 * 6 * 12 * 256**2, is_on_cpu=True)
     assert (1, 256) in with_attention
     assert (4, 256) not in with_attention
     assert (4, 128) in with_attention

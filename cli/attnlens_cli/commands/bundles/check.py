@@ -1,6 +1,7 @@
 """`attnlens check DIR`."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,12 @@ import click
 from attnlens_cli.commands.options import parity_tokens_option
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.show.checks.engines import (
+    engines_as_json,
+    raise_engine_failures,
+    show_engines,
+    show_stated,
+)
 from attnlens_cli.show.checks.faithfulness import show_faithfulness
 from attnlens_cli.show.checks.further import show_further
 from attnlens_cli.show.checks.parity import parity_table, raise_failures
@@ -17,18 +24,26 @@ from attnlens_cli.show.checks.runtimes import raise_runtime_failures, runtimes_a
 from attnlens_cli.show.progress import shown_stages
 
 if TYPE_CHECKING:
+    from attnlens.openvino_settings import OpenvinoPrecision
     from attnlens_export.check import CheckSummary
+    from attnlens_export.engines.engine import Engine
+    from attnlens_export.engines.result import EngineSummary
     from attnlens_export.faithfulness.result import FaithfulnessResult
     from attnlens_export.progress import Progress
+    from attnlens_export.runtimes.measure import RuntimeOptions
 
 EPILOG = """\b
 Example:
   attnlens check bundles/minilm
   attnlens check bundles/minilm --source sentence-transformers/all-MiniLM-L6-v2
   attnlens check bundles/minilm --runtime openvino --runtime tract
+  attnlens check bundles/minilm --engine openvino
   attnlens check bundles/minilm --faithfulness --texts sentences.txt"""
 
+_ONNXRUNTIME, _OPENVINO, _CPU = "onnxruntime", "openvino", "CPU"
+
 _parity = in_section("Parity")
+_engine = in_section("Engine")
 _runtimes = in_section("Other runtimes")
 _faithfulness = in_section("Faithfulness")
 
@@ -40,6 +55,26 @@ _faithfulness = in_section("Faithfulness")
     help="Compare with this checkpoint, a directory or hub id, instead of the bundle's own weights.",
 )
 @_parity("--revision", help="Branch, tag or commit of a --source on the hub.")
+@_engine(
+    "--engine",
+    type=click.Choice([_ONNXRUNTIME, _OPENVINO]),
+    default=_ONNXRUNTIME,
+    show_default=True,
+    help="Measure the bundle in this engine of `serve` too, and write that into the bundle.",
+)
+@_engine(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "bf16", "int8"]),
+    help="For --engine openvino: embeddings in this precision; may be repeated.  [default: each that the "
+    "bundle and the processor have]",
+)
+@_engine(
+    "--device",
+    metavar="NAME",
+    help="For --engine openvino: where it runs, by its own name.  [default: CPU; others are untested]",
+)
 @_runtimes(
     "--runtime",
     "runtimes",
@@ -58,7 +93,7 @@ _faithfulness = in_section("Faithfulness")
     default=300,
     show_default=True,
     metavar="SECONDS",
-    help="How long a runtime may take to open a graph, and to run it once.",
+    help="How long a runtime or an engine may take to open a graph, and to run it once.",
 )
 @parity_tokens_option
 @_faithfulness(
@@ -76,6 +111,9 @@ def check(
     directory: Path,
     source: str | None,
     revision: str | None,
+    engine: str,
+    precisions: "tuple[OpenvinoPrecision, ...]",
+    device: str | None,
     runtimes: tuple[str, ...],
     node_modules: Path | None,
     answer_timeout: float,
@@ -89,6 +127,10 @@ def check(
     Without --source the PyTorch encoder gets the weights inside the bundle; with it, the checkpoint's, which
     must also be equal to those inside, bit for bit.
 
+    With --engine openvino the graphs must also pass as `attnlens serve --engine openvino` runs them, in each
+    precision. The figures go into the report and the manifest of the bundle, and a server refuses to start
+    with what did not pass.
+
     With --runtime the graphs must pass in other runtimes too, each in a process of its own. A runtime that is
     not installed is an error if it was named; with `all` it is only reported.
 
@@ -98,7 +140,6 @@ def check(
     """
     from attnlens.bundle import BundleError  # noqa: PLC0415 - heavy
     from attnlens_export import ExportError  # noqa: PLC0415 - heavy
-    from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
     from attnlens_export.runtimes.measure import RuntimeOptions  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
     from attnlens_runtimes import NotInstalledError, UnknownRuntimeError  # noqa: PLC0415 - heavy
@@ -107,39 +148,78 @@ def check(
         raise click.UsageError("--revision needs --source")
     if texts is not None and not faithfulness:
         raise click.UsageError("--texts needs --faithfulness")
+    if engine != _OPENVINO and (precisions or device):
+        raise click.UsageError("--precision and --device need --engine openvino")
     options = RuntimeOptions(runtimes, node_modules, answer_timeout) if runtimes else None
+    wanted = _Wanted(directory, source, revision, parity_tokens, options, faithfulness, texts)
     try:
-        with stopped_by_signals(), shown_stages(in_lines=True) as progress:
-            summary = check_bundle(
-                directory,
-                source,
-                revision=revision,
-                parity_tokens=parity_tokens,
-                runtimes=options,
-                progress=progress,
-            )
-            measured = None
-            if faithfulness and summary.verdict.passed:
-                measured = _measure_faithfulness(directory, texts, progress)
+        found = _find_engine(precisions, device, answer_timeout) if engine == _OPENVINO else None
+        measured = _measure(wanted, found)
     except UnknownRuntimeError as error:
         raise click.UsageError(str(error)) from error
     except (BundleError, ExportError, ModelError, NotInstalledError) as error:
         raise click.ClickException(str(error)) from error
-    _show(summary, measured, as_json=as_json)
-    raise_failures(summary.verdict)
-    raise_runtime_failures(summary)
-    if not summary.manifest.parity.passed:
-        raise click.ClickException(
-            f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
+    _show(measured, as_json=as_json)
+    _raise_failures(measured, directory)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be checked, besides an engine."""
+
+    directory: Path
+    source: str | None
+    revision: str | None
+    parity_tokens: int | None
+    runtimes: "RuntimeOptions | None"
+    faithfulness: bool
+    texts: Path | None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was found; engines and faithfulness only where they were asked for and parity passed."""
+
+    summary: "CheckSummary"
+    engines: "EngineSummary | None"
+    faithfulness: "FaithfulnessResult | None"
+
+
+def _find_engine(
+    precisions: "tuple[OpenvinoPrecision, ...]", device: str | None, timeout_s: float
+) -> "Engine":
+    from attnlens_export.engines.engine import CPU, EngineOptions, find_engine  # noqa: PLC0415 - heavy
+
+    return find_engine(EngineOptions(precisions, device or CPU, timeout_s))
+
+
+def _measure(wanted: _Wanted, engine: "Engine | None") -> _Measured:
+    from attnlens_export.check import check_bundle  # noqa: PLC0415 - heavy
+
+    with stopped_by_signals(), shown_stages(in_lines=True) as progress:
+        summary = check_bundle(
+            wanted.directory,
+            wanted.source,
+            revision=wanted.revision,
+            parity_tokens=wanted.parity_tokens,
+            runtimes=wanted.runtimes,
+            progress=progress,
         )
+        engines = faithfulness = None
+        if engine and summary.verdict.passed:
+            engines = _measure_engine(wanted, engine, progress)
+        if wanted.faithfulness and summary.verdict.passed:
+            faithfulness = _measure_faithfulness(wanted.directory, wanted.texts, progress)
+    return _Measured(summary, engines, faithfulness)
 
 
-def _as_json(summary: "CheckSummary") -> dict[str, Any]:
-    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
+def _measure_engine(wanted: _Wanted, engine: "Engine", progress: "Progress") -> "EngineSummary":
+    from attnlens_export.engines.measure import measure_engine  # noqa: PLC0415 - heavy
+    from attnlens_export.engines.record import record  # noqa: PLC0415 - heavy
 
-    manifest = summary.manifest
-    content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
-    return content | report_content(summary.verdict) | runtimes_as_json(summary)
+    measured = measure_engine(wanted.directory, engine, parity_tokens=wanted.parity_tokens, progress=progress)
+    record(wanted.directory, measured.results)
+    return measured
 
 
 def _measure_faithfulness(directory: Path, texts: Path | None, progress: "Progress") -> "FaithfulnessResult":
@@ -151,14 +231,29 @@ def _measure_faithfulness(directory: Path, texts: Path | None, progress: "Progre
     return measured
 
 
-def _show(summary: "CheckSummary", measured: "FaithfulnessResult | None", *, as_json: bool) -> None:
+def _show(measured: _Measured, *, as_json: bool) -> None:
     if as_json:
-        figures = {"faithfulness": measured.as_json()} if measured else {}
-        click.echo(json.dumps(_as_json(summary) | figures, indent=2))
+        click.echo(json.dumps(_as_json(measured), indent=2))
         return
-    _show_tables(summary)
-    if measured:
-        show_faithfulness(measured)
+    _show_tables(measured.summary)
+    if measured.engines:
+        show_engines(measured.engines)
+    else:
+        show_stated(measured.summary.manifest)
+    if measured.faithfulness:
+        show_faithfulness(measured.faithfulness)
+
+
+def _as_json(measured: _Measured) -> dict[str, Any]:
+    from attnlens_export.report import report_content  # noqa: PLC0415 - heavy
+
+    summary = measured.summary
+    manifest = summary.manifest
+    content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
+    content |= report_content(summary.verdict) | runtimes_as_json(summary)
+    if measured.engines:
+        content |= engines_as_json(measured.engines)
+    return content | ({"faithfulness": measured.faithfulness.as_json()} if measured.faithfulness else {})
 
 
 def _show_tables(summary: "CheckSummary") -> None:
@@ -173,3 +268,16 @@ def _show_tables(summary: "CheckSummary") -> None:
         click.echo(f"not compared, as the manifest does not state it: {', '.join(summary.not_stated)}")
     if summary.runtimes or summary.missing:
         show_runtimes(summary)
+
+
+def _raise_failures(measured: _Measured, directory: Path) -> None:
+    """Raise ClickException with the first failure, if there is one."""
+    summary = measured.summary
+    raise_failures(summary.verdict)
+    raise_runtime_failures(summary)
+    if measured.engines:
+        raise_engine_failures(measured.engines)
+    if not summary.manifest.parity.passed:
+        raise click.ClickException(
+            f"the export of this bundle failed parity, a server refuses it: see {directory}/parity/report.md"
+        )

@@ -1,18 +1,16 @@
-"""`attnlens bench DIR`: which settings of `attnlens serve` suit this machine."""
+"""`attnlens bench DIR`: which engine, precision and settings of `attnlens serve` suit this machine."""
 # ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
 
-import dataclasses
 import json
 import math
 import os
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.config_option import PRECISIONS, PROVIDERS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, config_option
 from attnlens_cli.files.text_lines import read_lines
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.show.progress import shown_stages
@@ -20,7 +18,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 
 if TYPE_CHECKING:
     from attnlens_server.bundle import Bundle
-    from attnlens_server.tuning import Report, Workload
+    from attnlens_server.tuning import Workload
 
 EPILOG = """\b
 Example:
@@ -74,9 +72,11 @@ _configure = partial(config_option, section="Computing")
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@_configure("provider", "Where to run.", PROVIDERS)
-@_configure("precision", "Which of the bundle's graphs for embeddings.", PRECISIONS)
-@_configure("device_id", "Which GPU.")
+@_configure("engine", "The engine whose settings to search.", ENGINES)
+@_configure("precision", "What it computes embeddings in.", PRECISIONS)
+@_configure("provider", "Where ONNX Runtime runs.", PROVIDERS)
+@_configure("device_id", "Which GPU, for CUDA.")
+@_configure("device", "Where OpenVINO runs.")
 @_measure(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -84,7 +84,17 @@ _configure = partial(config_option, section="Computing")
     help="Measure with these: one text a line, or JSON lines where FILE ends in .jsonl.  "
     "[default: random token ids, many short texts and a few long ones]",
 )
-@_measure("--attention", is_flag=True, help="Measure requests for attention, of every layer and head.")
+@_measure(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="First compare every engine that is installed in every precision, by speed and accuracy.",
+)
+@_measure(
+    "--attention",
+    is_flag=True,
+    help="Measure requests for attention, of every layer and head. Engines are not compared.",
+)
 @_compute(
     "--threads",
     type=_Numbers(int, _MAX_THREADS),
@@ -108,6 +118,7 @@ _configure = partial(config_option, section="Computing")
 def bench(
     bundle: Path,
     texts: Path | None,
+    compare: bool,
     attention: bool,
     threads: tuple[int, ...] | None,
     seconds: float,
@@ -115,20 +126,25 @@ def bench(
     as_json: bool,
     **options: Any,  # noqa: ANN401 - each is a field of ServerConfig
 ) -> None:
-    """Find the settings of `attnlens serve` that suit the bundle in DIR on this machine.
+    """Find the engine, precision and settings of `attnlens serve` for the bundle in DIR on this machine.
 
-    Times the graph alone for batches of different shapes, then the engine with different --threads, --lanes
-    and --max-batch-tokens, and then the latency of the best setting at several loads. All in this process,
-    without gRPC and tokenization. Leave the machine alone while it runs.
+    Compares the engines that are installed, with default settings: their speed, and how far their embeddings
+    agree with those of ONNX Runtime in fp32. Then searches settings for one of them, --engine in --precision:
+    times its graph alone for batches of different shapes, then the engine with different --threads, --lanes
+    and --max-batch-tokens, and then the latency of the best setting at several loads. All without gRPC and
+    tokenization. Leave the machine alone while it runs.
     """
     from loky import cpu_count
 
+    from attnlens_cli.show.bench.as_json import report_json
+    from attnlens_cli.show.bench.commands import serve_commands, tuned_command
+    from attnlens_cli.show.bench.tables import show_report
     from attnlens_server.bundle import open_bundle
     from attnlens_server.errors import StartupError
     from attnlens_server.tuning import BenchOptions, run_bench
 
     try:
-        config = ServerConfig(bundle=bundle, **options)
+        config = ServerConfig(bundle=bundle, threads=max(threads or (0,)), **options)
         opened = open_bundle(bundle, config.precision)
         workload = _workload(opened, texts)
         bench_options = BenchOptions(
@@ -136,6 +152,7 @@ def bench(
             seconds=seconds,
             thread_counts=threads or (cpu_count(only_physical_cores=True), cpu_count()),
             rates=rates or (),
+            sample=_sample(opened, workload) if compare and not attention else None,
         )
         with shown_stages() as progress:
             report = run_bench(
@@ -149,15 +166,14 @@ def bench(
         raise click.UsageError(str(error)) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
-    command = _serve_command(bundle, config, report)
+    commands = serve_commands(config, report)
     if as_json:
-        content = _as_json(report, workload)
-        about = {"model": opened.model.name, "precision": config.precision, "attention": attention}
-        click.echo(json.dumps(about | content | {"command": command}, ensure_ascii=False, indent=2).encode())
+        about = {"model": opened.model.name, "engine": config.engine, "precision": config.precision}
+        content = about | {"attention": attention} | report_json(report, workload, commands)
+        content |= {"command": tuned_command(config, report)}
+        click.echo(json.dumps(content, ensure_ascii=False, indent=2).encode())
     else:
-        from attnlens_cli.show.bench_tables import show_report
-
-        show_report(report, workload, opened.model.name, command)
+        show_report(report, workload, opened.model.name, commands)
 
 
 def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
@@ -170,48 +186,15 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
         return read_workload(bundle, (_single(line.text) for line in lines), os.fspath(texts))
 
 
+def _sample(bundle: "Bundle", workload: "Workload") -> "Workload":
+    """Return the texts to compare embeddings of: those given, else real ones if the bundle has any."""
+    from attnlens_server.tuning import read_shipped_workload
+
+    shipped = None if workload.are_real else read_shipped_workload(bundle)
+    return (shipped or workload).sample()
+
+
 def _single(text: str | tuple[str, str]) -> str:
     if isinstance(text, tuple):
         raise click.BadParameter("there are pairs of texts, give single ones", param_hint="'--texts'")
     return text
-
-
-def _serve_command(bundle: Path, config: ServerConfig, report: "Report") -> str:
-    """Return the command that starts a server with the best setting."""
-    best = report.best.setting
-    words = ["attnlens", "serve", os.fspath(bundle)]
-    words += ["--provider", report.provider] if report.provider == "cuda" else []
-    words += ["--device-id", str(config.device_id)] if config.device_id else []
-    words += ["--precision", config.precision] if config.precision != "fp32" else []
-    words += ["--threads", str(best.threads), "--lanes", str(best.lanes)]
-    words += ["--max-batch-tokens", str(best.max_batch_tokens)]
-    return shlex.join(words)
-
-
-def _as_json(report: "Report", workload: "Workload") -> dict[str, Any]:
-    """Return the measurements as JSON values."""
-    return {
-        "provider": report.provider,
-        "texts": {
-            "source": workload.description,
-            "count": len(workload.input_ids),
-            "cut": workload.num_cut,
-            "mean_tokens": workload.mean_tokens,
-            **{f"p{share}_tokens": workload.quantile_tokens(share / 100) for share in (50, 90, 99, 100)},
-        },
-        "in_flight": report.num_in_flight,
-        "graph": [dataclasses.asdict(cell) | {"tokens_per_s": cell.tokens_per_s} for cell in report.grid],
-        "settings": [
-            dataclasses.asdict(speed.setting)
-            | {
-                "weight_copies": speed.setting.num_weight_copies,
-                "tokens_per_s": speed.median_tokens_per_s,
-                "texts_per_s": speed.median_tokens_per_s / workload.mean_tokens,
-                "padding_share": speed.padding_share,
-                "repetitions_tokens_per_s": speed.tokens_per_s,
-            }
-            for speed in report.speeds
-        ],
-        "best": dataclasses.asdict(report.best.setting),
-        "loads": [dataclasses.asdict(load) for load in report.loads],
-    }

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from attnlens.openvino_settings import PACKAGE, OpenvinoPrecision, compile_properties
+from attnlens.openvino_settings import LENGTH_MULTIPLE, PACKAGE, OpenvinoPrecision, compile_properties
 from attnlens.processor import multiplies_bf16
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 CPU = "CPU"
 # On a GPU not measured.
-BATCH_TOKENS = {True: 1024, False: 8192}
-# OpenVINO's softmax computes whole vectors of 16 keys one way and the rest another, with other rounding.
-# So a text always runs at the same multiple of 16, whatever it is batched with, and gets the same bits.
-LENGTH_MULTIPLE = 16
+BATCH_TOKENS = {True: 512, False: 8192}
 # OpenVINO makes kernels for each shape of a batch: some milliseconds and about a MB. So there are few shapes.
 BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 

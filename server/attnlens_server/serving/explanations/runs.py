@@ -5,7 +5,6 @@ Vectors are those of the fp32 graph: of embeddings where these are served in fp3
 Letters: T tokens of a text, D hidden size, E components of an embedding, L layers, H heads.
 """
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +16,7 @@ from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens_server.bundle import Bundle, Kind, Layout, OutputRole
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Target, Wanted, WeightedPooling
 from attnlens_server.serving.explanations.checks import RECEIVED_ATTENTION, ROLLOUT, ExplanationPlan
+from attnlens_server.serving.runner import ItemRunner
 from attnlens_server.serving.workers import Workers
 from attnlens_server.text import EncodedInput
 
@@ -103,17 +103,6 @@ class Call:
     clock: Clock = field(default_factory=Clock)
 
 
-async def run_items(engine: Engine, items: Sequence[Item], kind: Kind) -> list[ItemResult]:
-    """Run all items. Where one fails or the call is cancelled, those that still wait are dropped."""
-    futures = engine.submit(items, kind=kind)
-    try:
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
-    finally:
-        for future in futures:
-            future.cancel()  # no effect on what runs or is done
-        del items, futures, future  # a failure holds on to this frame
-
-
 class Runs:
     """Runs the graphs of one bundle.
 
@@ -121,11 +110,14 @@ class Runs:
         vector_kind: the graph that vectors are of.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, workers: Workers, *, max_queue: int) -> None:
+    def __init__(
+        self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers, *, max_queue: int
+    ) -> None:
         self.vector_kind: Kind = "embeddings" if bundle.precision == "fp32" else "attention"
         self._model = bundle.model
         self._dense = bundle.dense
         self._engine = engine
+        self._runner = runner
         self._workers = workers
         self._most_runs = min(RUNS_AT_A_TIME, max_queue)
         graph = bundle.model.contributions
@@ -166,7 +158,7 @@ class Runs:
             wanted = [Wanted(hidden.name, hidden.layout, pooling)]
             wanted += [Wanted(hidden.name, hidden.layout)] if with_tokens else []
             items.append(self._item(text, call, tuple(wanted)))
-        results = await run_items(self._engine, items, self.vector_kind)
+        results = await self._runner.run(items, self.vector_kind)
         call.clock.add(results)
         embeddings = self._finish([result.arrays[0] for result in results], call.plan)
         return [
@@ -185,7 +177,7 @@ class Runs:
             item = self._item(text, call, wanted)
             item.target = self._target(text, direction, plan)
             items.append(item)
-        results = await run_items(self._engine, items, "contributions")
+        results = await self._runner.run(items, "contributions")
         call.clock.add(results)
         return [
             Contributions(
@@ -209,7 +201,7 @@ class Runs:
             for layer in layers
         )
         items = [self._item(text, call, wanted) for text in texts]
-        results = await run_items(self._engine, items, "attention")
+        results = await self._runner.run(items, "attention")
         call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
 
@@ -226,7 +218,7 @@ class Runs:
                 item = self._item(text, call, (_SCORES, _BASELINE))
                 item.target = self._target(text, direction, call.plan)
                 items.append(item)
-            results = await run_items(self._engine, items, "contributions")
+            results = await self._runner.run(items, "contributions")
             call.clock.add(results)
             rows += [np.append(result.arrays[0], result.arrays[1]) for result in results]
         return np.asarray(rows, dtype=np.float64)
@@ -258,7 +250,7 @@ class Runs:
                 item = self._item(texts[number], call, (Wanted(hidden.name, hidden.layout, pooling),))
                 item.left_out = token
                 items.append(item)
-            results = await run_items(self._engine, items, self.vector_kind)
+            results = await self._runner.run(items, self.vector_kind)
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
             embeddings = await self._workers.run(self._finish, pooled, plan)

@@ -24,6 +24,7 @@ from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, Ex
 from attnlens_server.serving.explanations.results import CompareResult, Comparison, ExplainResult, Explanation
 from attnlens_server.serving.explanations.runs import Call, Runs, Text, Vectors, weights_of
 from attnlens_server.serving.explanations.scores import Found, direction_of, explanation, matrix
+from attnlens_server.serving.runner import ItemRunner
 from attnlens_server.serving.sizes import ReplySizes
 from attnlens_server.serving.spent import Timings
 from attnlens_server.serving.workers import Workers
@@ -48,6 +49,7 @@ class ExplanationService:
         bundle: Bundle,
         config: ServerConfig,
         engine: Engine,
+        runner: ItemRunner,
         *,
         checks: ExplanationChecks,
         encoder: InputEncoder,
@@ -62,7 +64,7 @@ class ExplanationService:
         self._workers = workers
         self._sizes = sizes
         self._max_masked_runs = config.max_masked_runs
-        self._runs = Runs(bundle, engine, workers, max_queue=config.max_queue)
+        self._runs = Runs(bundle, engine, runner, workers, max_queue=config.max_queue)
         num_layers, num_heads = bundle.model.contributions.heads if bundle.model.contributions else (0, 0)
         self._costs = ExplanationCosts(
             sizes.costs,
@@ -137,7 +139,7 @@ class ExplanationService:
 
     async def _checked(self, job: SomeJob, check: Callable[[SomeJob], ExplanationPlan]) -> ExplanationPlan:
         """Check a job: a large one in a worker thread."""
-        return check(job) if job.size <= SMALL_JOB else await self._workers.run(check, job)
+        return await self._workers.run_if(job.size > SMALL_JOB, check, job)
 
     @contextmanager
     def _places(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[None]:

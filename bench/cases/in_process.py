@@ -1,0 +1,134 @@
+"""Programs that take texts in-process, and the ceiling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnlens.v1.manifest_pb2 import Architecture
+from bench.cases.row import MATMUL, Case, Reference, Row, RowKey, Sample
+from bench.flops import total_flops
+from bench.lines import LineProcess
+from bench.load.calls import centiles
+from bench.workloads import Workload
+
+WARM_UP_TEXTS = 32
+FIRST_CALLS = 8  # of each measurement of single texts, not counted: caches are cold
+SINGLE_TEXTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that a contestant may be at its best with.
+
+    Attributes:
+        batch_size: texts in a batch; 0: the program's own choice.
+        side_by_side: batches that run at a time, the threads divided among them.
+    """
+
+    batch_size: int
+    side_by_side: int = 1
+
+    def __str__(self) -> str:
+        """Return `8`, or `2 x 8` for two batches of eight."""
+        return f"{self.batch_size}" if self.side_by_side == 1 else f"{self.side_by_side} x {self.batch_size}"
+
+    @property
+    def request(self) -> dict[str, int]:
+        """What a process is told."""
+        alone = {"batch_size": self.batch_size}
+        return alone if self.side_by_side == 1 else alone | {"side_by_side": self.side_by_side}
+
+
+class MatMulCase(Case):
+    """The ceiling: ONNX Runtime's own fp32 MatMul."""
+
+    def __init__(self, process: LineProcess, model: str, m: int, k: int, n: int) -> None:
+        super().__init__(RowKey(MATMUL, "fp32", "matmul", f"{m}x{k}x{n}", model=model))
+        self._process, self._shape = process, {"m": m, "k": k, "n": n}
+
+    def prepare(self) -> None:
+        self.measure()
+
+    def measure(self) -> Sample:
+        answer = self._process.ask(**self._shape)
+        return Sample(answer["seconds"], 0, 0, answer["flops"])
+
+
+class InProcessCase(Case):
+    """Texts in one call, with the choice that was best."""
+
+    def __init__(
+        self,
+        process: LineProcess,
+        key: RowKey,
+        workload: Workload,
+        choices: Sequence[Choice],
+        architecture: Architecture,
+        reference: Reference,
+    ) -> None:
+        super().__init__(key)
+        self._process, self._workload, self._choices = process, workload, choices
+        self._choice = choices[0]
+        self._flops = total_flops(architecture, workload.lengths)
+        self._reference = reference
+
+    def prepare(self) -> None:
+        """Warm up, run once with each choice, and compare the vectors of the best."""
+        self._ask(self._choices[-1], self._workload.texts[:WARM_UP_TEXTS])
+        if len(self._choices) > 1:
+            seconds = {choice: self._seconds(choice) for choice in self._choices}
+            self._choice = min(seconds, key=lambda choice: seconds[choice])
+            self.details["choice"] = str(self._choice)
+            self.details["tokens_per_s_by_choice"] = {
+                str(choice): self._workload.num_tokens / taken for choice, taken in seconds.items()
+            }
+        if self.key.what == "embed":
+            vectors = self._ask(self._choice, self._workload.texts, return_vectors=True)["vectors"]
+            self.accuracy = self._reference.compare(vectors, self._workload)
+
+    def measure(self) -> Sample:
+        workload = self._workload
+        return Sample(self._seconds(self._choice), len(workload.texts), workload.num_tokens, self._flops)
+
+    def _seconds(self, choice: Choice) -> float:
+        seconds: float = self._ask(choice, self._workload.texts)["seconds"]
+        return seconds
+
+    def _ask(self, choice: Choice, texts: Sequence[str], **more: object) -> dict[str, Any]:
+        return self._process.ask(texts=texts, what=self.key.what, **choice.request, **more)
+
+
+class OneByOneCase(Case):
+    """One text after the other, each in a call of its own."""
+
+    def __init__(
+        self,
+        process: LineProcess,
+        key: RowKey,
+        workload: Workload,
+        architecture: Architecture,
+        reference: Reference,
+    ) -> None:
+        super().__init__(key)
+        self._process, self._workload, self._reference = process, workload, reference
+        self._texts = workload.texts[: FIRST_CALLS + SINGLE_TEXTS]
+        self._lengths = workload.lengths[FIRST_CALLS : len(self._texts)]
+        self._flops = total_flops(architecture, self._lengths)
+        self._seconds: list[list[float]] = []
+
+    def prepare(self) -> None:
+        answer = self._ask(return_vectors=True)
+        self.accuracy = self._reference.compare(answer["vectors"], self._workload)
+
+    def measure(self) -> Sample:
+        seconds = self._ask()["seconds_by_text"][FIRST_CALLS:]
+        self._seconds.append(seconds)
+        return Sample(sum(seconds), len(seconds), sum(self._lengths), self._flops)
+
+    def row(self) -> Row:
+        """Add the centiles over all repetitions."""
+        latencies = [second for seconds in self._seconds for second in seconds]
+        return super().row() | ({"latency_ms": centiles(latencies)} if self.samples else {})
+
+    def _ask(self, **more: object) -> dict[str, Any]:
+        return self._process.ask(texts=self._texts, what="embed", batch_size=1, one_by_one=True, **more)

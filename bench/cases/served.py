@@ -1,0 +1,131 @@
+"""Servers, asked by the load generator."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from attnlens.v1.manifest_pb2 import Architecture
+from bench.cases.row import Case, Reference, Row, RowKey, Sample
+from bench.flops import text_flops
+from bench.lines import LineProcess
+from bench.servers import RunningServer
+from bench.workloads import Workload
+
+CHECK_EVERY = 16  # of the requests, one is also sent alone, and compared
+ACCURACY_TEXTS = 100  # of a workload: their vectors are compared with those of our engine in fp32
+
+
+class ServerCase(Case):
+    """Clients in a closed loop: each sends its next request when it has its reply."""
+
+    def __init__(
+        self,
+        load: LineProcess,
+        server: RunningServer,
+        key: RowKey,
+        workload: Workload,
+        architecture: Architecture,
+        reference: Reference,
+        *,
+        seconds: float,
+        threads: int,
+        protocol: str = "grpc",
+        texts_per_request: int = 1,
+        settle_s: float = 0.3,
+    ) -> None:
+        super().__init__(key)
+        self._load, self.server, self._architecture = load, server, architecture
+        self._seconds, self._settle_s, self._threads = seconds, settle_s, threads
+        self._workload, self._reference = workload, reference
+        self._answers: list[dict[str, Any]] = []
+        self._key = f"{key} {texts_per_request}"
+        self._aim: dict[str, Any] = {
+            "texts": workload.texts,
+            "lengths": workload.lengths,
+            "num_layers": architecture.num_layers,
+            "texts_per_request": texts_per_request,
+            "check_every": CHECK_EVERY if texts_per_request == 1 else len(workload.texts),
+            "protocol": protocol,
+            "what": key.what,
+            "address": server.address,
+        }
+        self.details["texts_per_request"] = texts_per_request
+
+    def prepare(self) -> None:
+        self._load.ask(do="aim", key=self._key, **self._aim)
+        if self.key.what.startswith("embed"):
+            num_texts = min(ACCURACY_TEXTS, len(self._workload.texts))
+            requests = -(-num_texts // self._aim["texts_per_request"])
+            asked = {"clients": self.key.clients, "requests": requests}
+            answer = self._load.ask(do="vectors", key=self._key, **asked)
+            self.accuracy = self._reference.compare(answer["vectors"], self._workload)
+        self.measure_closed(seconds=0.3)
+
+    def measure(self) -> Sample:
+        sample, answer = self.measure_closed(self._seconds)
+        self._answers.append(answer)
+        return sample
+
+    def measure_closed(self, seconds: float) -> tuple[Sample, dict[str, Any]]:
+        """Count for so many seconds; with many texts in a request, until all of them are done once."""
+        clients, texts_per_request = self.key.clients, self._aim["texts_per_request"]
+        if texts_per_request > 1:
+            requests = -(-len(self._aim["texts"]) // texts_per_request)
+            return self._ask(do="count", clients=clients, requests=requests)
+        return self._ask(do="closed", clients=clients, seconds=seconds, settle_s=self._settle_s)
+
+    def row(self) -> Row:
+        """Add what the load generator saw: centiles and shares as medians of the repetitions."""
+        return super().row() | (merge(self._answers) if self.samples else {})
+
+    def measure_open(self, rate: float, seconds: float) -> dict[str, Any]:
+        """Send at a fixed rate, and return the rate of answers and the latencies."""
+        sample, answer = self._ask(do="open", clients=64, rate=rate, seconds=seconds, seed=round(rate))
+        about = asdict(self.key) | {"clients": None, "rate": rate}
+        return about | {"texts_per_s": sample.texts / sample.seconds} | answer
+
+    def check_all(self) -> None:
+        """From now on compare every reply."""
+        self._load.ask(do="aim", key=self._key, **(self._aim | {"check_every": 1}))
+
+    def send(self, clients: int, requests: int) -> dict[str, Any]:
+        """Send a number of requests, and return what became of them."""
+        sample, answer = self._ask(do="count", clients=clients, requests=requests)
+        return {"texts": sample.texts, "texts_per_s": sample.texts / sample.seconds} | answer
+
+    def _ask(self, **request: object) -> tuple[Sample, dict[str, Any]]:
+        server_cpu_s = self.server.cpu_s
+        answer = self._load.ask(key=self._key, **request)
+        cores_s = answer.pop("wall_s") * self._threads
+        answer["client_cpu_share"] = answer.pop("client_cpu_s") / cores_s
+        answer["server_cpu_share"] = (self.server.cpu_s - server_cpu_s) / cores_s
+        counts = {int(length): count for length, count in answer.pop("counts_by_length").items()}
+        sample = Sample(
+            answer.pop("seconds"),
+            answer.pop("texts"),
+            sum(length * count for length, count in counts.items()),
+            sum(text_flops(self._architecture, length) * count for length, count in counts.items()),
+        )
+        return sample, answer
+
+
+def merge(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer for several: medians, but the sum of errors and the largest difference."""
+    errors: Counter[str] = Counter()
+    for answer in answers:
+        errors.update(answer["errors"])
+    latencies = [answer["latency_ms"] for answer in answers if answer["latency_ms"]]
+    return {
+        "latency_ms": {
+            centile: statistics.median(latency[centile] for latency in latencies) for centile in latencies[0]
+        }
+        if latencies
+        else {},
+        "errors": dict(errors),
+        "compared": sum(answer["compared"] for answer in answers),
+        "max_abs_difference_from_alone": max(answer["max_abs_difference_from_alone"] for answer in answers),
+        "client_cpu_share": statistics.median(answer["client_cpu_share"] for answer in answers),
+        "server_cpu_share": statistics.median(answer["server_cpu_share"] for answer in answers),
+    }

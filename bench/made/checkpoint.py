@@ -1,0 +1,47 @@
+"""A checkpoint of BERT-base's sizes with random weights and MiniLM's tokenizer.
+
+Its speed is that of a real one. Vectors of random weights mean nothing; how near a program comes to fp32 is
+measured on them all the same.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from bench.made.environments import DIRECTORY
+
+CHECKPOINT = DIRECTORY / "base-checkpoint"
+MAX_TOKENS = 512
+SEED = 20_150_801
+SIZES = {
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": MAX_TOKENS,
+}
+
+
+def make_base_checkpoint(minilm: Path) -> Path:
+    """Return the directory; write it if it is absent, in the layout of sentence-transformers."""
+    if CHECKPOINT.exists():
+        return CHECKPOINT
+    import torch  # noqa: PLC0415 - takes seconds
+    from transformers import BertConfig, BertModel  # noqa: PLC0415
+
+    shutil.rmtree(unfinished := CHECKPOINT.with_name("base-checkpoint.unfinished"), ignore_errors=True)
+    left_out = shutil.ignore_patterns("model.safetensors", "README.md", "data_config.json")
+    shutil.copytree(minilm, unfinished, ignore=left_out)
+    torch.manual_seed(SEED)
+    vocab_size = json.loads((minilm / "config.json").read_text("utf-8"))["vocab_size"]
+    config = BertConfig.from_dict({**SIZES, "vocab_size": vocab_size})
+    BertModel(config).save_pretrained(unfinished)
+    alter(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
+    alter(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.hidden_size)
+    unfinished.rename(CHECKPOINT)
+    return CHECKPOINT
+
+
+def alter(path: Path, **values: object) -> None:
+    """Set values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values, indent=2), encoding="utf-8")

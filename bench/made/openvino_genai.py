@@ -1,0 +1,54 @@
+"""The directories that openvino-genai opens, made once below `.bench/` for each bundle."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.lines import ROOT, ProcessError
+from bench.made.environments import ALONE, DIRECTORY, python_of
+
+ENVIRONMENT = "openvino_genai"
+
+
+def convert(bundle: Path, name: str, texts: Sequence[str], max_tokens: int) -> Path:
+    """Return the directory with `fp32` and `int8`; make it if it is absent, or of another graph or texts.
+
+    Args:
+        bundle: whose `onnx/model.onnx` is converted.
+        name: of the directory.
+        texts: NNCF takes the ranges of its activations from them.
+        max_tokens: where it cuts them.
+
+    Raises:
+        ProcessError: the environment or the conversion failed.
+    """
+    directory = DIRECTORY / "models" / name
+    hashed = hashlib.sha256((bundle / "onnx" / "model.onnx").read_bytes())
+    hashed.update(json.dumps(texts).encode())
+    stamp_path = directory / "source.sha256"
+    if stamp_path.is_file() and stamp_path.read_text() == hashed.hexdigest():
+        return directory
+    python = python_of(ENVIRONMENT)
+    print(f"Converting {bundle} for openvino-genai, once: minutes ...", file=sys.stderr, flush=True)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    texts_path = directory / "calibration.json"
+    texts_path.write_text(json.dumps(texts), encoding="utf-8")
+    command = [python, "-m", "bench.peers.convert_openvino_genai", bundle, directory, texts_path, max_tokens]
+    finished = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env={**os.environ, **ALONE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode:
+        raise ProcessError(f"conversion for openvino-genai: {finished.stderr.strip().splitlines()[-1]}")
+    stamp_path.write_text(hashed.hexdigest())
+    return directory

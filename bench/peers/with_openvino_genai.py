@@ -1,0 +1,80 @@
+"""openvino-genai's TextEmbeddingPipeline on a directory that convert_openvino_genai.py made.
+
+    python -m bench.peers.with_openvino_genai DIRECTORY (f32|bf16) THREADS MAX_TOKENS
+
+It pads a batch to its longest text, so texts are sorted by length. `side_by_side` pipelines share the threads
+and the batches: its calls let other threads run.
+"""
+
+import queue
+import sys
+import threading
+from typing import Any
+
+from openvino_genai import TextEmbeddingPipeline
+
+from bench.peers.timing import answer_texts, sorted_batches
+
+Vectors = list[Any]
+
+
+class Pipelines:
+    """As many pipelines side by side as are asked for, opened when they are first."""
+
+    def __init__(self, directory: str, precision: str, threads: int, max_tokens: int) -> None:
+        self._directory, self._precision = directory, precision
+        self._threads, self._max_tokens = threads, max_tokens
+        self._opened: dict[int, list[TextEmbeddingPipeline]] = {}
+
+    def run(self, texts: list[str], _what: str, batch_size: int, side_by_side: int = 1) -> Vectors:
+        """Return the vectors in the order of the texts."""
+        pipelines = self._open(side_by_side)
+        vectors: Vectors = [None] * len(texts)
+        batches: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        for batch in sorted_batches([len(text) for text in texts], batch_size):
+            batches.put(batch)
+
+        def work(pipeline: TextEmbeddingPipeline) -> None:
+            while True:
+                try:
+                    batch = batches.get_nowait()
+                except queue.Empty:
+                    return
+                found = pipeline.embed_documents([texts[index] for index in batch])
+                for index, vector in zip(batch, found, strict=True):
+                    vectors[index] = vector
+
+        threads = [threading.Thread(target=work, args=(pipeline,)) for pipeline in pipelines[1:]]
+        for thread in threads:
+            thread.start()
+        work(pipelines[0])
+        for thread in threads:
+            thread.join()
+        return vectors
+
+    def _open(self, side_by_side: int) -> list[TextEmbeddingPipeline]:
+        if side_by_side not in self._opened:
+            self._opened[side_by_side] = [
+                self._pipeline(max(1, self._threads // side_by_side)) for _ in range(side_by_side)
+            ]
+        return self._opened[side_by_side]
+
+    def _pipeline(self, threads: int) -> TextEmbeddingPipeline:
+        config = TextEmbeddingPipeline.Config()
+        config.pooling_type = TextEmbeddingPipeline.PoolingType.MEAN
+        config.normalize = True
+        config.max_length = self._max_tokens
+        return TextEmbeddingPipeline(
+            self._directory,
+            "CPU",
+            config,
+            INFERENCE_PRECISION_HINT=self._precision,
+            INFERENCE_NUM_THREADS=threads,
+            ENABLE_CPU_PINNING=False,  # two of them would share a core; with one it makes no difference
+        )
+
+
+if __name__ == "__main__":
+    directory, precision, threads, max_tokens = sys.argv[1:]
+    pipelines = Pipelines(directory, precision, int(threads), int(max_tokens))
+    answer_texts(pipelines.run, ["openvino-genai", "openvino"])

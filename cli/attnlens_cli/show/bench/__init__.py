@@ -1,0 +1,1 @@
+"""How `attnlens bench` shows what it measured."""

@@ -1,0 +1,160 @@
+"""`attnlens check --engine`: what it prints, what it writes into a bundle, its exit codes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from attnlens.bundle import read_manifest, verify_files
+from attnlens.explanations import ExplainMethod
+from attnlens.v1.manifest_pb2 import EngineCheck, Gate, GateKind, Precision
+from attnlens_cli.commands.bundles.check import check
+from attnlens_export.engines import engine, measure
+from attnlens_export.engines.record import HEADING, record
+from attnlens_export.engines.result import EngineResult
+from attnlens_export.engines.texts import Limits
+from attnlens_export.faithfulness.result import FaithfulnessResult, Measured
+from attnlens_export.faithfulness.result import record as record_faithfulness
+from attnlens_export.parity.grid import small_grid
+from schemas import conforms
+
+OPENVINO = ("--engine", "openvino", "--precision", "fp32")
+
+
+def run_check(*arguments: object) -> Result:
+    return CliRunner().invoke(check, [str(argument) for argument in arguments])
+
+
+def report_of(bundle: Path) -> tuple[dict[str, Any], str]:
+    """Return both reports."""
+    text = (bundle / "parity" / "report.json").read_text(encoding="utf-8")
+    return json.loads(text), (bundle / "parity" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def small_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("check", "engines.measure"):
+        monkeypatch.setattr(
+            f"attnlens_export.{module}.default_grid", lambda config, _: small_grid(config.max_tokens)[-1:]
+        )
+
+
+@pytest.fixture
+def bundle(small_bundle: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle"))
+
+
+def test_what_is_measured_is_shown_written_and_kept(bundle: Path) -> None:
+    _, before = report_of(bundle)
+    result = run_check(bundle, *OPENVINO)
+    assert result.exit_code == 0, result.output
+    assert "…" not in result.stdout  # it fits 80 columns
+    [row] = [line.split() for line in result.stdout.splitlines() if line.startswith(" fp32 ")]
+    assert row[-1] == "passed"
+    assert all(float(cell) <= 1e-5 for cell in row[1:-1])
+    [limits] = [line.split() for line in result.stdout.splitlines() if "gate, for each" in line]
+    assert limits[-2:] == ["0.999999", "0.999999"]
+    stages = result.stderr.splitlines()
+    assert stages[-2:] == ["openvino in fp32 on 1 input shapes", "openvino in fp32 on texts"]
+
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    [stated] = manifest.engine_checks
+    assert (stated.engine, stated.precision, stated.passed) == ("openvino", Precision.PRECISION_FP32, True)
+    content, page = report_of(bundle)
+    [entry] = content["engine_checks"]
+    assert (entry["precision"], entry["passed"], entry["processor"]) == ("fp32", True, stated.processor)
+    assert content["passed"]
+    assert page.startswith(before)
+    assert "### openvino, CPU, fp32: passed" in page
+
+    plain = run_check(bundle)
+    assert plain.exit_code == 0, plain.output
+    assert f"stated of openvino {stated.version} on CPU in fp32, not measured again: passed" in plain.stdout
+    assert list(read_manifest(bundle).engine_checks) == [stated]
+
+
+def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CPU") -> EngineResult:
+    found = 0.9 if passed else float("nan")
+    gate = Gate(graph="embeddings", kind=GateKind.GATE_KIND_MIN_COSINE, limit=0.5, found=found)
+    check = EngineCheck(engine="openvino", version="1", precision=precision, device=device, gates=[gate])
+    check.passed = passed
+    return EngineResult(check, () if passed else ("it is wrong",))
+
+
+def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Path) -> None:
+    fp32, bf16 = Precision.PRECISION_FP32, Precision.PRECISION_BF16
+    faithful = FaithfulnessResult("", 10, 9.0, (Measured(ExplainMethod.CONTRIBUTIONS, 0.8, 0.0, 0.4),))
+    record_faithfulness(bundle, faithful)
+    record(bundle, [result_of(bf16, passed=False), result_of(fp32, passed=True)])
+    record(bundle, [result_of(bf16, passed=True, device="GPU")])
+    record_faithfulness(bundle, faithful)
+    record(bundle, [result_of(fp32, passed=False)])
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    expected = [(fp32, "CPU", False), (bf16, "CPU", False), (bf16, "GPU", True)]
+    found = [(check.precision, check.device, check.passed) for check in manifest.engine_checks]
+    assert found == expected
+    assert len(manifest.faithfulness) == 1
+
+    content, page = report_of(bundle)
+    assert [entry["passed"] for entry in content["engine_checks"]] == [False, False, True]
+    assert content["engine_checks"][0]["gates"][0]["found"] is None
+    assert content["engine_checks"][0]["failures"] == ["it is wrong"]
+    assert content["faithfulness"]["num_texts"] == 10
+    headings = [line for line in page.splitlines() if line.startswith("## ")]
+    assert {*headings[-2:]} == {HEADING, "## Faithfulness of explanations"}
+    assert len(headings) == len({*headings})
+    assert "| embeddings | unspecified |  | min cosine | 0.5 | nan | NOT HELD |" in page
+
+
+def test_a_gate_that_does_not_hold_exits_1_and_is_written(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "FP32_LIMITS", Limits(1.5, 0.999999, 1e-5))
+    result = run_check(bundle, *OPENVINO)
+    assert result.exit_code == 1
+    line = (
+        "openvino in fp32: onnx/model.onnx: the mean cosine of embeddings with those in fp32, sentences, is "
+        "1, at least 1.5 is allowed"
+    )
+    assert line in result.stdout
+    assert f"failed in {line} (and 4 more); a server with that refuses to start" in result.stderr
+    assert "2 more failures, see --json" in result.stdout
+    manifest = read_manifest(bundle)
+    assert [check.passed for check in manifest.engine_checks] == [False]
+    content, page = report_of(bundle)
+    assert [entry["passed"] for entry in content["engine_checks"]] == [False]
+    assert "| embeddings | embedding | prose | mean cosine | 1.5 | 1.000000 | NOT HELD |" in page
+    verify_files(bundle, manifest)
+
+
+def test_json_is_as_its_schema_says(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "multiplies_bf16", lambda: False)
+    result = run_check(bundle, "--engine", "openvino", "--json")
+    assert result.exit_code == 0, result.output
+    content = conforms("check", result.stdout)
+    [found] = content["engine_checks"]
+    assert (found["precision"], found["passed"], found["num_cases"]) == ("fp32", True, 1)
+    assert [each["precision"] for each in content["precisions_not_measured"]] == ["bf16", "int8"]
+    assert content["precisions_not_measured"][1]["reason"] == "the bundle has no graph in int8"
+
+
+def test_what_can_not_be_is_refused_before_anything_is_measured(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_check(bundle, "--engine", "tensorrt").exit_code == 2
+    for arguments in (["--precision", "fp32"], ["--device", "CPU"]):
+        result = run_check(bundle, *arguments)
+        assert result.exit_code == 2
+        assert "--precision and --device need --engine openvino" in result.stderr
+    monkeypatch.setattr("attnlens_runtimes.runtime._version_of", lambda _: None)
+    result = run_check(bundle, *OPENVINO)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: --engine openvino needs openvino, which is not installed: pip install 'attnlens[openvino]'\n"
+    )
