@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import attnlens_server
 from attnlens.bundle import read_manifest
 from attnlens.patterns import Band
 from attnlens.v1.manifest_pb2 import OutputLayout
@@ -109,6 +110,16 @@ def test_each_text_gets_the_weights_that_it_has_alone_in_rows_or_put_together(se
             for layer, weights in enumerate(every.weights):
                 np.testing.assert_allclose(weights, served.dense(layer, layers[layer]), atol=1e-5)
             np.testing.assert_allclose(every.weights.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_openvino_gives_the_weights_and_vectors_of_onnx_runtime(served: Served) -> None:
+    query = AttentionQuery(view="dense")
+    with attnlens_server.local(served.bundle, engine="openvino", threads=2) as model:
+        found = model.encode(TEXTS, attention=query)
+        vectors = model.embed(TEXTS)
+    np.testing.assert_allclose(vectors, served.client.embed(TEXTS), rtol=0, atol=1e-5)
+    for ours, theirs in zip(found, served.client.encode(TEXTS, attention=query), strict=True):
+        np.testing.assert_allclose(ours.weights, theirs.weights, rtol=0, atol=1e-5)
 
 
 def test_the_mean_over_heads_is_that_of_the_weights_put_together(served: Served) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from attnlens_cli.frame.sections import in_section
-from attnlens_server.config import EngineName, Precision, Provider, ServerConfig
+from attnlens_server.config import EngineName, GraphPrecision, Precision, Provider, ServerConfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -15,6 +15,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ServerCon
 ENGINES = click.Choice(get_args(EngineName))
 PROVIDERS = click.Choice(get_args(Provider))
 PRECISIONS = click.Choice(get_args(Precision))
+GRAPH_PRECISIONS = click.Choice(get_args(GraphPrecision))
 
 
 def config_option(

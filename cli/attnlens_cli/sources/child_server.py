@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,8 +15,8 @@ _LAST_WORDS_S = 5  # for a child that has said why it ends
 
 
 @contextmanager
-def child_server(bundle: Path, precision: str) -> Iterator[str]:
-    """Serve a bundle until the block ends. Yields the address.
+def child_server(bundle: Path, options: Sequence[str]) -> Iterator[str]:
+    """Serve a bundle with further options until the block ends. Yields the address.
 
     Raises:
         click.exceptions.Exit: it did not start, and has said why on stderr.
@@ -25,7 +25,7 @@ def child_server(bundle: Path, precision: str) -> Iterator[str]:
     child = subprocess.Popen(  # noqa: S603 - our own program; no shell reads the arguments
         [
             *(sys.executable, "-P", "-m", "attnlens_cli.main", "--log-level", "error"),
-            *("serve", bundle, "--port", "0", "--precision", precision),
+            *("serve", bundle, "--port", "0", *options),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

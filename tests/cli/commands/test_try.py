@@ -87,7 +87,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
 
 def _interrupted() -> str:
     """Ask a server, and be interrupted. Returns its address."""
-    with suppress(KeyboardInterrupt), child_server(RELEASED_BUNDLE, "fp32") as address:
+    with suppress(KeyboardInterrupt), child_server(RELEASED_BUNDLE, ["--precision", "fp32"]) as address:
         with Client(address) as client:
             assert np.isfinite(client.embed(["cat"])).all()
         raise KeyboardInterrupt
@@ -103,7 +103,7 @@ def test_its_server_ends_when_it_is_interrupted() -> None:
 def test_a_server_that_does_not_start_gives_its_exit_code(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(click.exceptions.Exit) as caught, child_server(tmp_path, "fp32"):
+    with pytest.raises(click.exceptions.Exit) as caught, child_server(tmp_path, []):
         pass
     assert caught.value.exit_code == 1
     assert "is not a bundle" in capfd.readouterr().err

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.commands.config_option import PRECISIONS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, config_option
 from attnlens_cli.commands.options import check_sendable
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.frame.stopping import stopped_by_signals
 from attnlens_cli.show.printable import printable
 from attnlens_cli.sources.options import cache_option, source_argument
+from attnlens_server.config import ConfigError, EngineName, Precision, ServerConfig, graph_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +39,16 @@ _NUM_LARGEST = 3  # one of them may be that of the word itself
 @source_argument
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
 @cache_option
+@config_option("engine", "What runs the model.", ENGINES, section="Options")
 @config_option(
     "precision",
-    "What embeddings are computed in; a checkpoint is exported with it.",
+    "What embeddings are computed in; a checkpoint is exported with it. bf16 is for --engine openvino.",
     PRECISIONS,
     section="Options",
 )
-def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precision: str) -> None:
+def try_source(
+    source: Path, texts: tuple[str, ...], cache: Path | None, engine: EngineName, precision: Precision
+) -> None:
     """Show what a model makes of each TEXT: tokens, vector, which words made it, attention, similarity.
 
     SOURCE is as for `attnlens serve`: a bundle, or a checkpoint, which is exported into the cache first. A
@@ -54,14 +58,19 @@ def try_source(source: Path, texts: tuple[str, ...], cache: Path | None, precisi
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise click.UsageError(f"{missing[0]} is not installed: {how_to_install('server')}")
+    try:
+        ServerConfig(bundle=source, engine=engine, precision=precision)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
     from attnlens_cli.show.explanations.bars import make_console
     from attnlens_cli.show.first_look import print_look, print_model, print_similarities
     from attnlens_cli.sources.child_server import child_server
     from attnlens_cli.sources.resolve import resolve
     from attnlens_client import Client
 
-    bundle = resolve(source, cache, precision)
-    with stopped_by_signals(), child_server(bundle, precision) as address, Client(address) as client:
+    bundle = resolve(source, cache, graph_precision(precision))
+    options = ["--engine", engine, "--precision", precision]
+    with stopped_by_signals(), child_server(bundle, options) as address, Client(address) as client:
         model = client.get_model()
         looks = _looks(client, model, texts)
     console = make_console()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.config_option import PRECISIONS, config_option
+from attnlens_cli.commands.config_option import GRAPH_PRECISIONS, config_option
 from attnlens_cli.files.new_file import checked_path, replacing
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.frame.stopping import stopped_by_signals
@@ -41,7 +41,7 @@ _file = in_section("What to write")
     "memory does not take is left out.",
 )
 @config_option(
-    "precision", "Which of the bundle's graphs for embeddings.", PRECISIONS, section="What to measure"
+    "precision", "Which of the bundle's graphs for embeddings.", GRAPH_PRECISIONS, section="What to measure"
 )
 @_measure("--threads", type=click.IntRange(1, 1024), default=1, show_default=True, help="Of ONNX Runtime.")
 @_file("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
