@@ -13,6 +13,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from attnlens.v1.manifest_pb2 import EngineCheck
 from attnlens_server.bundle import Bundle, open_bundle
 from attnlens_server.bundle.manifest import PRECISIONS
 from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
@@ -194,6 +195,11 @@ class EngineRig:
         """Return its embeddings of the sample, and its memory after it."""
         config = config_of(self._config, variant)
         bundle = open_bundle(self._bundle.directory, variant.precision)
+        check = self._find_check(variant)
+        if check is not None and not check.passed:  # a server refuses it
+            raise StartupError(
+                f"it did not pass `attnlens check {bundle.directory} --engine {variant.engine}`"
+            )
         probe = probe_apart(bundle, config, self.sample.input_ids)
         self._bundles[variant] = bundle
         self._memory_bytes.append(probe.memory_bytes)
@@ -217,12 +223,15 @@ class EngineRig:
 
     def is_checked(self, variant: Variant) -> bool:
         """Return whether the bundle says that its graphs were compared with PyTorch as they run here."""
-        config = config_of(self._config, variant)
-        checked = {
-            (check.engine, check.precision, check.device) for check in self._bundle.manifest.engine_checks
-        }
-        wanted = (variant.engine, PRECISIONS[variant.precision], config.device)
-        return variant.engine == REFERENCE.engine or wanted in checked  # parity is of ONNX Runtime
+        # Parity, which every bundle has, is of ONNX Runtime.
+        return variant.engine == REFERENCE.engine or self._find_check(variant) is not None
+
+    def _find_check(self, variant: Variant) -> EngineCheck | None:
+        wanted = (variant.engine, PRECISIONS[variant.precision], config_of(self._config, variant).device)
+        for check in self._bundle.manifest.engine_checks:
+            if (check.engine, check.precision, check.device) == wanted:
+                return check
+        return None
 
     def _saturate(self, engine: Engine) -> Flow:
         return saturate(

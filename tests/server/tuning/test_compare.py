@@ -2,15 +2,18 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from attnlens.v1.manifest_pb2 import EngineCheck, Precision
-from attnlens_server.bundle import open_bundle
+from attnlens_server.bundle import Bundle, open_bundle
 from attnlens_server.config import ServerConfig
+from attnlens_server.engine import Engine
 from attnlens_server.errors import StartupError
+from attnlens_server.tuning import compare as comparing
 from attnlens_server.tuning import probe
 from attnlens_server.tuning.compare import EngineRig, compare, compare_engines, config_of, has_room_for
 from attnlens_server.tuning.memory import available_bytes
@@ -75,11 +78,12 @@ def test_each_engine_gets_where_to_run_from_its_own_options(tmp_path: Path) -> N
 def test_a_small_bundle_in_both_engines(small_bundle: Callable[[str], Path]) -> None:
     bundle = open_bundle(small_bundle("wordpiece"))
     checked = EngineCheck(engine="openvino", precision=Precision.PRECISION_FP32, device="CPU", passed=True)
-    bundle.manifest.engine_checks.append(checked)
+    failed = EngineCheck(engine="openvino", precision=Precision.PRECISION_BF16, device="CPU", passed=False)
+    bundle.manifest.engine_checks.extend((checked, failed))
     config = ServerConfig(bundle=bundle.directory, threads=1)
     sample = read_workload(bundle, TEXTS, "three texts")
     rig = EngineRig(bundle, config, draw_workload(bundle.model), sample, num_in_flight=16, seconds=0.02)
-    found = compare_engines([REFERENCE, OV_FP32, OV_INT8], rig, lambda *_: None)
+    found = compare_engines([REFERENCE, OV_FP32, OV_BF16, OV_INT8], rig, lambda *_: None)
     reference, openvino = found.rows
     assert [row.variant for row in found.rows] == [REFERENCE, OV_FP32]
     assert reference.accuracy.smallest_cosine == 1
@@ -93,9 +97,10 @@ def test_a_small_bundle_in_both_engines(small_bundle: Callable[[str], Path]) -> 
         assert row.tokens_per_s > 0
         assert 0 < row.alone_ms < 1000
         assert (row.memory_bytes is not None) == sys.platform.startswith("linux")
-    [left_out] = found.left_out
-    assert left_out.variant == OV_INT8
-    assert "has no graph in int8: export it again with --precision int8" in left_out.reason
+    assert [left_out.variant for left_out in found.left_out] == [OV_BF16, OV_INT8]
+    bf16, int8 = (left_out.reason for left_out in found.left_out)
+    assert bf16 == f"it did not pass `attnlens check {bundle.directory} --engine openvino`"
+    assert "has no graph in int8: export it again with --precision int8" in int8
 
 
 def test_a_probe_is_of_a_process_of_its_own(small_bundle: Callable[[str], Path]) -> None:
@@ -141,3 +146,28 @@ def test_the_smaller_of_the_two_limits_of_memory_counts(tmp_path: Path) -> None:
     for limit, available in (("max", 700 * 1024), ("5000", 4000), ("900", 0), ("9000000", 700 * 1024)):
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         assert available_bytes(system, tmp_path) == available
+
+
+@pytest.mark.parametrize(("available", "num_opened"), [(1 << 40, 1), (0, 3)])
+def test_without_room_an_engine_is_opened_for_each_turn(
+    small_bundle: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    available: int,
+    num_opened: int,
+) -> None:
+    opened: list[str] = []
+
+    def running(bundle: Bundle, config: ServerConfig) -> AbstractContextManager[Engine]:
+        opened.append(config.engine)
+        return really_running(bundle, config)
+
+    really_running = comparing.running
+    monkeypatch.setattr(comparing, "running", running)
+    monkeypatch.setattr(comparing, "available_bytes", lambda: available)
+    bundle = open_bundle(small_bundle("wordpiece"))
+    texts = draw_workload(bundle.model)
+    config = ServerConfig(bundle=bundle.directory, threads=1)
+    rig = EngineRig(bundle, config, texts, texts.sample(40), num_in_flight=8, seconds=0.01)
+    found = compare_engines([REFERENCE], rig, lambda *_: None)
+    assert len(opened) == num_opened
+    assert len(found.rows[0].turns) == 3
