@@ -64,4 +64,4 @@ def test_a_case_that_fails_is_a_row_that_says_why_and_the_others_are_measured() 
     assert "tokens_per_s" not in failed
     assert row["tokens_per_s"] == {"median": 50, "min": 50, "max": 50, "all": [50, 50, 50]}
     assert row["gflop_per_s"]["median"] == 2
-    assert str(steady.key) == "steady fp32: embed, passages, 64 clients"
+    assert str(steady.key) == "MiniLM: steady fp32: embed, passages, 64 clients"
