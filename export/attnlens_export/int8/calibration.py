@@ -1,7 +1,7 @@
 """What goes into the products of a graph, over calibration texts. B batch, T tokens, K width."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,14 +31,12 @@ class Activations:
     Attributes:
         lowest: the least value of each column, (K,).
         highest: the largest value of each column, (K,).
-        mean: of x, (K,).
-        covariance: the mean of (x - mean) (x - mean)', (K, K).
+        covariance: the mean of x x', (K, K).
         rows: samples of x that stand for the same share of that mean each, (R, K).
     """
 
     lowest: FloatArray
     highest: FloatArray
-    mean: FloatArray
     covariance: FloatArray
     rows: FloatArray
 
@@ -50,32 +48,7 @@ class Activations:
     @property
     def mean_squares(self) -> FloatArray:
         """The mean of x^2, (K,)."""
-        return np.diag(self.covariance) + self.mean**2
-
-    def about_zero(self) -> "Activations":
-        """Return the same with the mean of x x' as covariance, for products whose mean nothing puts right."""
-        covariance = self.covariance + np.outer(self.mean, self.mean)
-        return replace(self, mean=np.zeros_like(self.mean), covariance=covariance)
-
-    def without(self, centres: FloatArray) -> "Activations":
-        """Return those of x - centres (K,)."""
-        return replace(
-            self,
-            lowest=self.lowest - centres,
-            highest=self.highest - centres,
-            mean=self.mean - centres,
-            rows=self.rows - centres,
-        )
-
-    def divided(self, divisors: FloatArray) -> "Activations":
-        """Return those of x / divisors (K,)."""
-        return Activations(
-            self.lowest / divisors,
-            self.highest / divisors,
-            self.mean / divisors,
-            self.covariance / np.outer(divisors, divisors),
-            self.rows / divisors,
-        )
+        return np.asarray(np.diag(self.covariance))
 
 
 class _Collector:
@@ -84,14 +57,12 @@ class _Collector:
         self._samples: list[FloatArray] = []
         self._lowest: FloatArray = np.zeros(0, np.float32)
         self._highest: FloatArray = np.zeros(0, np.float32)
-        self._sum: FloatArray = np.zeros(0, np.float32)
         self._squares: FloatArray = np.zeros((0, 0), np.float32)
 
     def add(self, rows: FloatArray, weights: FloatArray) -> None:
         """Take rows (M, K) with their weights (M,): the sum of all weights is 1."""
         if not self._samples:
             self._lowest, self._highest = rows[0].copy(), rows[0].copy()
-            self._sum = np.zeros(rows.shape[1], np.float32)
             self._squares = np.zeros((rows.shape[1], rows.shape[1]), np.float32)
         # A row is as many samples as there are multiples of the step within its part of the whole.
         ends = (self._sum_weights + np.cumsum(weights, dtype=np.float64)) * MAX_SAMPLE_ROWS
@@ -100,12 +71,10 @@ class _Collector:
         self._sum_weights = float(ends[-1]) / MAX_SAMPLE_ROWS
         np.minimum(self._lowest, rows.min(axis=0), out=self._lowest)
         np.maximum(self._highest, rows.max(axis=0), out=self._highest)
-        self._sum += weights @ rows
         self._squares += (rows * weights[:, None]).T @ rows
 
     def result(self) -> Activations:
-        covariance = self._squares - np.outer(self._sum, self._sum)
-        return Activations(self._lowest, self._highest, self._sum, covariance, np.concatenate(self._samples))
+        return Activations(self._lowest, self._highest, self._squares, np.concatenate(self._samples))
 
 
 def collect(

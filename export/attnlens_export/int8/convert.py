@@ -8,7 +8,8 @@ computes them as they stand, with the same result but for rounding. With exact c
 out of x, and a second MatMul and an Add put their part to y.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,9 @@ import onnx
 from onnx import helper
 
 from attnlens_export.graph.trace import TracedGraph
-from attnlens_export.int8.folding import NormFolding, ProductFolding, Structure
 from attnlens_export.int8.products import FloatArray
 from attnlens_export.int8.recipes import Recipe
 from attnlens_export.int8.rounding import RoundedWeight
-from attnlens_export.int8.splitting import Split
 
 Array = npt.NDArray[np.generic]
 
@@ -34,49 +33,33 @@ class _Conversion:
     def __init__(self, graph: TracedGraph, recipes: Mapping[str, Recipe]) -> None:
         self._graph = graph
         self._recipes = recipes
-        self._structure = Structure(graph)
         self._weights: dict[str, Array] = dict(graph.weights)
         self._nodes: list[onnx.NodeProto] = []
+        self._uses = Counter(name for node in graph.proto.graph.node for name in node.input)
+        self._uses.update(output.name for output in graph.proto.graph.output)
+        self._producers = {name: node for node in graph.proto.graph.node for name in node.output}
         self._products = {
-            result: (recipe, index)
+            result: (recipe, index, weight)
             for recipe in recipes.values()
-            for index, result in enumerate(recipe.group.results)
+            for index, (result, weight) in enumerate(zip(recipe.group.results, recipe.weights, strict=True))
+            if weight is not None
         }
         self._quantized: set[str] = set()
-        self._folded: set[str] = set()  # sources that what computes them divides
-        self._replaced: dict[str, dict[int, str]] = {}  # inputs of nodes, by their first output
-        self._biases: dict[str, FloatArray] = {}  # that become others, by the result of their addition
-        self._divided: dict[str, FloatArray] = {}  # divisors of the columns of products
-        self._split: dict[str, Split] = {}  # further columns of products
-        # Norms that are divided, and by what, by the first addition that needs them as they were.
-        self._restored: dict[str, tuple[str, FloatArray]] = {}
+        self._folded: set[str] = set()  # sources whose norm divides them
+        self._replaced: dict[str, dict[int, str]] = {}  # of a norm's inputs, by its first output
 
     def convert(self) -> TracedGraph:
-        for recipe in self._recipes.values():
-            for result, bias in zip(recipe.group.results, recipe.biases, strict=bool(recipe.biases)):
-                self._add_to_bias(self._structure.biased(result), bias)
-        for recipe in self._recipes.values():
-            self._fold(recipe)
-            self._widen(recipe)
-        for result, bias in self._biases.items():
-            name = self._add_weight(f"{result}_bias", bias)
-            self._replaced.setdefault(result, {})[self._index_of_bias(result)] = name
+        self._folded = {recipe.group.source for recipe in self._recipes.values() if self._fold(recipe)}
         for node in self._graph.proto.graph.node:
-            self._convert_node(node)
+            result = node.output[0]
+            if result in self._products:
+                recipe, index, weight = self._products[result]
+                if recipe.group.source not in self._quantized:
+                    self._quantize(recipe)
+                self._multiply(recipe, index, weight, node)
+            else:
+                self._nodes.append(self._with_replaced(node))
         return self._result()
-
-    def _convert_node(self, node: onnx.NodeProto) -> None:
-        result = node.output[0]
-        if result not in self._products:
-            if result in self._divided or result in self._split:
-                weight = self._changed(result, np.asarray(self._graph.weights[node.input[1]], np.float32))
-                self._replaced.setdefault(result, {})[1] = self._add_weight(f"{result}_weight", weight)
-            self._nodes.append(self._with_replaced(node))
-            return
-        recipe, index = self._products[result]
-        if recipe.group.source not in self._quantized:
-            self._quantize(recipe)
-        self._multiply(recipe, index, node)
 
     def _result(self) -> TracedGraph:
         proto = onnx.ModelProto()
@@ -86,91 +69,32 @@ class _Conversion:
         read = {name for node in self._nodes for name in node.input}
         return TracedGraph(proto, {name: array for name, array in self._weights.items() if name in read})
 
-    def _index_of_bias(self, result: str) -> int:
-        index = self._structure.bias(result)
-        if index is None:
-            raise AssertionError(f"{result} has no bias")
-        return index
-
-    def _bias(self, result: str) -> FloatArray:
-        """Return the bias of an addition as it is by now."""
-        if result not in self._biases:
-            name = self._structure.producers[result].input[self._index_of_bias(result)]
-            self._biases[result] = np.asarray(self._graph.weights[name], np.float32)
-        return self._biases[result]
-
-    def _add_to_bias(self, result: str | None, more: FloatArray) -> None:
-        if result is not None:
-            self._biases[result] = self._bias(result) + more
-
-    def _fold(self, recipe: Recipe) -> None:
-        """Divide and centre the input of a group where it is computed, if that can be."""
-        if recipe.divisors is None:
-            return
+    def _fold(self, recipe: Recipe) -> bool:
+        """Divide the norm before a group instead of its result, where nothing else reads that."""
         source, divisors = recipe.group.source, recipe.divisors
-        centres = np.zeros_like(divisors) if recipe.centres is None else recipe.centres
-        match self._structure.folding(recipe.group):
-            case NormFolding() as folding:
-                self._fold_into_norm(source, folding, divisors, centres)
-            case ProductFolding(product):
-                self._divided[product] = divisors
-                if (result := self._structure.biased(product)) is not None:
-                    self._biases[result] = (self._bias(result) - centres) / divisors
-            case None:
-                return
-        self._folded.add(source)
-
-    def _fold_into_norm(
-        self, source: str, folding: NormFolding, divisors: FloatArray, centres: FloatArray
-    ) -> None:
-        norm = self._structure.producers[source]
-        for number, index in enumerate(folding.parameters):
-            parameter = np.asarray(self._graph.weights[norm.input[index]], np.float32)
-            # The scale is first, and centres are taken off the bias alone.
-            changed = (parameter - centres if number else parameter) / divisors
-            name = self._add_weight(f"{norm.input[index]}_{source}_smoothed", changed)
+        norm = self._producers.get(source)
+        num_products = sum(weight is not None for weight in recipe.weights)
+        if divisors is None or norm is None or self._uses[source] != num_products:
+            return False
+        inputs = list(self._scales_of(norm, len(divisors)))
+        for index in inputs:
+            name = f"{norm.input[index]}_{source}_smoothed"
+            self._weights[name] = np.asarray(self._graph.weights[norm.input[index]], np.float32) / divisors
             self._replaced.setdefault(source, {})[index] = name
-        for addition, addend in zip(folding.residuals, folding.addends, strict=True):
-            index = list(self._structure.producers[addition].input).index(source)
-            self._replaced.setdefault(addition, {})[index] = f"{source}_restored"
-            self._add_to_bias(addend, centres)
-        self._restored |= dict.fromkeys(folding.residuals[:1], (source, divisors))
+        return bool(inputs)
 
-    def _widen(self, recipe: Recipe) -> None:
-        """Give an activation further columns: put them at the product before it."""
-        if recipe.split is None:
-            return
-        activation = self._structure.activation(recipe.group)
-        if activation is None:
-            raise AssertionError(f"{recipe.group.source} has no activation that can be split")
-        result = activation.source
-        product = self._structure.producers[result].input[1 - self._index_of_bias(result)]
-        self._split[product] = recipe.split
-        self._biases[result] = recipe.split.widen_bias(self._bias(result))
-
-    def _changed(self, product: str, weight: FloatArray) -> FloatArray:
-        """Return what becomes of a weight in fp32 whose columns are divided or split."""
-        if product in self._divided:
-            weight = weight / self._divided[product]
-        if product in self._split:
-            weight = self._split[product].widen_weight(weight)
-        return weight
-
-    def _changed_rounded(self, product: str, weight: RoundedWeight) -> RoundedWeight:
-        """Return the same of a rounded weight."""
-        if product in self._divided:
-            weight = RoundedWeight(weight.values, weight.scales / self._divided[product])
-        if product in self._split:
-            weight = weight.widened(self._split[product])
-        return weight
+    def _scales_of(self, norm: onnx.NodeProto, width: int) -> Iterator[int]:
+        """Yield the inputs of a norm that its result grows with: the scale and bias, or RMSNorm's scale."""
+        for index, name in enumerate(norm.input):
+            weight = self._graph.weights.get(name)
+            is_vector = weight is not None and weight.shape == (width,)
+            if is_vector and norm.op_type in {"LayerNormalization", "Mul"}:
+                yield index
 
     def _with_replaced(self, node: onnx.NodeProto) -> onnx.NodeProto:
         replaced = self._replaced.get(node.output[0])
         if not replaced:
             return node
-        if node.output[0] in self._restored:
-            source, divisors = self._restored[node.output[0]]
-            self._add("Mul", [source, self._add_weight(f"{source}_divisors", divisors)], f"{source}_restored")
         changed = onnx.NodeProto()
         changed.CopyFrom(node)
         for index, name in replaced.items():
@@ -186,27 +110,17 @@ class _Conversion:
             self._add("Mul", [source, factors], value)
         scale = self._add_weight(f"{source}_scale", recipe.input_range.scale)
         zero_point = self._add_weight(f"{source}_zero_point", recipe.input_range.zero_point)
-        self._add("QuantizeLinear", [value, scale, zero_point], f"{source}_quantized")
-        self._add("DequantizeLinear", [f"{source}_quantized", scale, zero_point], f"{source}_rounded")
+        self._add("QuantizeLinear", [value, scale, zero_point], f"{source}_uint8")
+        self._add("DequantizeLinear", [f"{source}_uint8", scale, zero_point], f"{source}_rounded")
         if recipe.columns is not None:
             columns = self._add_weight(f"{source}_columns", recipe.columns)
             self._add("Gather", [source, columns], f"{source}_exact", axis=2)
         self._quantized.add(source)
 
-    def _multiply(self, recipe: Recipe, index: int, node: onnx.NodeProto) -> None:
-        source, result, weight = recipe.group.source, node.output[0], recipe.weights[index]
-        is_folded = recipe.divisors is not None and source in self._folded
-        if weight is None:
-            exact = np.asarray(self._graph.weights[node.input[1]], np.float32)
-            if is_folded:
-                exact = exact * recipe.divisors[:, None]
-            name = self._add_weight(f"{result}_weight", self._changed(result, exact))
-            self._add("MatMul", [source, name], result)
-            return
-        weight = self._changed_rounded(result, weight)
+    def _multiply(self, recipe: Recipe, index: int, weight: RoundedWeight, node: onnx.NodeProto) -> None:
+        source, result = recipe.group.source, node.output[0]
         # A weight that several layers share is rounded for each.
-        is_shared = len(self._structure.readers(node.input[1])) > 1
-        name = f"{node.input[1]}_{result}" if is_shared else node.input[1]
+        name = node.input[1] if self._uses[node.input[1]] == 1 else f"{node.input[1]}_{result}"
         values = self._add_weight(f"{name}_int8", weight.values)
         scales = self._add_weight(f"{name}_scale", weight.scales)
         self._add("DequantizeLinear", [values, scales], f"{name}_rounded", axis=1)
@@ -214,9 +128,9 @@ class _Conversion:
             self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], result)
             return
         rows = recipe.column_weights[index]
-        if is_folded:
+        if recipe.divisors is not None and source in self._folded:
             rows = rows * recipe.divisors[recipe.columns][:, None]
-        exact = self._add_weight(f"{name}_exact", self._changed(result, rows))
+        exact = self._add_weight(f"{name}_exact", rows)
         self._add("MatMul", [f"{source}_rounded", f"{name}_rounded"], f"{result}_int8")
         self._add("MatMul", [f"{source}_exact", exact], f"{result}_exact")
         self._add("Add", [f"{result}_int8", f"{result}_exact"], result)

@@ -3,26 +3,22 @@
 - Weights: integers of -127 to 127 times a scale per column. They are rounded one row of the matrix after the
   other, and what a row loses is made good in the rows that follow, by how the inputs go together: GPTQ
   (Frantar et al. 2022, arXiv 2210.17323, algorithm 1), the rows with the largest inputs first.
-- Inputs: integers of 0 to 255, or -128 to 127 where the middle is 0, times one scale, which cuts off what is
-  beyond a range. The range is the one with the least error in the product, each column of the input counting
-  with its row of the weight.
+- Inputs: integers of 0 to 255, times one scale, which cuts off what is beyond a range. The range is the one
+  with the least error in the product, each column of the input counting with its row of the weight.
 - Smoothing: column k of the input is divided by s(k) and row k of the weight multiplied by it,
   s(k) = max|x(k)|^alpha / max|w(k)|^(1 - alpha) (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438,
   equation 4).
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from attnlens_export.int8.products import FloatArray
-from attnlens_export.int8.splitting import GAIN, Split
 
 LARGEST_WEIGHT = 127
 LARGEST_INPUT = 255
-LARGEST_SIGNED_INPUT = 127
 # Added to the diagonal of the covariance, as a share of its mean: columns that are always 0 exist.
 DAMPING = 0.01
 # Rows of a weight that are rounded before the rows behind them are corrected, all at once.
@@ -39,27 +35,13 @@ class RoundedWeight:
     values: npt.NDArray[np.int8]
     scales: FloatArray
 
-    def restored(self) -> FloatArray:
-        """Return the weight that is left, (K, N)."""
-        return self.values * self.scales
-
-    def widened(self, split: Split) -> "RoundedWeight":
-        """Return one with the further columns of an activation behind it."""
-        values = np.concatenate([self.values, self.values[:, split.columns]], axis=1)
-        return RoundedWeight(values, np.concatenate([self.scales, GAIN * self.scales[split.columns]]))
-
-    def lengthened(self, split: Split) -> "RoundedWeight":
-        """Return one with rows for the further columns of an activation before it."""
-        rows = np.rint(self.values[split.columns] / np.float32(GAIN)).astype(np.int8)
-        return replace(self, values=np.concatenate([self.values, rows]))
-
 
 @dataclass(frozen=True)
 class InputRange:
-    """(integer - zero_point) * scale, the integer being of the zero point's type."""
+    """(integer - zero_point) * scale, the integer being of 0 to 255."""
 
     scale: np.float32
-    zero_point: np.uint8 | np.int8
+    zero_point: np.uint8
 
 
 def smoothing_divisors(largest: FloatArray, weights: list[FloatArray], alpha: float) -> FloatArray:
@@ -70,7 +52,7 @@ def smoothing_divisors(largest: FloatArray, weights: list[FloatArray], alpha: fl
 
 
 def choose_range(
-    rows: FloatArray, extremes: tuple[float, float], importance: FloatArray, *, signed: bool = False
+    rows: FloatArray, extremes: tuple[float, float], importance: FloatArray
 ) -> tuple[InputRange, float]:
     """Return the range with the least error.
 
@@ -78,44 +60,28 @@ def choose_range(
         rows: samples of the input, (R, K).
         extremes: the least and the largest value of any input, whether among the samples or not.
         importance: what an error in each column counts, squared: (K,).
-        signed: the range has its middle at 0, which some runtimes compute faster with.
 
     Returns:
         The range, and the mean over rows of the squared error in the product.
     """
+    low, high = min(extremes[0], 0.0), max(extremes[1], _SMALLEST)
     found = []
-    for candidate in _signed_ranges(extremes) if signed else _ranges(extremes):
-        error = round_inputs(rows, candidate) - rows
-        error *= error
-        found.append((float((error @ importance).mean()), candidate))
+    for low_step in _RANGE_STEPS if low < -_SMALLEST else (1.0,):
+        for high_step in _RANGE_STEPS:
+            scale = np.float32((high * high_step - low * low_step) / LARGEST_INPUT)
+            zero_point = np.uint8(np.clip(np.rint(-low * low_step / scale), 0, LARGEST_INPUT))
+            candidate = InputRange(scale, zero_point)
+            error = round_inputs(rows, candidate) - rows
+            error *= error
+            found.append((float((error @ importance).mean()), candidate))
     least, chosen = min(found, key=lambda each: each[0])
     return chosen, least
 
 
-def _ranges(extremes: tuple[float, float]) -> Iterator[InputRange]:
-    low, high = min(extremes[0], 0.0), max(extremes[1], _SMALLEST)
-    for low_step in _RANGE_STEPS if low < -_SMALLEST else (1.0,):
-        for high_step in _RANGE_STEPS:
-            yield whole_range(low * low_step, high * high_step)
-
-
-def whole_range(low: float, high: float) -> InputRange:
-    """Return the range from one number, of at most 0, to another, above 0."""
-    scale = np.float32((high - min(low, 0.0)) / LARGEST_INPUT)
-    return InputRange(scale, np.uint8(np.clip(np.rint(-min(low, 0.0) / scale), 0, LARGEST_INPUT)))
-
-
-def _signed_ranges(extremes: tuple[float, float]) -> Iterator[InputRange]:
-    largest = max(-extremes[0], extremes[1], _SMALLEST)
-    for step in _RANGE_STEPS:
-        yield InputRange(np.float32(largest * step / LARGEST_SIGNED_INPUT), np.int8(0))
-
-
 def round_inputs(rows: FloatArray, chosen: InputRange) -> FloatArray:
     """Return what is left of inputs, as QuantizeLinear and DequantizeLinear do it."""
-    limits = np.iinfo(chosen.zero_point.dtype)
     zero_point = np.float32(chosen.zero_point)
-    integers = np.clip(np.rint(rows / chosen.scale), limits.min - zero_point, limits.max - zero_point)
+    integers = np.clip(np.rint(rows / chosen.scale), -zero_point, LARGEST_INPUT - zero_point)
     return np.asarray(integers * chosen.scale, np.float32)
 
 
@@ -124,8 +90,7 @@ def round_weight(weight: FloatArray, covariance: FloatArray) -> RoundedWeight:
 
     Args:
         weight: (K, N).
-        covariance: the mean of x x' over the inputs x, (K, K); of (x - mean) (x - mean)' where a bias makes good
-            what the mean loses.
+        covariance: the mean of x x' over the inputs x, (K, K).
     """
     importance = np.diag(covariance)
     scales = _choose_scales(weight, importance)

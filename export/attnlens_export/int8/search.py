@@ -27,7 +27,6 @@ from attnlens_export.graph.write import write_embedded, write_referring
 from attnlens_export.int8.agreement import Agreement, Embedder, compare, run_all
 from attnlens_export.int8.calibration import Activations, collect
 from attnlens_export.int8.convert import to_int8
-from attnlens_export.int8.folding import Structure
 from attnlens_export.int8.products import Group, find_groups
 from attnlens_export.int8.recipes import Method, Recipe, make_recipe, methods_for
 from attnlens_export.int8.result import Gate
@@ -92,7 +91,6 @@ class Search:
         self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in verification.items()}
         self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
-        self._structure = Structure(source.embeddings)
         groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
@@ -147,9 +145,7 @@ class Search:
         key = (group.source, method)
         if key not in self._recipes:
             activations = self._activations[group.source]
-            self._recipes[key] = make_recipe(
-                group, method, self._source.embeddings, self._structure, activations
-            )
+            self._recipes[key] = make_recipe(group, method, self._source.embeddings, activations)
         return self._recipes[key]
 
     def _losses(self) -> Figures:
@@ -157,7 +153,7 @@ class Search:
         steps = [
             (number, method)
             for number, unit in enumerate(self._units)
-            for method in methods_for(unit[0], self._structure)
+            for method in methods_for(unit[0])
             if method != Method.FP32
         ]
         for step, (number, method) in enumerate(steps):
@@ -172,12 +168,12 @@ class Search:
 
     def _seconds(self) -> Figures:
         known: dict[tuple[object, ...], dict[Method, float]] = {}
-        seconds: Figures = [dict.fromkeys(methods_for(unit[0], self._structure), 0.0) for unit in self._units]
+        seconds: Figures = [dict.fromkeys(methods_for(unit[0]), 0.0) for unit in self._units]
         for number, unit in enumerate(self._units):
             self._progress("Int8 times of each product", "", number, len(self._units))
             for group in unit:
                 shapes = (self._source.embeddings.weights[name].shape for name in group.weights)
-                sizes = (methods_for(group, self._structure), *shapes)
+                sizes = (methods_for(group), *shapes)
                 if sizes not in known:
                     known[sizes] = self._time(group)
                 for method, each in known[sizes].items():
@@ -187,7 +183,7 @@ class Search:
     def _time(self, group: Group) -> dict[Method, float]:
         alone = only(group, self._source.embeddings)
         sessions: dict[str, onnxruntime.InferenceSession] = {}
-        for method in methods_for(group, self._structure):
+        for method in methods_for(group):
             is_exact = method == Method.FP32
             graph = alone if is_exact else to_int8(alone, {group.source: self._recipe(group, method)})
             path = self._folder / ".timed.onnx"
@@ -198,7 +194,7 @@ class Search:
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         seconds = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
         # The least: other programs on the machine only ever add to a time.
-        return {method: min(seconds[method]) for method in methods_for(group, self._structure)}
+        return {method: min(seconds[method]) for method in methods_for(group)}
 
     def _measure(self, plan: Plan, seconds: Figures, gate: Gate) -> Candidate:
         recipes = {
