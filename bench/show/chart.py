@@ -28,8 +28,8 @@ WHATS = {
 def draw_chart(result: Mapping[str, Any], path: Path) -> None:
     """Draw speed against accuracy for three kinds of texts; below, servers, single texts and latency."""
     figure = Figure(figsize=(19, 12.5), layout="constrained")
-    halves = figure.add_gridspec(2, 1, height_ratios=[1.1, 1])
-    above, below = (figure.add_subfigure(half).subplots(1, 3) for half in halves)
+    grid = figure.add_gridspec(2, 1, height_ratios=[1.1, 1])
+    above, below = (figure.add_subfigure(grid[half]).subplots(1, 3) for half in range(2))
     rows = Rows(result["rows"])
     panels = (
         (f"{MINILM}, passages", "passages", MINILM),

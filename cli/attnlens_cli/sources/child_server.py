@@ -25,7 +25,7 @@ def child_server(bundle: Path, options: Sequence[str]) -> Iterator[str]:
     child = subprocess.Popen(  # noqa: S603 - our own program; no shell reads the arguments
         [
             *(sys.executable, "-P", "-m", "attnlens_cli.main", "--log-level", "error"),
-            *("serve", bundle, "--port", "0", *options),
+            *("serve", str(bundle), "--port", "0", *options),
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from attnlens_server.tuning import probe
 from attnlens_server.tuning.compare import EngineRig, compare, compare_engines, config_of, has_room_for
 from attnlens_server.tuning.memory import available_bytes
 from attnlens_server.tuning.probe import Probe, probe_apart
+from attnlens_server.tuning.running import running as really_running
 from attnlens_server.tuning.variants import REFERENCE, LeftOut, Turn, Variant
 from attnlens_server.tuning.workload import draw_workload, read_workload
 
@@ -161,7 +162,6 @@ def test_without_room_an_engine_is_opened_for_each_turn(
         opened.append(config.engine)
         return really_running(bundle, config)
 
-    really_running = comparing.running
     monkeypatch.setattr(comparing, "running", running)
     monkeypatch.setattr(comparing, "available_bytes", lambda: available)
     bundle = open_bundle(small_bundle("wordpiece"))
