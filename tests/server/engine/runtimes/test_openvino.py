@@ -20,6 +20,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.runtimes import openvino_runtime
 from attnlens_server.engine.runtimes.openvino_runtime import OpenvinoRuntime
 from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
+from attnlens_server.engine.runtimes.runtime import Division
 from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 from served import ServerProcess
@@ -52,6 +53,8 @@ def test_in_fp32_embeddings_and_attention_are_those_of_onnx_runtime(model: Local
         model.encode(TEXTS, attention=queries), expected.encode(TEXTS, attention=queries), strict=True
     )
     for found, other in pairs:
+        assert found.hidden_states is not None
+        assert other.hidden_states is not None
         np.testing.assert_allclose(found.hidden_states, other.hidden_states, rtol=0, atol=1e-5)
         for ours, theirs in zip(found.attention, other.attention, strict=True):
             np.testing.assert_allclose(ours.weights, theirs.weights, rtol=0, atol=1e-5)
@@ -76,6 +79,7 @@ def test_a_small_encoder_of_another_family_is_the_same_too(small_bundle: Callabl
 
 def test_what_a_text_got_is_not_overwritten_by_the_next_batch(model: Local) -> None:
     [first] = model.encode(TEXTS[:1], attention=AttentionQuery())
+    assert first.hidden_states is not None
     kept = first.hidden_states.copy(), first.weights.copy()
     model.encode([TEXTS[2]] * 4, attention=AttentionQuery())
     model.encode(["y " * len(first.tokens)], attention=AttentionQuery())
@@ -189,7 +193,7 @@ def test_a_file_that_is_not_a_graph_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"not a graph")
     with pytest.raises(StartupError, match=r"OpenVINO can't open .*model\.onnx on CPU"):
-        OpenvinoRuntime("CPU", "fp32").open("embeddings", path, openvino_runtime.Division(1, 1))
+        OpenvinoRuntime("CPU", "fp32").open("embeddings", path, Division(1, 1))
 
 
 # --- what was measured ----------------------------------------------------------------------------
