@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnlens.openvino_settings import OpenvinoPrecision
 from attnlens.processor import multiplies_bf16
 from attnlens.v1.manifest_pb2 import EngineCheck, GateKind, OutputRole, Precision
 from attnlens_export import ExportOptions, export_bundle
@@ -27,8 +28,8 @@ SmallBundle = Callable[[str], Path]
 CASES = [*small_grid(40)[::2]]
 
 
-def measured(bundle: Path, *precisions: str, cases: list[Case] | None = None) -> EngineSummary:
-    options = EngineOptions(precisions, timeout_s=120)  # type: ignore[arg-type] - words of tests
+def measured(bundle: Path, *precisions: OpenvinoPrecision, cases: list[Case] | None = None) -> EngineSummary:
+    options = EngineOptions(precisions, timeout_s=120)
     return measure_engine(bundle, find_engine(options), grid=cases or CASES)
 
 
