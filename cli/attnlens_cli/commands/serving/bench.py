@@ -134,6 +134,7 @@ def bench(
     and --max-batch-tokens, and then the latency of the best setting at several loads. All without gRPC and
     tokenization. Leave the machine alone while it runs.
     """
+    import onnxruntime  # noqa: F401 - the engine that all are compared with
     from loky import cpu_count
 
     from attnlens_cli.show.bench.as_json import report_json

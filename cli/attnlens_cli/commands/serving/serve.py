@@ -122,6 +122,9 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
     from attnlens_server.server import serve as serve_bundle  # noqa: PLC0415 - heavy
 
+    if options.get("engine", "onnxruntime") == "onnxruntime":
+        import onnxruntime  # noqa: F401, PLC0415 - where it is missing, nothing is exported first
+
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache, graph_precision(config.precision))
