@@ -60,8 +60,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests of OpenVINO come last.
 
-    Where it uses AMX, the kernel saves 8 KB more for each signal. The test that sends its own process a signal
-    ended with a segmentation fault after them, perhaps as a stack for signals is too small.
+    Where it uses AMX, the kernel saves 8 KB more for each signal. The test that sends its own process a
+    signal ended with a segmentation fault after them, perhaps as a stack for signals is too small.
     """
     items.sort(key=lambda item: item.path.name.startswith("test_openvino"))
 
