@@ -20,7 +20,7 @@ fi
 
 if [ pyproject.toml -nt "$environment/ready" ] || [ constraints.txt -nt "$environment/ready" ]; then
     "$python" -m venv --clear "$environment"
-    "$environment/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+    "$environment/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[openvino,test]'
     touch "$environment/ready"
 fi
 echo "$("$environment/bin/python" --version), without PyTorch"
