@@ -75,11 +75,11 @@ class Tally:
 
 
 class LoadGenerator:
-    """Answers requests to put load on servers."""
+    """Answers requests to put load on servers, on an event loop of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, runner: asyncio.Runner) -> None:
         self._targets: dict[str, Target] = {}
-        self._runner = asyncio.Runner()
+        self._runner = runner
 
     def handle(self, do: str, key: str, **request: Any) -> Answer:  # noqa: ANN401 - the methods know
         """Prepare a target (`aim`), or put load on it and say what that cost this process."""
@@ -223,4 +223,5 @@ async def close_all(senders: list[Sender]) -> None:
 
 
 if __name__ == "__main__":
-    answer_lines(LoadGenerator().handle)
+    with asyncio.Runner() as runner:
+        answer_lines(LoadGenerator(runner).handle)

@@ -1,5 +1,6 @@
 """What a case asks its process for, and what becomes of the answers."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -99,11 +100,12 @@ def test_each_text_is_a_call_of_its_own_and_has_its_own_seconds() -> None:
 
 def test_the_vectors_of_a_server_come_in_the_order_of_the_texts(minilm_server: ServerProcess) -> None:
     texts = ["a short text", "another one", "a text that is longer than both of the others", "the last"]
-    generator = LoadGenerator()
     aim: dict[str, Any] = {"texts": texts, "lengths": [5] * 4, "num_layers": 6, "texts_per_request": 1}
     aim |= {"check_every": 4, "protocol": "grpc", "what": "embed", "address": minilm_server.address}
-    generator.handle(do="aim", key="key", **aim)
-    answer = generator.handle(do="vectors", key="key", clients=2, requests=3)
+    with asyncio.Runner() as runner:
+        generator = LoadGenerator(runner)
+        generator.handle(do="aim", key="key", **aim)
+        answer = generator.handle(do="vectors", key="key", clients=2, requests=3)
     with Client(minilm_server.address) as client:
         expected = client.embed(texts[:3])
     np.testing.assert_array_equal(np.array(answer["vectors"], np.float32), expected)
