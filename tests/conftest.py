@@ -57,15 +57,6 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests of OpenVINO come last.
-
-    Where it uses AMX, the kernel saves 8 KB more for each signal. The test that sends its own process a
-    signal ended with a segmentation fault after them, perhaps as a stack for signals is too small.
-    """
-    items.sort(key=lambda item: item.path.name.startswith("test_openvino"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def translations_read_once() -> Iterator[None]:
     """Let torch.onnx parse its 500 translations once, not for each graph: a fifth of the time of a trace."""

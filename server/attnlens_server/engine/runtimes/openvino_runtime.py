@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -16,13 +16,25 @@ from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:
-    from openvino import CompiledModel
+    from openvino import CompiledModel, Core
 
 CPU = "CPU"
 # On a GPU not measured.
 BATCH_TOKENS = {True: 512, False: 8192}
 # OpenVINO makes kernels for each shape of a batch: some milliseconds and about a MB. So there are few shapes.
 BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
+@cache
+def openvino_core() -> "Core":
+    """Return the process's only core, which is never freed.
+
+    For AMX a core gives the thread that makes its first graph a larger stack for signals. If another thread
+    frees the core, the first keeps a stack that is gone: the next Ctrl-C would end the process.
+    """
+    import openvino  # noqa: PLC0415 - whoever calls this has it
+
+    return openvino.Core()
 
 
 class OpenvinoRuntime:
@@ -43,7 +55,7 @@ class OpenvinoRuntime:
             )
         import openvino  # noqa: PLC0415 - see above
 
-        self._core = openvino.Core()
+        self._core = openvino_core()
         self.version: str = openvino.__version__.partition("-")[0]
         self.device = self._checked(device)
         self.processor = str(self._core.get_property(device, "FULL_DEVICE_NAME"))

@@ -242,3 +242,27 @@ def test_an_engine_that_nobody_has_checked_is_warned_of(
         assert model.get_model().engine_check is None
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "was not compared with PyTorch" in warning.getMessage()
+
+
+SIGNAL_AFTER_CLOSE = """
+import gc, os, signal, sys, threading
+import attnlens_server
+
+models = [attnlens_server.local(sys.argv[1], engine="openvino")]
+
+def close():
+    models.pop().close()
+    gc.collect()
+
+closer = threading.Thread(target=close)
+closer.start()
+closer.join()
+signal.signal(signal.SIGHUP, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGHUP)
+"""
+
+
+def test_a_signal_is_handled_after_another_thread_has_closed_the_model(minilm_bundle: Path) -> None:
+    command = [sys.executable, "-c", SIGNAL_AFTER_CLOSE, str(minilm_bundle)]
+    result = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert (result.returncode, result.stdout) == (0, "handled\n"), result.stderr
