@@ -45,7 +45,10 @@ NOT_RUN = {
     ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
     ("docs/bundle.md", "--engine openvino"): PROCESSOR,
     ("docs/operations.md", "pip install '.[openvino]'"): "the environment of the tests has it",
-    ("docs/operations.md", "--engine openvino"): "needs bf16; server/engine/runtimes/test_openvino.py serves with it where it is",
+    (
+        "docs/operations.md",
+        "--engine openvino",
+    ): "needs bf16; server/engine/runtimes/test_openvino.py serves with it where it is",
     ("docs/layouts.md", "export SOURCE"): PLACEHOLDER,
     ("docs/layouts.md", "tritonserver "): "no package of pip has the program",
     ("docs/layouts.md", "ovms "): "no package of pip has the program",
