@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from attnlens.openvino_weights import hold_in_bf16
 from attnlens_runtimes.runtime import FP32, Opened, PythonRuntime, Settings
 
 _PRECISIONS = {"f32": FP32, "bf16": "bf16", "f16": "fp16"}
@@ -14,11 +15,14 @@ def open_graph(path: Path) -> Opened:
 
 
 def open_with(path: Path, settings: Settings) -> Opened:
-    """Compile the graph for any shape."""
+    """Compile the graph for any shape, with the weights that a server would have."""
     import openvino  # noqa: PLC0415 - only in its own process
 
     core, device = openvino.Core(), settings.device or "CPU"
-    compiled = core.compile_model(path, device, dict(settings.properties))
+    model = core.read_model(path)
+    if settings.properties.get("INFERENCE_PRECISION_HINT") == "bf16":
+        hold_in_bf16(model)
+    compiled = core.compile_model(model, device, dict(settings.properties))
     # What it took of the hint, or chose without one.
     precision = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
     processor = core.get_property(device, "FULL_DEVICE_NAME")

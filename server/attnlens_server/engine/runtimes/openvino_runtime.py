@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from attnlens.openvino_settings import LENGTH_MULTIPLE, PACKAGE, OpenvinoPrecision, compile_properties
+from attnlens.openvino_weights import hold_in_bf16
 from attnlens.processor import multiplies_bf16
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
@@ -65,8 +66,8 @@ class OpenvinoRuntime:
         self.mixes_lengths = False
         self.batch_counts = BATCH_COUNTS
         self._precision = precision
-        # A graph is read once: its sessions share the weights as the file has them.
-        self._models: dict[Path, openvino.Model] = {}
+        # A graph is read once: its sessions share the weights as the file has them, or as bf16.
+        self._models: dict[tuple[Path, OpenvinoPrecision], openvino.Model] = {}
         if precision == "bf16":
             self._check_bf16()
 
@@ -81,17 +82,28 @@ class OpenvinoRuntime:
             threads=division.threads * division.num_batches,
             num_streams=division.num_batches,
         )
-        return OpenvinoSession(partial(self._compile, graph), graph, self.device, properties, limit)
+        return OpenvinoSession(
+            partial(self._compile, graph, precision), graph, self.device, properties, limit
+        )
 
-    def _compile(self, graph: Path, device: str, properties: dict[str, str]) -> "CompiledModel":
-        model = self._models.get(graph) or self._models.setdefault(graph, self._core.read_model(graph))
-        return self._core.compile_model(model, device, properties)
+    def _compile(
+        self, graph: Path, precision: OpenvinoPrecision, device: str, properties: dict[str, str]
+    ) -> "CompiledModel":
+        key = (graph, precision)
+        if key not in self._models:
+            model = self._core.read_model(graph)
+            if precision == "bf16":
+                hold_in_bf16(model)
+            self._models[key] = model
+        return self._core.compile_model(self._models[key], device, properties)
 
     def fallback(self) -> Self | None:
         """Return nothing: who asks for OpenVINO asks for its numbers."""
         return None
 
     def _checked(self, device: str) -> str:
+        if device == CPU:  # always there; to list the others takes time and memory
+            return device
         devices = self._core.available_devices
         found = {name.partition(".")[0] for name in devices} | {*devices}
         if device not in found:
