@@ -3,21 +3,22 @@
 import logging
 import shlex
 
-from attnlens.v1.manifest_pb2 import EngineCheck
+from attnlens.v1.manifest_pb2 import EngineCheck, Manifest
 from attnlens_server.bundle.manifest import PRECISIONS
 from attnlens_server.bundle.open import Bundle
+from attnlens_server.config import Precision
 from attnlens_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
 
-def find_engine_check(bundle: Bundle, engine: str, device: str) -> EngineCheck | None:
-    """Return what was measured of an engine on a device, in the precision that the bundle was opened for."""
-    key = engine, device, PRECISIONS[bundle.precision]
+def find_engine_check(
+    manifest: Manifest, engine: str, precision: Precision, device: str
+) -> EngineCheck | None:
+    """Return what was measured of an engine on a device last."""
+    key = engine, PRECISIONS[precision], device
     found = [
-        check
-        for check in bundle.manifest.engine_checks
-        if (check.engine, check.device, check.precision) == key
+        check for check in manifest.engine_checks if (check.engine, check.precision, check.device) == key
     ]
     return found[-1] if found else None
 
@@ -37,7 +38,7 @@ def heed_engine_check(
     Raises:
         StartupError: a gate did not hold.
     """
-    check = find_engine_check(bundle, engine, device)
+    check = find_engine_check(bundle.manifest, engine, bundle.precision, device)
     command = f"attnlens check {shlex.quote(str(bundle.directory))} --engine {engine}"
     what = f"{engine} in {bundle.precision} on {device}"
     if check is None:

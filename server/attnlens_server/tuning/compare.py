@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from attnlens.v1.manifest_pb2 import EngineCheck
 from attnlens_server.bundle import Bundle, open_bundle
-from attnlens_server.bundle.manifest import PRECISIONS
+from attnlens_server.bundle.engine_checks import find_engine_check
 from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
 from attnlens_server.engine import Engine, Item
 from attnlens_server.errors import StartupError
@@ -227,11 +227,8 @@ class EngineRig:
         return variant.engine == REFERENCE.engine or self._find_check(variant) is not None
 
     def _find_check(self, variant: Variant) -> EngineCheck | None:
-        wanted = (variant.engine, PRECISIONS[variant.precision], config_of(self._config, variant).device)
-        for check in self._bundle.manifest.engine_checks:
-            if (check.engine, check.precision, check.device) == wanted:
-                return check
-        return None
+        device = config_of(self._config, variant).device
+        return find_engine_check(self._bundle.manifest, variant.engine, variant.precision, device)
 
     def _saturate(self, engine: Engine) -> Flow:
         return saturate(
