@@ -7,6 +7,7 @@ import time
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.bundle.check import REMEDY
 from attnlens_server.bundle.files import MappedFiles
+from attnlens_server.engine.freed_memory import give_back_freed_memory
 from attnlens_server.engine.runtimes.runtime import Division, Runtime
 from attnlens_server.engine.session import Session
 from attnlens_server.engine.time_limit import TimeLimit
@@ -71,6 +72,7 @@ class GraphOpener:
             # Again: what was read is what was verified only if it is so before and after.
             self._mapped = self._bundle.verify_graph(self._graph)
         self.longest_trial = None
+        give_back_freed_memory()
         logger.debug(
             "graph opened and tried",
             extra={

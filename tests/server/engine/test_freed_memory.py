@@ -1,0 +1,29 @@
+"""Freed memory goes back to the system."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FREEING = """
+import re
+from pathlib import Path
+from attnlens_server.engine.freed_memory import give_back_freed_memory
+
+def resident_mib():
+    return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+blocks = [bytes(4096) for _ in range(16_384)]
+last = bytes(4096)  # above all others: the heap can't shrink from its end
+del blocks
+before = resident_mib()
+give_back_freed_memory()
+print(before - resident_mib())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep no freed memory")
+def test_what_was_freed_below_memory_in_use_is_given_back() -> None:
+    result = subprocess.run([sys.executable, "-c", FREEING], capture_output=True, check=True, text=True)
+    assert float(result.stdout) > 32  # of 64 MiB
