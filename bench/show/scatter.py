@@ -54,13 +54,14 @@ def draw_scatter(axes: Axes, rows: Rows, workload: str, model: str) -> None:
         # A hollow point: the text that is furthest off misses the tier that the mean is in.
         filling = color if rank(row) <= TIERS.index(band_of(mean)) else "white"
         axes.plot(mean, rate, "o", color=color, markerfacecolor=filling, markersize=6)
-    for edges in BAND_EDGES:
-        draw_labels(axes, [row for row in chosen if edges[0] <= distances(row)[0] < edges[1]], top)
+    # Labels of one band reach into the next, but those of fp32 have room.
+    for left, right in (BAND_EDGES[0], (BAND_EDGES[1][0], FARTHEST)):
+        draw_labels(axes, [row for row in chosen if left <= distances(row)[0] < right], top)
     draw_ceiling(axes, rows, chosen[0], top)
 
 
 def draw_labels(axes: Axes, rows: Sequence[Row], top: float) -> None:
-    """Write names beside the points of a band, pushed apart where they would overlap."""
+    """Write names beside points that are in order of their speed, pushed apart where they would overlap."""
     heights = spread_out([row["tokens_per_s"]["median"] / top for row in rows], LABEL_GAP)
     for row, height in zip(rows, heights, strict=True):
         mean, _ = distances(row)
