@@ -63,7 +63,7 @@ class ServerConfig:
             threads, for which the weights are in memory twice, unless this is 1. 0 means one a thread on a
             CPU, and 1 on CUDA. On a CPU at most one a thread.
         max_batch_tokens: tokens of one batch, padding included; a longer text runs by itself. 0 means 256 on
-            a CPU, 1024 on a CPU with OpenVINO, and 8192 on a GPU.
+            a CPU, 512 on a CPU with OpenVINO, and 8192 on a GPU.
         max_attention_bytes: attention weights (fp32, all layers) of all batches that run; each lane has its
             part of it, and a text that is larger than that runs by itself.
         explain: serve Explain and Compare. The graph of contributions is opened by the first request that

@@ -45,16 +45,16 @@ class Responses:
     """
 
     def __init__(self, model: str, version: str, engine: str, precision: Precision) -> None:
-        self.model = self._model = model
-        self.version = self._version = version
+        self.model = model
+        self.version = version
         self._computation = pb.Computation(engine=engine, precision=PRECISIONS[precision])
         self.fp32_computation = pb.Computation(engine=engine, precision=PRECISIONS["fp32"])
 
     def embed(self, result: results.EmbedResult, data_type: DataType) -> bytes:
         """Pack embeddings."""
         response = pb.EmbedResponse(
-            model=self._model,
-            model_version=self._version,
+            model=self.model,
+            model_version=self.version,
             embeddings=to_tensor(result.embeddings, data_type_number(data_type)),
             usages=[usage_message(usage) for usage in result.usages],
             timings=timings_message(result.timings),
@@ -74,8 +74,8 @@ class Responses:
         """
         has_attention = any(text.attention for text in result.texts)
         head = pb.EncodeResponse(
-            model=self._model,
-            model_version=self._version,
+            model=self.model,
+            model_version=self.version,
             timings=timings_message(result.timings),
             computation=self._of_texts(has_attention=has_attention),
         )
@@ -93,9 +93,9 @@ class Responses:
         Raises:
             InvalidFieldsError: as `encode`.
         """
-        message = pb.EncodeStreamResponse(model=self._model, input_index=part.input_index)
+        message = pb.EncodeStreamResponse(model=self.model, input_index=part.input_index)
         if isinstance(part, results.StreamHead):
-            message.model_version = self._version
+            message.model_version = self.version
             message.num_attention_parts = part.num_attention_parts
             message.timings.CopyFrom(timings_message(part.timings))
             message.computation.CopyFrom(self._of_texts(has_attention=part.num_attention_parts > 0))
@@ -117,7 +117,7 @@ class Responses:
 
     def tokenize_head(self) -> bytes:
         """Pack what a response has beside the texts."""
-        return pb.TokenizeResponse(model=self._model, model_version=self._version).SerializeToString()
+        return pb.TokenizeResponse(model=self.model, model_version=self.version).SerializeToString()
 
 
 def tokens_bytes(tokens: Tokens) -> int:

@@ -73,7 +73,7 @@ _viewer = partial(config_option, section="Viewer")
 )
 @_compute(
     "max_batch_tokens",
-    "Tokens of one batch, padding included; 0: 256 on a CPU, 1024 with OpenVINO, 8192 on CUDA.",
+    "Tokens of one batch, padding included; 0: 256 on a CPU, 512 with OpenVINO, 8192 on CUDA.",
 )
 @_compute("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
 @_explain("explain", "Serve Explain and Compare; their graph is opened by the first request.")
