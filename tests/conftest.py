@@ -18,6 +18,7 @@ import pytest
 from references import Reference, open_reference
 from scripted import garbled
 from served import ServerProcess
+from trace_cache import TraceCache, install
 
 # all-MiniLM-L6-v2 as its authors published it.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -32,6 +33,12 @@ NEEDS_TORCH = re.compile(
 )
 
 
+EXTENDED_FIXTURES = {"browser", "node_modules", "site", "wheel"}
+
+# Installed here, before a test module imports what it watches.
+TRACE_CACHE = install()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--without-torch",
@@ -44,6 +51,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out what `--without-torch` asks for. None: as everywhere."""
     is_module = collection_path.suffix == ".py" and config.getoption("--without-torch")
     return True if is_module and NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that need a browser, Node.js or an installation as extended."""
+    for item in items:
+        if EXTENDED_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.extended)
 
 
 def pytest_configure() -> None:
@@ -69,6 +84,13 @@ def translations_read_once() -> Iterator[None]:
         library: Any = vars(_registration)["onnxscript_apis"]
         patched.setattr(library, "get_torchlib_ops", functools.cache(library.get_torchlib_ops))
         yield
+
+
+@pytest.fixture
+def trace_cache() -> Iterator[TraceCache]:
+    """The cache behind every call of the tracer in this process."""
+    with TRACE_CACHE.as_unpatched():
+        yield TRACE_CACHE
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+AXE = Path(__file__).parents[1] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
+
 PIXELS = """(selector) => {
   const canvas = document.querySelector(selector);
   const { width, height } = canvas;
@@ -77,6 +79,18 @@ class OpenedPage:
         """Click the small picture of a head and wait until its map is drawn."""
         self.tab.locator(f'.head[aria-label^="Layer {layer}, head {head}"]').first.click()
         self.wait(f"document.querySelector('[data-drawn$=\" {layer} {head}\"]')")
+
+    def violations(self) -> list[str]:
+        """What axe-core finds wrong with the page."""
+        if not AXE.exists():
+            raise FileNotFoundError("axe-core is not installed: run npm ci in viewer/, or make test")
+        self.tab.evaluate(AXE.read_text(encoding="utf-8"))
+        found = self.tab.evaluate("() => axe.run(document)")
+        return [
+            f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"
+            for rule in found["violations"]
+            for node in rule["nodes"]
+        ]
 
     def mark_ms(self) -> float:
         """Milliseconds from the start of loading to the first picture."""

@@ -41,7 +41,7 @@ def _traced(kind: str) -> "TracedGraph":
 def export_small(kind: str, directory: Path, **options: Any) -> Path:
     """Export `MODELS[kind]` with a tokenizer that is built, and return the bundle.
 
-    `options` are those of `ExportOptions`.
+    `options` are those of `ExportOptions`. Faithfulness is not measured unless they ask for it.
     """
     from attnlens_export import ExportOptions, export_bundle  # noqa: PLC0415 - imports torch
     from attnlens_export.parity.grid import small_grid  # noqa: PLC0415
@@ -50,7 +50,8 @@ def export_small(kind: str, directory: Path, **options: Any) -> Path:
     copy_without_json(kind, directory / "source")
     path = directory / "source" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 34}))
-    chosen = ExportOptions(grid=small_grid(32), tracer=lambda *_: _traced(kind), **options)
+    usual: dict[str, Any] = {"faithfulness": False, "pooling": "mean"}
+    chosen = ExportOptions(grid=small_grid(32), tracer=lambda *_: _traced(kind), **usual | options)
     summary = export_bundle(directory / "source", directory / "bundle", chosen)
     assert " from " in summary.built_tokenizer
     return directory / "bundle"

@@ -21,6 +21,17 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def write_pooling_files(directory: Path, width: int, mode: str = "mean") -> None:
+    """Write the files of sentence-transformers that say how a checkpoint is pooled."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    write(directory / "modules.json", modules)
+    write(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": width, "pooling_mode": mode})
+
+
 def sign(directory: Path) -> None:
     """Make the manifest list the files that are there, as whoever alters a bundle on purpose would."""
     manifest = read_manifest(directory)

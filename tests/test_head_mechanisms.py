@@ -72,7 +72,7 @@ def test_from_a_checkpoint_to_a_client(encoder: Encoder, checkpoint: Path, tmp_p
     loaded = load_checkpoint(checkpoint)
     assert (loaded.config, loaded.unused_tensors) == (encoder.config, ())
     bundle = tmp_path / "bundle"
-    export_bundle(checkpoint, bundle, ExportOptions(grid=GRID))
+    export_bundle(checkpoint, bundle, ExportOptions(pooling="mean", grid=GRID))
     assert check_bundle(bundle, checkpoint, grid=GRID).verdict.passed
     manifest = read_manifest(bundle)
     assert [layer.attention for layer in manifest.architecture.layers] == KINDS

@@ -65,7 +65,7 @@ def test_what_its_layers_return_reaches_the_client(
     encoder: Encoder, checkpoint: Path, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "bundle"
-    export_bundle(checkpoint, bundle, ExportOptions(grid=GRID))
+    export_bundle(checkpoint, bundle, ExportOptions(pooling="mean", grid=GRID))
     assert check_bundle(bundle, checkpoint, grid=GRID).verdict.passed
     manifest = read_manifest(bundle)
     gates = [

@@ -1,7 +1,6 @@
-"""How large a folder, a file and a function may be."""
+"""How long a function may be."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ ROOMS = (
     "examples",
     "tests",
 )
-MAX_MODULES, MAX_FILE_LINES, MAX_FUNCTION_LINES = 14, 400, 60
+MAX_FUNCTION_LINES = 60
 
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 PATHS = [
@@ -34,22 +33,6 @@ PATHS = [
 def test_the_files_are_found() -> None:
     assert Path(__file__) in PATHS
     assert {path.relative_to(ROOT).parts[0] for path in PATHS} == set(ROOMS)
-
-
-def test_no_folder_of_the_product_has_too_many_modules() -> None:
-    counts = Counter(
-        path.parent.relative_to(ROOT)
-        for path in PATHS
-        if path.name != "__init__.py" and not path.is_relative_to(ROOT / "tests")
-    )
-    large = [f"{folder}: {count} modules" for folder, count in counts.items() if count > MAX_MODULES]
-    assert not large, "\n".join(large)
-
-
-def test_no_file_is_too_long() -> None:
-    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in PATHS}
-    long = [f"{path}: {length} lines" for path, length in lengths.items() if length > MAX_FILE_LINES]
-    assert not long, "\n".join(long)
 
 
 def test_no_function_is_too_long() -> None:

@@ -15,7 +15,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> None:
     main()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_what_is_trained_is_saved_exported_served_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ def make_model(*outputs: Output, **changes: Any) -> Model:
         "max_positions": 512,
         "hidden_size": 4,
         "num_layers": 3,
+        "token_flops": 1000,
         "vocab_size": 50,
         "type_vocab_size": 2,
         "pad_token_id": 1,

@@ -6,6 +6,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222; background: #fff }
 pre { background: #f4f4f4; padding: .5rem; overflow-x: auto; white-space: pre-wrap }
 figure { margin: 1rem 0; overflow-x: auto }
+figure:not(.grid) svg { max-width: 100%; height: auto }
+table { display: block; overflow-x: auto }
 table { border-collapse: collapse } td, th { padding: .1rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left }
 .mind { border-left: 4px solid #D55E00; padding-left: .6rem } .try { border-left: 4px solid #009E73; padding-left: .6rem }

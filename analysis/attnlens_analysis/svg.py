@@ -6,7 +6,7 @@ from html import escape
 _FONT = "font-family='system-ui, sans-serif' font-size='12'"
 _ROW = 18
 _CELL = 20
-_BAR_ROOM = 360
+_BAR_ROOM = 240
 _CHAR = 7.2
 # Okabe and Ito's colours, which the colour-blind tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999", "#F0E442")

@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
+from attnlens.v1.explanation_pb2 import PAIR_MATRIX_INPUT
 from bench.servers import RunningServer, attnlens_server
 from bench.studies.raw_http2 import RawClient, Reply, method, repeated_field
 
@@ -32,6 +33,7 @@ MIB = 1 << 20
 LOG = Path(tempfile.gettempdir()) / "attnlens-hostile.log"
 GIVE_UP_S = 30.0
 PROBE_EVERY_S = 0.01
+NUM_HEAVY, NUM_LIGHT_CALLS, WARM_UP_CALLS = 64, 100, 5
 ATTEMPTS = 3  # the shortest time counts: other work on the machine only adds to it
 
 EVERY_LAYER = [pb.AttentionQuery()]
@@ -342,6 +344,51 @@ def honest_served(bundle: Path, name: str, request: bytes, num_calls: int) -> in
         return sum(ask(server, name, request).status == 0 for _ in range(20))
 
 
+# --- explanations ---------------------------------------------------------------------------------
+
+
+def measure_input_matrices(bundle: Path) -> list[Measured]:
+    """Time a light Explain client alone, then in addition to 64 clients that ask for input matrices."""
+    light = pb.ExplainRequest(inputs=[pb.Input(text="A man is playing a guitar on the stage.")])
+    long = pb.Input(text="word " * 200)
+    heavy = pb.CompareRequest(pairs=[pb.ComparedPair(a=long, b=long)], matrix=PAIR_MATRIX_INPUT)
+    with served(bundle) as server:
+        alone, _ = explain_times(server, light)
+        with grpc.insecure_channel(server.address) as channel:
+            calls = [EncoderServiceStub(channel).Compare.future(heavy) for _ in range(NUM_HEAVY)]
+            loaded, rejected = explain_times(server, light)
+            failed = Counter(call.code().name for call in calls if call.done())
+    print(f"alone {spread(alone)}, with {NUM_HEAVY} heavy clients {spread(loaded)}; these ended: {failed}")
+    return [
+        Measured("light Explain calls rejected", rejected, 0, ""),
+        Measured("light Explain, p99 under load / alone", p99(loaded) / p99(alone), 5, ""),
+    ]
+
+
+def explain_times(server: RunningServer, request: pb.ExplainRequest) -> tuple[list[float], int]:
+    """Return the times of sequential calls, and how many were rejected."""
+    times, rejected = [], 0
+    with RawClient(server.address) as client:
+        for number in range(NUM_LIGHT_CALLS + WARM_UP_CALLS):
+            started = time.perf_counter()
+            reply = client.call(method("Explain"), request.SerializeToString())
+            client.wait_for_ends([reply], GIVE_UP_S)
+            if number >= WARM_UP_CALLS:
+                times.append(time.perf_counter() - started)
+                rejected += reply.status != 0
+    return times, rejected
+
+
+def p99(times: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return statistics.quantiles(times, n=100)[-1]
+
+
+def spread(times: Sequence[float]) -> str:
+    """Return the median and the 99th percentile as text."""
+    return f"p50 {1e3 * statistics.median(times):.0f} ms, p99 {1e3 * p99(times):.0f} ms"
+
+
 MEASUREMENTS: dict[str, Callable[[Path], list[Measured]]] = {
     "tokenize": measure_tokenize,
     "compressed": measure_compressed,
@@ -349,6 +396,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Measured]]] = {
     "stalls": measure_stalls,
     "failures": measure_failures,
     "readers": measure_readers,
+    "input_matrices": measure_input_matrices,
 }
 
 

@@ -120,6 +120,11 @@ class RawClient:
             self._flush()
         return reply
 
+    def allow(self, window_bytes: int) -> None:
+        """Let the server send that many bytes of each reply, those of calls in progress too."""
+        self._http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window_bytes})
+        self._flush()
+
     def wait_for_heads(self, replies: Iterable[Reply], timeout_s: float = DEADLINE_S) -> None:
         """Read until each reply has begun or ended.
 

@@ -5,6 +5,7 @@ comes from the command line, else the environment (`ATTNLENS_NAME_OPTION`; optio
 `ATTNLENS_OPTION`, for all commands), else the file given by `--config-file`, else the default.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,6 +98,18 @@ class LazyGroup(click.Group):
             )
         return resolved
 
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - what a command returns
+        """Run the command. It succeeds if the reader of its output leaves early, as `head` does."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+            return 0
+        except SystemExit as error:  # rich has done the same
+            if not isinstance(error.__context__, BrokenPipeError):
+                raise
+            return 0
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options as each command does, then the commands."""
         write_options(self, ctx, formatter)
@@ -113,6 +126,7 @@ class LazyGroup(click.Group):
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
         ctx.default_map = config_file.read(path, ctx.command, COMMANDS)
+        ctx.meta[failures.CONFIG_FILE] = path
     return path
 
 
@@ -156,7 +170,8 @@ def attnlens(invocation: Invocation, log_level: str, debug: bool) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code.
 
-    0, 1 failure, 2 usage, 70 bug, 76 a server's reply is wrong, 130 interrupted.
+    0, 1 failure, 2 usage, 70 bug, 76 a server's reply is wrong, 130 interrupted. Also 0 if the reader of the
+    output has left, as `head` does.
     """
     invocation = Invocation(debug=failures.debug_in_environment())
     try:

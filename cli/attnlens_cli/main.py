@@ -17,7 +17,9 @@ def main() -> None:
         sys.stderr.write(f"attnlens: the command line is not installed: {how_to_install('cli')}\n")
         sys.exit(2)
     from attnlens_cli.app import run  # noqa: PLC0415 - imports click, which may be missing
+    from attnlens_cli.frame.stopping import end_with_parent  # noqa: PLC0415
 
+    end_with_parent()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -13,7 +13,7 @@ DataTypeName: TypeAlias = Literal["float32", "float16"]
 RoleName: TypeAlias = Literal["attention_weights", "attention_composed", "head_gates"]
 ViewName: TypeAlias = Literal["full", "head_mean", "dense"]
 ExplainMethodName: TypeAlias = Literal[
-    "contributions", "output_share", "leave_one_out", "rollout", "received_attention"
+    "contributions", "output_share", "leave_one_out", "rollout", "received_attention", "contribution_norm"
 ]
 ExplainLevelName: TypeAlias = Literal["tokens", "words"]
 PairMatrixName: TypeAlias = Literal["output", "interaction", "input"]

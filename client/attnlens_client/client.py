@@ -221,8 +221,9 @@ class BlockingMethods:
             rather_than: another text: d is the difference of the two embeddings, so that the target is the
                 difference of two cosines. Why is a text nearer to the one than to the other?
             direction: d itself, a vector of as many numbers as the embedding has. It is not scaled.
-            methods: one or several of "contributions", "output_share", "leave_one_out" (a run of the model
-                for each token), "rollout", "received_attention".
+            methods: one or several of "contributions", "output_share", "leave_one_out" (one run of the model
+                per token), "rollout", "received_attention", "contribution_norm" (one run of the graph of
+                contributions per component of the embedding).
             level: "tokens", or "words": the sums over the tokens of each word.
             head_contributions: return what each head contributes, too.
             pooling, dimensions, prompt_name, prompt, truncate, model: as in `embed`.

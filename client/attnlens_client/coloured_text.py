@@ -1,4 +1,4 @@
-"""Results as a few lines of HTML, for `_repr_html_`. Everything that comes from a text is escaped.
+"""Results as text and as a few lines of HTML, for reprs. Everything that comes from a text is escaped.
 
 No script, no style sheet: notebooks remove them from what they do not trust. A signed score is blue or
 vermilion (Okabe and Ito), which most colour-blind people tell apart; each number also stands in a title.
@@ -13,6 +13,11 @@ _STRONGEST = 0.6  # opacity, at which black text and white text can still be rea
 _MOST_SHOWN = 2000  # tokens or words
 _BOX = "line-height:2;overflow-wrap:anywhere;max-width:70em"
 _CHIP = "padding:2px 3px;border-radius:4px;unicode-bidi:isolate"
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with escapes such as `\x1b` for what a terminal would not show but obey."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def coloured(labels: Sequence[str], values: Sequence[float]) -> str:

@@ -5,7 +5,7 @@ AttnlensError                    .violations, .text_index
 │   ├── InputTooLongError        .num_tokens, .max_tokens
 │   ├── ResponseTooLargeError    .size_bytes, .max_message_bytes
 │   ├── RequestTooLargeError     it needs more than the server gives to all calls together
-│   └── RequestTooExpensiveError .num_runs, .max_masked_runs
+│   └── RequestTooExpensiveError .computed_tokens, .max_computed_tokens
 ├── ModelNotFoundError           .available
 ├── NotSupportedError            the bundle lacks what the method needs, or the server does not serve it
 ├── UnauthenticatedError         the call does not say who makes it
@@ -32,6 +32,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from attnlens.v1 import error_pb2 as pb
+from attnlens_client.coloured_text import printable
 
 _DETAILS_TRAILER = "attnlens-error-bin"
 _REASON_TRAILER = "attnlens-error-reason"
@@ -156,17 +157,17 @@ class RequestTooLargeError(InvalidRequestError):
 
 
 class RequestTooExpensiveError(InvalidRequestError):
-    """The request needs the model to be run more often than one request may: ask about less at a time."""
+    """The estimated compute cost of the request is over the server's limit."""
 
     @property
-    def num_runs(self) -> int:
-        """The runs that it needs."""
-        return self._number("num_runs")
+    def computed_tokens(self) -> int:
+        """The estimate, in tokens."""
+        return self._number("computed_tokens")
 
     @property
-    def max_masked_runs(self) -> int:
+    def max_computed_tokens(self) -> int:
         """The limit."""
-        return self._number("max_masked_runs")
+        return self._number("max_computed_tokens")
 
 
 class NotSupportedError(AttnlensError):
@@ -334,11 +335,6 @@ def closed_error(cause: BaseException | None = None, *, closed: str = "client") 
 def no_message_error() -> BadReplyError:
     """Return the failure of a call whose reply has other bytes than a message of its type."""
     return BadReplyError("the reply is wrong: its bytes are no message of the reply's type")
-
-
-def printable(text: str) -> str:
-    r"""Return `text` with escapes such as `\x1b` for what a terminal would not show but obey."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class Trouble(Enum):

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnlens.explanations import LOW_FAITHFULNESS
 from attnlens_client import coloured_text
+from attnlens_client.coloured_text import printable
 from attnlens_client.results import Array, Token, Usage
 
 _MOST_SHOWN = 3
@@ -18,15 +20,17 @@ class Scores:
     """What one method says of one text. The array is read-only; `.copy()` gives one to change.
 
     Attributes:
-        method: `contributions`, `output_share`, `leave_one_out`, `rollout` or `received_attention`.
+        method: `contributions`, `output_share`, `leave_one_out`, `rollout`, `received_attention` or
+            `contribution_norm`.
         values: float32, shape (U,), a score for each token or word. NaN where `leave_one_out` has none: for
             special tokens, and where nothing would be left to pool.
-        baseline: what the encoder's biases contribute. None: the scores of the method do not add up to
-            anything.
+        baseline: what the encoder's biases contribute. None for a method that is for ranking only: its
+            scores do not add up to the target.
         sum: of the scores that are numbers, and of the baseline.
-        expected: what `sum` must be but for rounding. None: nothing is promised.
-        faithfulness: Spearman's rank correlation of such scores with leave-one-out, as
-            `attnlens check --faithfulness` measured it. None: it was not measured.
+        expected: the target, which `sum` equals up to rounding. None for a method that is for ranking only.
+        faithfulness: Spearman's rank correlation between the method's scores and leave-one-out, as measured
+            for this model by `attnlens export` or `attnlens check --faithfulness`. None if not measured. See
+            `ModelInfo.faithfulness` for the confidence interval.
     """
 
     method: str
@@ -39,7 +43,7 @@ class Scores:
     def __repr__(self) -> str:
         parts = [self.method, f"{self.values.dtype} {self.values.shape}"]
         parts += [] if self.baseline is None else [f"baseline {self.baseline:+.4f}"]
-        parts += [f"sum {self.sum:.4f}"]
+        parts += [f"sum {self.sum:.4f}", *_faithfulness(self)]
         return f"Scores({', '.join(parts)})"
 
 
@@ -119,17 +123,15 @@ class Explanation:
         scores = self.scores[0]
         parts = [f"{scores.method}: sum {scores.sum:.4f}"]
         parts += [] if scores.baseline is None else [f"of which baseline {scores.baseline:+.4f}"]
-        parts += [f"target {self.target_value:.4f}", self.model]
-        parts += (
-            [] if scores.faithfulness is None else [f"Spearman {scores.faithfulness:.2f} with leave-one-out"]
-        )
+        parts += [f"target {self.target_value:.4f}", self.model, *_faithfulness(scores)]
         shown = coloured_text.coloured(self.labels, scores.values.tolist())
         return coloured_text.part(shown, coloured_text.line(" · ".join(parts)))
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{label} {value:+.3f}" for label, value in self.top())
+        shown = ", ".join(f"{printable(label)} {value:+.3f}" for label, value in self.top())
         baseline = self.scores[0].baseline
         rest = "" if baseline is None else f", baseline {baseline:+.3f}"
+        rest += "".join(f", {part}" for part in _faithfulness(self.scores[0]))
         return (
             f"Explanation({len(self.units)} {'words' if self.word_of_token else 'tokens'}, "
             f"target {self.target_value:.4f}, {self.scores[0].method}: {shown}{rest})"
@@ -188,6 +190,14 @@ class Comparison:
     def __repr__(self) -> str:
         matrix = "" if self.matrix is None else f", matrix {self.matrix.shape}"
         return f"Comparison(similarity {self.similarity:.4f}, a={self.a!r}, b={self.b!r}{matrix})"
+
+
+def _faithfulness(scores: Scores) -> list[str]:
+    """Return the measured faithfulness, with a caution if it is low. Nothing for leave-one-out itself."""
+    if scores.faithfulness is None or scores.method == "leave_one_out":
+        return []
+    caution = " (low)" if scores.faithfulness < LOW_FAITHFULNESS else ""
+    return [f"faithfulness {scores.faithfulness:.2f}{caution}"]
 
 
 def _spelling(token: Token, place: int) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnlens_client.coloured_text import printable
+
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:
@@ -67,8 +69,8 @@ class Limits:
         max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
         max_request_bytes: the largest request message.
         max_attention_queries: the most queries of the attention in a request.
-        max_masked_runs: the most runs of the model with a token left out, and for matrices of the kind
-            `input`, together in a request.
+        max_computed_tokens: Maximum compute cost of a request beyond running each text once, for
+            leave-one-out, the matrices `interaction` and `input`, and reductions of attention.
     """
 
     max_inputs_per_request: int
@@ -79,7 +81,7 @@ class Limits:
     max_request_text_bytes: int
     max_request_bytes: int
     max_attention_queries: int
-    max_masked_runs: int
+    max_computed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,42 @@ class ParityFigure:
 
 
 @dataclass(frozen=True, slots=True)
+class LongContext:
+    """Comparison with PyTorch on inputs that are too long for the parity grid.
+
+    Attributes:
+        max_tokens: Maximum input length of the encoder.
+        hidden_states_tokens: Longest input at which hidden states were compared.
+        hidden_states_error: max |ONNX - PyTorch fp32| there. None if the grid reached that length.
+        hidden_states_limit: Limit on `hidden_states_error`.
+        probe_tokens: Input length of a one-head encoder with the model's position settings. 0 if none was
+            compared.
+        probe_error: max |ONNX - PyTorch fp32| of that encoder.
+        probe_limit: Limit on `probe_error`.
+    """
+
+    max_tokens: int
+    hidden_states_tokens: int
+    hidden_states_error: float | None
+    hidden_states_limit: float
+    probe_tokens: int
+    probe_error: float
+    probe_limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Parity:
-    """The outcome of the exporter's parity check over `num_cases` input shapes."""
+    """The outcome of the exporter's parity check over `num_cases` input shapes.
+
+    Attributes:
+        long_context: Errors on longer inputs. None if the grid reached the longest input.
+    """
 
     passed: bool
     num_cases: int
     gates: tuple[Gate, ...]
     figures: tuple[ParityFigure, ...]
+    long_context: LongContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +188,25 @@ class EngineCheck:
 
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
-    """How well the scores of a method rank the tokens of a text, as `attnlens check` measured it.
+    """How well the scores of a method rank the tokens of a text, measured when the model was exported.
 
     Attributes:
-        method: the method.
-        rank_correlation: the mean over texts of Spearman's, with what leaving out each token changes.
-        num_texts: how many texts were measured.
+        method: The method. Empty if `control` was ranked.
+        rank_correlation: Mean over texts of Spearman's rank correlation with the effect of leaving out each
+            token.
+        num_texts: Number of texts measured.
+        interval_low, interval_high: The 95 % bootstrap confidence interval of `rank_correlation`. None for a
+            bundle of an earlier version.
+        control: A ranking that explains nothing, for comparison: `random numbers`, `length of the token`.
+            Empty for a method.
     """
 
     method: str
     rank_correlation: float
     num_texts: int
+    interval_low: float | None = None
+    interval_high: float | None = None
+    control: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,7 +243,7 @@ class ModelInfo:
         versions: by package name.
         explain_methods: what `explain` and `compare` can be asked for; empty: nothing.
         pair_matrices: which matrices `compare` can be asked for.
-        faithfulness: how well methods rank tokens; empty: not measured.
+        faithfulness: How well methods rank tokens. Empty if not measured.
     """
 
     name: str
@@ -250,7 +289,6 @@ class ModelInfo:
         return self.dense[-1].out_features if self.dense else self.hidden_size
 
     def __repr__(self) -> str:
+        kind = f"{self.state}, {printable(self.family)}"
         sizes = f"{self.num_layers} layers, {self.num_heads} heads, {self.hidden_size} wide"
-        return (
-            f"ModelInfo({self.name!r}, version={self.version[:12]!r}, {self.state}, {self.family}, {sizes})"
-        )
+        return f"ModelInfo({self.name!r}, version={self.version[:12]!r}, {kind}, {sizes})"

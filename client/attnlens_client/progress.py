@@ -63,7 +63,7 @@ class _TqdmBar:
 
     def show(self, done: int, total: int | None) -> None:
         if self._bar is None:
-            self._bar = self._tqdm(total=total, unit="text", unit_scale=True)
+            self._bar = self._tqdm(total=total, unit="text")
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from attnlens.reductions import RowStatistics, SparseRows, TopWeights
 from attnlens.reductions.square_roots import from_levels
 from attnlens_client import coloured_text
 from attnlens_client.arguments import AttentionQuery
+from attnlens_client.coloured_text import printable
 
 Array: TypeAlias = npt.NDArray[Any]
 LayerPattern: TypeAlias = Band | Blocks
@@ -315,7 +316,7 @@ class TokenizedText:
         return _shown_tokens(self.tokens, repr(self))
 
     def __repr__(self) -> str:
-        words = [token.text for token in self.tokens[:_MAX_SHOWN_TOKENS]]
+        words = [printable(token.text) for token in self.tokens[:_MAX_SHOWN_TOKENS]]
         shown = " ".join([*words, "..."] if len(self.tokens) > len(words) else words)
         parts = [f"{len(self.tokens)} tokens: {shown}"]
         parts += ["more than the model takes"] if self.exceeds_max_tokens else []

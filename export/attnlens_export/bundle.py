@@ -1,6 +1,6 @@
 """From a checkpoint, or a configuration alone, to a complete bundle directory.
 
-    load -> trace -> write graphs and files -> lint -> parity -> manifest -> move into place
+    load -> trace -> write graphs and files -> lint -> parity -> manifest -> faithfulness -> move into place
 
 All of it happens in a hidden directory beside the target, which only a finished bundle replaces: an
 export that is interrupted leaves the target as it was.
@@ -8,6 +8,7 @@ export that is interrupted leaves the target as it was.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from attnlens_export.contents import check_graphs, measure_graphs
 from attnlens_export.contributions.write import write_contributions
 from attnlens_export.decisions import describe_decisions, describe_losses
 from attnlens_export.errors import ParityError, SourceError
+from attnlens_export.faithfulness.measure import measure_at_export
+from attnlens_export.faithfulness.result import record
 from attnlens_export.graph.names import ATTENTIONS_PATH, DATA_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import (
@@ -33,7 +36,12 @@ from attnlens_export.precision import Fp32Graph, Precision
 from attnlens_export.progress import Progress, no_progress
 from attnlens_export.published.choices import AttentionChoices, RandomBlocksChoice
 from attnlens_export.published.heads import Head, find_head
-from attnlens_export.published.pooling import read_pooling, write_pooling
+from attnlens_export.published.pooling import (
+    POOLINGS,
+    check_pooling_known,
+    read_pooling,
+    write_pooling,
+)
 from attnlens_export.published.prompts import read_prompts, write_prompts
 from attnlens_export.published.side_files import (
     copy_described,
@@ -53,6 +61,8 @@ from attnlens_model import (
     new_encoder,
 )
 
+_ADD_TOKENIZER = "To send texts, export it again with --tokenizer FILE"
+
 
 @dataclass(frozen=True)
 class ExportOptions:
@@ -64,11 +74,12 @@ class ExportOptions:
         task: whose adapters are merged into the weights, where the checkpoint has adapters for tasks; "none":
             those of no task.
         seed: for the weights of a fresh encoder.
-        pooling: one of `pooling.POOLINGS` instead of what the checkpoint says; its Dense modules stay.
+        pooling: One of `pooling.POOLINGS` instead of what the checkpoint says, required if it says nothing;
+            its Dense modules stay.
         normalize: whether embeddings are scaled to length 1 at the end, instead of what the checkpoint says.
         skipped_modules: the kinds of the checkpoint's modules to leave out.
         without_head: whether a classifier, a reranker, a sparse or late-interaction retriever is exported:
-            its encoder alone, whose embeddings are then those of a checkpoint without modules.
+            its encoder alone, with the `pooling` that is chosen.
         global_tokens: how many global tokens each layer of the kind "longformer" has, instead of what the
             configuration says.
         random_blocks: of each layer of the kind "big_bird", instead of what the configuration says:
@@ -83,6 +94,7 @@ class ExportOptions:
         tracer: what makes the graph of an encoder; None: `trace`.
         max_embedded_bytes: weights that are larger in sum go to a file of their own.
         precisions: each adds a graph of the embeddings in it; see `PRECISIONS`.
+        faithfulness: Whether to measure how well explanations rank tokens; see `measure_at_export`.
     """
 
     name: str | None = None
@@ -105,6 +117,7 @@ class ExportOptions:
     tracer: Callable[[Encoder, EncoderConfig], TracedGraph] | None = None
     max_embedded_bytes: int = MAX_EMBEDDED_BYTES
     precisions: Sequence[Precision] = ()
+    faithfulness: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,8 +188,7 @@ def export_bundle(
     """
     options = options or ExportOptions()
     with staged(output, force=options.force) as staging:
-        progress("Loading the weights", "", 0, 1)
-        model = _load(source, options)
+        model = _load(source, options, progress)
         built = _build(staging, model, options, progress)
     manifest = built.manifest
     is_chosen = options.pooling is not None or options.normalize is not None
@@ -184,21 +196,41 @@ def export_bundle(
         manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None, task=model.task
     )
     warnings = model.warnings
+    if model.directory is not None and not (output / "tokenizer.json").is_file():
+        warnings += (f"{model.source} has no tokenizer: the bundle takes token ids only. {_ADD_TOKENIZER}",)
     if built.no_contributions:
-        warnings += (f"{built.no_contributions}: a server can't explain its embeddings that way",)
+        warnings += (_describe_missing_contributions(model.config, built.no_contributions),)
     return BundleSummary(
         output, manifest, built.verdict, model.unused_tensors, built.tokenizer, decisions, warnings
     )
 
 
-def _load(source: str | Path | EncoderConfig, options: ExportOptions) -> _Model:
+def _describe_missing_contributions(config: EncoderConfig, reason: str) -> str:
+    """Return a warning: what does not work, what does instead, and the cause for developers."""
+    kinds = ", ".join(dict.fromkeys(attention.kind for attention in config.layer_attentions))
+    return (
+        "this bundle can't explain embeddings by contributions, the default method of `attnlens explain`: "
+        f"the exporter can't derive them for this encoder (attention: {kinds}). Use another method, such as "
+        "--method leave_one_out. Cause, for the developer of the encoder: "
+        f"{reason.removeprefix('no contributions: ')}; see docs/bundle.md, "
+        '"A mechanism of your own"'
+    )
+
+
+def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: Progress) -> _Model:
     choices = AttentionChoices(options.global_tokens, options.random_blocks)
+
+    def chosen(config: EncoderConfig) -> EncoderConfig:
+        progress("Loading the weights", "", 0, 1)  # config.json was found and read
+        return choices.applied(config)
+
     if isinstance(source, EncoderConfig):
+        progress("Initializing the weights", "", 0, 1)
         source = choices.applied(source)
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, choices.applied, task=options.task)
+        checkpoint = load_checkpoint(source, options.revision, chosen, task=options.task)
         model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
@@ -213,8 +245,15 @@ def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
     if head and not options.without_head:
         raise SourceError(
             f"{head.describe()}. A bundle holds the encoder alone, and nobody trained its token vectors to "
-            "be pooled: export an embedding model, or add --without-head for the token vectors and attention "
-            "weights of this encoder"
+            "be pooled: export an embedding model, or add --without-head, with the --pooling of your choice, "
+            "for the token vectors and attention weights of this encoder"
+        )
+    if head is None:
+        check_pooling_known(directory, options.pooling)
+    elif options.pooling is None:
+        raise SourceError(
+            f"{head.describe()}, so that it does not say how token vectors become an embedding: choose with "
+            f"--pooling {'|'.join(POOLINGS)}; token vectors and attention do not depend on the choice"
         )
     warnings = list(describe_losses(directory, has_own_code=checkpoint.has_own_code))
     if head:
@@ -258,20 +297,22 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
+    # Before tracing, which takes longer: these files may turn out to be broken.
+    copy_described(directory, model.directory, is_embedder=model.head is None)
+    built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     fp32 = _write_graphs(directory, model, options, progress)
     missing = write_contributions(fp32, model.embedder, pooling)
-    progress("Writing the tokenizer and configuration", "", 0, 1)
-    copy_described(directory, model.directory, is_embedder=model.head is None)
+    progress("Writing the configuration", "", 0, 1)
     has_data = (directory / DATA_PATH).is_file()
     write_config(directory, model.directory, config, external_data=has_data, task=model.task)
-    built_tokenizer = write_tokenizer(directory, model.directory, options.tokenizer, config, max_tokens)
     write_pooling(directory, model.embedder, config.hidden_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
     check_graphs(directory, config)
     cases = options.grid or default_grid(config, options.parity_tokens)
     subject = Subject(directory, model.encoder, config, model.source, cases)
-    verdict = measure_graphs(subject, stated, progress)
+    beyond_grid = options.grid is None and options.parity_tokens is None
+    verdict = measure_graphs(subject, stated, progress, beyond_grid=beyond_grid)
     if not verdict.passed and not options.keep_failed:
         raise ParityError(verdict.describe_failure())
     write_report(directory / "parity", verdict, model.name)
@@ -279,6 +320,9 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     origin = Origin(model.name, model.source, model.commit, read_license(model.directory))
     manifest = describe_bundle(directory, config, origin, verdict)
     write_manifest(directory, manifest)
+    if options.faithfulness and verdict.passed:
+        measured = measure_at_export(directory, partial(progress, "Faithfulness"))
+        manifest = record(directory, measured) if measured else manifest
     return _Built(manifest, verdict, built_tokenizer, missing)
 
 

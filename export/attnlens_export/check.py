@@ -99,7 +99,8 @@ def check_bundle(
     for path in GRAPH_PURPOSES:
         compare_weights(directory / path, encoder, name)
     subject = Subject(directory, encoder, config, name, grid or default_grid(config, parity_tokens))
-    verdict = measure_graphs(subject, _stated(manifest), progress)
+    beyond_grid = grid is None and parity_tokens is None
+    verdict = measure_graphs(subject, _stated(manifest), progress, beyond_grid=beyond_grid)
     results = [
         result
         for runtime in installed

@@ -14,12 +14,15 @@ from attnlens_export.errors import GraphError
 from attnlens_export.fp16.precision import Fp16
 from attnlens_export.graph.lint import check_graph
 from attnlens_export.graph.names import CONTRIBUTIONS_PATH, GRAPH_PURPOSES, graph_id
+from attnlens_export.graph.parameters import compare_tables
 from attnlens_export.graph.read import check_valid, read_structure
 from attnlens_export.int8.precision import Int8
+from attnlens_export.parity.long_context import measure_long_context
 from attnlens_export.parity.measure import Subject, measure_parity
 from attnlens_export.precision import Precision, Stated
 from attnlens_export.progress import Progress
 from attnlens_export.published.pooling import read_embedding_size
+from attnlens_export.repeats import measure_repeats
 from attnlens_export.verdict import Verdict
 from attnlens_model import EncoderConfig
 
@@ -80,15 +83,26 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
         )
 
 
-def measure_graphs(subject: Subject, stated: Mapping[str, Stated], progress: Progress) -> Verdict:
+def measure_graphs(
+    subject: Subject, stated: Mapping[str, Stated], progress: Progress, *, beyond_grid: bool = True
+) -> Verdict:
     """Measure every graph of a bundle.
 
     Args:
         subject: the bundle and its reference.
         stated: of each graph in a lower precision, by path, what the manifest says or will say.
         progress: called before each step.
+        beyond_grid: Whether inputs longer than those of the grid are compared, see `parity.long_context`.
+
+    Raises:
+        GraphError: A table of positions in a graph differs from the encoder's.
     """
+    for path in GRAPH_PURPOSES:
+        compare_tables(subject.directory / path, subject.encoder)
     parity = measure_parity(subject, list(GRAPH_PURPOSES), partial(progress, "Parity"))
+    long_context = (
+        measure_long_context(subject, parity, partial(progress, "Long inputs")) if beyond_grid else None
+    )
     results = [
         precision.measure(subject, stated[precision.path], progress)
         for precision in precisions_of(subject.directory)
@@ -96,4 +110,6 @@ def measure_graphs(subject: Subject, stated: Mapping[str, Stated], progress: Pro
     contributions = None
     if (subject.directory / CONTRIBUTIONS_PATH).is_file():
         contributions = measure_contributions(subject, partial(progress, "Contributions"))
-    return Verdict(parity, tuple(results), contributions)
+    paths = [graph.path for graph in graphs_of(subject.directory)]
+    repeats = measure_repeats(subject.directory, paths, subject.config, partial(progress, "Repeated runs"))
+    return Verdict(parity, tuple(results), contributions, long_context, repeats)

@@ -29,10 +29,7 @@ def describe_decisions(
     elif is_chosen:
         origin = "as asked for"
     else:
-        origin = "the default, see --pooling and --normalize"
-        if source is not None:
-            why = "is no embedding model" if has_head else "has no sentence-transformers files"
-            origin += f": the checkpoint {why}"
+        origin = "the default of a newly initialized encoder, see --pooling and --normalize"
     width = embedding_size(manifest)
     positions = manifest.architecture.max_position_embeddings
     longest = (

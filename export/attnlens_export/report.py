@@ -69,6 +69,8 @@ def report_content(verdict: Verdict) -> dict[str, Any]:
     """Return every measurement as JSON values; a NaN or an infinity becomes null."""
     content = _parity_content(verdict.parity)
     content |= {"passed": verdict.passed, "failures": verdict.failures()}
+    content["long_context"] = verdict.long_context.as_json() if verdict.long_context else None
+    content["repeats"] = verdict.repeats.as_json() if verdict.repeats else None
     content |= dict.fromkeys((ContributionsResult.name, *PRECISIONS))
     return content | {result.name: result.as_json() for result in verdict.further}
 
@@ -135,6 +137,8 @@ def _page(verdict: Verdict, model_name: str, versions: Mapping[str, str]) -> str
         "\n".join(f"- {_worst_line(worst(group))}" for group in result.by_role().values()),
         "## What holds for any encoder",
         _invariants_list(result),
+        *(["## Longer inputs", f"{verdict.long_context.describe()}."] if verdict.long_context else []),
+        *(["## Repeated runs", f"{verdict.repeats.describe()}."] if verdict.repeats else []),
         *(text for found in verdict.further for text in _graph_section(found)),
         "## Versions",
         "\n".join(f"- {name} {version}" for name, version in versions.items()),

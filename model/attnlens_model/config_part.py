@@ -16,6 +16,32 @@ from attnlens_model.errors import ConfigError, nearest, suggestion
 Kinds = Mapping[type["ConfigPart"], Mapping[str, type["ConfigPart"]]]
 """The subclasses of a part by the value of their field `kind`, for parts of several kinds."""
 
+# Upper limits by field name, far beyond any encoder. A larger number would turn into memory or time before
+# the weights are compared with it.
+_MAX_SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("num_layers", "num_heads", "num_key_value_heads", "num_experts"), 1 << 12),
+    **dict.fromkeys(("num_buckets", "distance_buckets", "num_random_blocks", "kernel_size", "rank"), 1 << 12),
+    **dict.fromkeys(("hidden_size", "head_size", "size", "block_size", "num_global_tokens"), 1 << 17),
+    **dict.fromkeys(("intermediate_size", "max_position_embeddings", "max_relative_positions"), 1 << 20),
+    **dict.fromkeys(("vocab_size", "type_vocab_size", "task_vocab_size", "pad_token_id"), 1 << 24),
+}
+
+
+def check_size(path: str, value: object, key: str | None = None) -> None:
+    """Reject a size that no encoder has.
+
+    Args:
+        path: The path of the value in an `EncoderConfig`.
+        value: Values other than integers are not checked here.
+        key: The name of the value in the file it was read from. Defaults to `path`.
+
+    Raises:
+        ConfigError: It is greater than the limit.
+    """
+    limit = _MAX_SIZES.get(path.rpartition(".")[2])
+    if limit is not None and isinstance(value, int) and value > limit:
+        raise ConfigError(f"{key or path}={value}: must be at most {limit:,}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPart:
@@ -37,6 +63,7 @@ class ConfigPart:
     def __post_init__(self) -> None:
         for name, wanted in field_types(type(self)).items():
             _check_type(join(self.path, name), getattr(self, name), wanted)
+            check_size(join(self.path, name), getattr(self, name))
         self._check()
 
     def _check(self) -> None:

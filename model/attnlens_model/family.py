@@ -10,11 +10,16 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
+
 # A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
 Parameters = str | tuple[str, ...]
 
 # Makes, of the number of heads and of all rows' numbers, (rows,) int64, these in the order of our parameters.
 RowOrder = Callable[[int, Tensor], Tensor]
+
+# Returns whether a stored tensor has the values that an encoder with this attention in layer 0 computes.
+Buffer = Callable[[EncoderSizes, AttentionConfig, Tensor], bool]
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,10 @@ class Family:
         weights: see `Layout`, as are `anchor`, `roots` and `row_orders`: the layout that is tried first.
         prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
         other_layouts: further ones, as of checkpoints that were published with code of their own.
-        buffers: tensors under the roots that hold no weights, or once more the same, in older files.
-            `{layer}` stands for the layer number.
-        legacy_suffixes: old name endings -> today's.
+        buffers: Tensors under the roots that some files store and the encoder computes. `{layer}` stands for
+            the layer number. A checkpoint with other values is refused.
+        legacy_suffixes: old name endings -> today's. A tensor that is stored under both names must be the
+            same, bit for bit.
         transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
             fp32.
         spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
@@ -110,7 +116,7 @@ class Family:
     anchor: str
     roots: tuple[str, ...]
     other_layouts: tuple[Layout, ...] = ()
-    buffers: tuple[str, ...] = ()
+    buffers: Mapping[str, Buffer] = field(default_factory=dict)
     row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
     transforms: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
@@ -130,10 +136,10 @@ class Family:
                 return name.removesuffix(old) + new
         return name
 
-    def buffer_names(self, num_layers: int) -> Iterator[str]:
-        """Yield the names of `buffers` without prefix."""
-        for name in self.buffers:
-            yield from dict.fromkeys(name.format(layer=layer) for layer in range(num_layers))
+    def named_buffers(self, num_layers: int) -> dict[str, Buffer]:
+        """Return `buffers` by their names without prefix."""
+        layers = range(num_layers)
+        return {name.format(layer=layer): holds for name, holds in self.buffers.items() for layer in layers}
 
     def transformed(self, name: str, values: Tensor) -> Tensor:
         """Return what our parameter `name` is, given its values in the checkpoint."""

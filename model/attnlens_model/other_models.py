@@ -3,6 +3,7 @@
 The keys of the tables are `model_type` values of a Hugging Face `config.json`.
 """
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,12 @@ _SPEECH = "a model of speech or sound, not of text"
 _VISION = "a model of images, not of text"
 _IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
 _STATIC = "a table of one vector for each token, without layers: use model2vec or sentence-transformers"
+
+_NO_TEXT = (_SPEECH, _VISION, _IMAGE_AND_TEXT, _STATIC)
+# How alike the names of related models are, as difflib counts: "newest" and "neobert" are 0.6 alike, "qwen4"
+# and "qwen3" 0.8.
+_RESEMBLES = 0.7
+_UNTELLING = ("attnlens", "new")
 
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (
@@ -59,6 +66,8 @@ _KINDS: Mapping[str, Sequence[str]] = {
 _NOT_YET = {
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
+    "embedding_gemma2": "a gated input for each layer, and token vectors that are wider than its layers",
+    "embedding_gemma2_text": "a gated input for each layer, and token vectors that are wider than its layers",
     "ernie_m": "",
     "esm": "made for proteins",
     "flaubert": "",
@@ -91,28 +100,60 @@ _SUFFIXES = {
 }
 
 
-def refusal(model_type: str, architectures: object, supported: Sequence[str]) -> str:
+# Keys of a `config.json` by which an architecture is known, the most specific ones first.
+_SIGNS: Mapping[str, tuple[str, ...]] = {
+    "gemma3_text": ("query_pre_attn_scalar", "rms_norm_eps"),
+    "qwen2": ("use_sliding_window", "rms_norm_eps"),
+    "llama": ("num_key_value_heads", "rms_norm_eps"),
+    "t5": ("relative_attention_num_buckets", "d_kv"),
+    "deberta-v2": ("relative_attention", "pos_att_type"),
+    "longformer": ("attention_window", "hidden_size"),
+    "big_bird": ("num_random_blocks", "block_size"),
+    "modernbert": ("local_attention", "hidden_size"),
+    "nomic_bert": ("rotary_emb_base", "n_embd"),
+    "gte": ("rope_theta", "layer_norm_eps"),
+    "distilbert": ("n_heads", "hidden_dim"),
+    "bert": ("type_vocab_size", "layer_norm_eps"),
+}
+
+
+def refusal(content: Mapping[str, object], supported: Sequence[str]) -> str:
     """Return why a `model_type` that this version does not read is refused.
 
     Args:
-        model_type: as `config.json` says.
-        architectures: what it says under that key, usually a list of one class.
+        content: of the `config.json`.
         supported: the values that are read.
     """
+    model_type, architectures = str(content["model_type"]), content.get("architectures")
     names = ", ".join(supported)
     what = next((kind for kind, members in _KINDS.items() if model_type in members), None)
     if what is None and model_type in _NOT_YET:
         why = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
         what = f"an encoder that is not supported yet{why}"
-    if what is None and not (close := suggestion(model_type, supported)):
+    close = suggestion(model_type, supported) if what is None else ""
+    if what is None and not close:
         classes = [str(name) for name in architectures] if isinstance(architectures, list) else []
         endings = (
             kind for suffix, kind in _SUFFIXES.items() if any(name.endswith(suffix) for name in classes)
         )
         what = next(endings, None)
+    hint = "" if close or what in _NO_TEXT else _nearest_architecture(model_type, content, supported)
     if what is None:
-        return f"model_type={model_type!r} is not known{close}: attnlens reads the encoders {names}"
-    return f"model_type={model_type!r} is {what}. attnlens reads the encoders {names}"
+        return f"model_type={model_type!r} is not known{close}{hint}: attnlens reads the encoders {names}"
+    return f"model_type={model_type!r} is {what}{hint}. attnlens reads the encoders {names}"
+
+
+def _nearest_architecture(model_type: str, content: Mapping[str, object], supported: Sequence[str]) -> str:
+    """Return a clause with the supported architecture that `content` resembles most; empty if there is none.
+
+    The keys say how a model is built; its name is the next best guess.
+    """
+    for name, keys in _SIGNS.items():
+        if all(key in content for key in keys):
+            return f"; the nearest supported architecture is {name}, by the keys {' and '.join(keys)}"
+    telling = [name for name in supported if name not in _UNTELLING]
+    alike = difflib.get_close_matches(model_type, telling, n=1, cutoff=_RESEMBLES)
+    return f"; the nearest supported architecture is {alike[0]}, by its name" if alike else ""
 
 
 def check_directory(directory: Path) -> None:

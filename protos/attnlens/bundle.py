@@ -5,6 +5,7 @@ The schema is the message `attnlens.v1.Manifest`; docs/bundle.md explains the di
 """
 
 import hashlib
+from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -102,9 +103,13 @@ def verify_files(
         The state of each file that was checked, by its path in the manifest, from before it was read.
 
     Raises:
-        BundleError: a file is missing, has another size or another SHA-256, or lies outside the bundle.
+        BundleError: a file is listed twice, is missing, has another size or SHA-256, or lies outside the
+            bundle.
     """
     listed = {file.path for file in manifest.files}
+    if len(listed) < len(manifest.files):
+        [(path, count)] = Counter(file.path for file in manifest.files).most_common(1)
+        raise BundleError(f"{directory / MANIFEST_NAME} lists {path} {count} times: export the bundle again")
     for graph in manifest.graphs:
         if graph.path not in listed:
             raise BundleError(f"{directory / MANIFEST_NAME} has no hash for its graph {graph.path}")

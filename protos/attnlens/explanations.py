@@ -33,6 +33,7 @@ class ExplainMethod(IntEnum):
     LEAVE_ONE_OUT = 3
     ROLLOUT = 4
     RECEIVED_ATTENTION = 5
+    CONTRIBUTION_NORM = 6
 
 
 class ExplainLevel(IntEnum):
@@ -50,8 +51,10 @@ class PairMatrix(IntEnum):
     INPUT = 3
 
 
-# Those whose scores and baseline add up to the target.
+# Methods whose scores and baseline add up to the target. All others are for ranking only.
 COMPLETE_METHODS = frozenset({ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_SHARE})
+# Below this rank correlation with leave-one-out, scores are shown with a caution.
+LOW_FAITHFULNESS = 0.7
 
 
 def pooling_weights(pooling: Pooling, num_tokens: int, num_excluded: int = 0) -> FloatArray:

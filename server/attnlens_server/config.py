@@ -28,6 +28,8 @@ DEFAULT_DEVICE = "CPU"
 REQUEST_OVERHEAD_BYTES = 1024  # of a text in a message, and of a request; a prompt of some length fits
 
 
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+
 # What the value of a field must be by its type. Integral and Real: numbers of numpy are numbers, too.
 _KINDS: dict[type, tuple[type, str]] = {
     bool: (bool, "True or False"),
@@ -68,8 +70,9 @@ class ServerConfig:
             part of it, and a text that is larger than that runs by itself.
         explain: serve Explain and Compare. The graph of contributions is opened by the first request that
             needs it, once for each number of threads; until then it takes no memory.
-        max_masked_runs: runs of the model with a token left out or for input matrices that one request may
-            need.
+        max_computed_tokens: Maximum compute cost of one request beyond running each text once: the tokens of
+            all further runs, which leave-one-out and the matrices of pairs need, those of an input matrix
+            twice, and reductions of attention, converted to tokens.
         max_queue: texts that wait or run at a time, over all requests, those for attention and those for
             embeddings each by themselves; beyond, requests are refused.
         max_inputs_per_request: texts in one request; where `max_queue` is less, that counts, except for
@@ -95,6 +98,9 @@ class ServerConfig:
         tls_client_ca: PEM roots; with it, clients must show a certificate (mutual TLS).
         viewer_port: the port of the viewer over HTTP, with the same TLS; 0 picks a free one. None: no viewer.
         viewer_host: the address that it listens on.
+        viewer_origin: The viewer's public address, such as https://lens.example.org, if browsers reach it by
+            a DNS name or through a reverse proxy. If None, only IP addresses, localhost and `viewer_host`
+            are accepted.
         log_requests: write a line to the log for each request, at level info. Texts are never in it.
     """
 
@@ -113,7 +119,7 @@ class ServerConfig:
     max_batch_tokens: int = 0
     max_attention_bytes: int = 256 * MIB
     explain: bool = True
-    max_masked_runs: int = 1024
+    max_computed_tokens: int = 1 << 18
     max_queue: int = 2048
     max_inputs_per_request: int = 512
     max_text_bytes: int = MIB // 8
@@ -132,6 +138,7 @@ class ServerConfig:
     tls_client_ca: Path | None = None
     viewer_port: int | None = None
     viewer_host: str = "127.0.0.1"
+    viewer_origin: str | None = None
     log_requests: bool = False
 
     def __post_init__(self) -> None:
@@ -151,7 +158,7 @@ class ServerConfig:
         self._check_range("lanes", 0, 1024)
         self._check_range("max_batch_tokens", 0, 1 << 24)
         self._check_range("max_attention_bytes", MIB, 1 << 40)
-        self._check_range("max_masked_runs", 0, 1 << 24)
+        self._check_range("max_computed_tokens", 1, 1 << 40)
         self._check_range("max_queue", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)
         self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
@@ -167,6 +174,11 @@ class ServerConfig:
             self._check_range("max_tokens", 1, 1 << 24)
         if self.viewer_port is not None:
             self._check_range("viewer_port", 0, 65535)
+        if self.viewer_origin is not None and not _ORIGIN.fullmatch(self.viewer_origin):
+            raise ConfigError(
+                f"viewer_origin is {self.viewer_origin!r}: give scheme and host as browsers show them, "
+                "such as https://lens.example.org or http://lens.example.org:8080, without a path"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key belong together: give both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:

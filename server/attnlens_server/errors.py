@@ -24,6 +24,7 @@ Each class knows its status, by the names that gRPC uses, and its reason. How a 
 protocol's matter.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # What no protocol tells more of: gRPC's trailers have little room.
@@ -134,18 +135,24 @@ class RequestTooLargeError(RequestError):
 
 
 class TooExpensiveError(RequestError):
-    """A request needs the model to be run more often than one request may."""
+    """The estimated compute cost of a request is over the limit."""
 
     status = "INVALID_ARGUMENT"
     reason = "REQUEST_TOO_EXPENSIVE"
 
-    def __init__(self, num_runs: int, max_masked_runs: int) -> None:
+    def __init__(self, costs: Mapping[str, int], max_computed_tokens: int, remedy: str) -> None:
+        """Blame the field with the highest cost; `costs` has the computed tokens of at least one field."""
+        total = sum(costs.values())
+        field = max(costs, key=costs.__getitem__)
+        needed = f"{total}" if len(costs) == 1 else f"{costs[field]} of {total}"
+        description = (
+            f"needs {needed} computed tokens, a request may need {max_computed_tokens}: send fewer or "
+            f"shorter texts, {remedy}, or start the server with a larger --max-computed-tokens"
+        )
         super().__init__(
-            f"the request needs {num_runs} runs of the model with a token left out or for input matrices, "
-            f"a request may need {max_masked_runs}: send fewer or shorter texts, ask for fewer dimensions of "
-            "an input matrix, leave out leave-one-out and the matrices interaction and input, or start the "
-            "server with a larger --max-masked-runs",
-            metadata={"num_runs": str(num_runs), "max_masked_runs": str(max_masked_runs)},
+            f"{field} {description}",
+            metadata={"computed_tokens": str(total), "max_computed_tokens": str(max_computed_tokens)},
+            violations=(FieldViolation(field, description),),
         )
 
 

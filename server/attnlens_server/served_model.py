@@ -6,12 +6,13 @@ from attnlens_server.bundle import Model, open_bundle
 from attnlens_server.bundle.engine_checks import heed_engine_check
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Engine
+from attnlens_server.errors import StartupError
 from attnlens_server.grpc_api.calls import Calls
 from attnlens_server.grpc_api.methods import EncoderService
 from attnlens_server.grpc_api.model_info import ModelDescriber
 from attnlens_server.grpc_api.responses import Responses, reply_costs
 from attnlens_server.serving.service import ModelService
-from attnlens_server.text import TextEncoder
+from attnlens_server.text import TextEncoder, UntokenizableError
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,18 @@ class ServedModel:
             else None
         )
         path = self.bundle.tokenizer_path
+        text_encoder = TextEncoder(path, self.max_tokens) if path else None
+        if text_encoder is not None:
+            try:
+                text_encoder.check_ids(self.model.vocab_size)
+                _check_default_prompt(text_encoder, self.model, config)
+            except UntokenizableError as error:
+                raise StartupError(f"{path} can't be used, a short text {error}") from error
         self.service = ModelService(
             self.bundle,
             config,
             self.engine,
-            TextEncoder(path, self.max_tokens) if path else None,
+            text_encoder,
             max_tokens=self.max_tokens,
             costs=reply_costs(config.max_message_bytes),
         )
@@ -77,6 +85,28 @@ class ServedModel:
             self.service,
             Responses(self.model.name, self.model.version, runtime.name, self.bundle.precision),
             ModelDescriber(self.bundle, config, self.engine, self.service, engine_check),
+        )
+
+
+def _check_default_prompt(text_encoder: TextEncoder, model: Model, config: ServerConfig) -> None:
+    """Check that the default prompt leaves room for a text, or the server would reject every text.
+
+    Raises:
+        StartupError: It has too many bytes, or too many tokens.
+    """
+    prompt = model.prompts.get(model.default_prompt_name, "")
+    num_bytes, limit = len(prompt.encode()), config.max_text_bytes
+    remedy = "export the bundle again with a shorter prompt"
+    if num_bytes >= limit:
+        raise StartupError(
+            f"the default prompt has {num_bytes} bytes, and a text with its prompt may have {limit}: start "
+            f"the server with a larger --max-text-bytes, or {remedy}"
+        )
+    num_tokens = text_encoder.encode([(prompt,)], truncate=False)[0].num_tokens
+    if prompt and num_tokens >= text_encoder.max_tokens:
+        raise StartupError(
+            f"the default prompt has {num_tokens} tokens, and the model takes {text_encoder.max_tokens}: "
+            f"{remedy}"
         )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 
 from attnlens_server.config import ServerConfig
@@ -35,8 +35,12 @@ logger = logging.getLogger(__name__)
 
 ATTENTIONS_NAME = f"{SERVICE_NAME}.attentions"
 """What health calls the part of the service that needs the attention graph."""
-# What ends the process in good order. SIGHUP comes when a terminal is closed.
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+# Signals that drain the server: all that would otherwise end the process and can be caught in Python.
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+
+MAX_STREAMS = 256
+"""Calls of one connection at a time. Clients hold further ones back."""
+_RELEASE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,13 @@ class Server:
                 "--log-requests writes at level info, which is hidden: use --log-level info or debug"
             )
         self._health = HealthService([SERVICE_NAME, ATTENTIONS_NAME])
+        self._releasing: asyncio.Task[None] | None = None
         self._viewer: Viewer | None = None
         self._viewer_url = ""
         self._socket_file: UnixSocket | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
-        """Serve until SIGTERM, SIGINT or SIGHUP, then drain.
+        """Serve until one of STOP_SIGNALS is received, then drain.
 
         Raises:
             StartupError: the address can't be bound, or the session can't be opened as asked.
@@ -146,12 +151,27 @@ class Server:
             maximum_concurrent_rpcs=2 * self._config.max_calls,
         )
         add_service(grpc_server, self._served.methods, self._calls, self._config.max_inputs_per_request)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, grpc_server)
+        self._health.add_to(grpc_server)
         add_reflection(grpc_server, [SERVICE_NAME, HEALTH_SERVICE_NAME])
         address = self._bind(grpc_server)
+        if self._config.tls_cert is None:
+            self._calls.on_dropped = functools.partial(self._release_dropped_call, address)
         await grpc_server.start()
         logger.debug("listening on %s", address)
         return grpc_server, address
+
+    def _release_dropped_call(self, address: str) -> None:
+        """Call this server, so that grpc.aio releases the last call before, whose stream is then reset."""
+
+        async def check_health() -> None:
+            options = [("grpc.enable_http_proxy", 0)]
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
+                with suppress(grpc.aio.AioRpcError):  # a rejected call is accepted first
+                    health = health_pb2_grpc.HealthStub(channel)
+                    await health.Check(health_pb2.HealthCheckRequest(), timeout=_RELEASE_TIMEOUT_S)
+
+        if self._releasing is None or self._releasing.done():
+            self._releasing = asyncio.get_running_loop().create_task(check_health())
 
     def _bind(self, grpc_server: grpc.aio.Server) -> str:
         """Bind the address that the configuration has; return it as a client types it."""
@@ -264,6 +284,9 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        # A stream that a client has reset counts until Python has released it. With a limit the C core
+        # refuses further ones of that connection; without one, thousands of them wait for the event loop.
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]
 
 
@@ -308,7 +331,7 @@ def _announce(on_ready: Callable[[Ready], None], ready: Ready) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that STOP_SIGNALS set. SIGHUP stays ignored where nohup has started the process."""
+    """Yield an event that STOP_SIGNALS set. SIGHUP stays ignored where nohup started the process."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     heeded = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]

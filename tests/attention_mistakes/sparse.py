@@ -102,7 +102,7 @@ def _last_block_twice(right: Any, self: Any, keep: Tensor) -> Any:
 def _once(right: Any, self: Any, keep: Tensor) -> Any:
     parts = right(self, keep)
     count = parts.select.shape[-1]
-    random = self.first_places[:, :count, 3:] // self.block_size  # (H, C, r)
+    random = self.attended[:, 3:, :count].transpose(1, 2)  # (H, C, r)
     distance = (random - self.numbers[:count, None]).abs().to(keep.dtype)
     near, first = (2.0 - distance).clamp(0.0, 1.0), (1.0 - random.to(keep.dtype)).clamp(0.0, 1.0)
     # Blocks beyond the text are masked anyway.

@@ -22,6 +22,9 @@ from commands_here import process_as_before
 from odd_models import OddModel
 from served import ServerProcess
 from small_bundles import TOKENIZERS
+from small_files import write_pooling_files
+
+pytestmark = pytest.mark.extended  # each command has tests of its own
 
 SMALL = {
     "num_hidden_layers": 4,
@@ -75,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     OddModel("Bert", SMALL).make().save_pretrained(folder / "checkpoint")
     shutil.copytree(TOKENIZERS / "wordpiece", folder / "checkpoint", dirs_exist_ok=True)
+    write_pooling_files(folder / "checkpoint", 96)
     (folder / "my.json").write_text(json.dumps(FRESH))
     for name in ("sentences.txt", "texts.txt"):
         (folder / name).write_text("".join(f"{text}\n" for text in SENTENCES))

@@ -79,6 +79,8 @@ class NAType:
         (["a"], {"dimensions": 1 << 40}, "dimensions is 1099511627776"),
         (["a"], {"dimensions": "3"}, "dimensions is '3': give a whole number"),
         (["a"], {"dimensions": 2.5}, "dimensions is 2.5: give a whole number"),
+        (["a"], {"normalize": "yes"}, "normalize is 'yes': give True, False, or None for the model's own"),
+        (["a"], {"normalize": 1}, "normalize is 1: give True, False"),
         (["a"], {"dtype": "int8"}, "choose one of float32, float16"),
         (["a"], {"dtype": "bogus"}, "dtype is 'bogus': choose one of float32, float16"),
     ],

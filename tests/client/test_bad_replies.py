@@ -192,6 +192,40 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
                 call(method, ["a"], model="other")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"char_start": -1},
+        {"char_start": 2, "char_end": 1},
+        {"char_end": 4},
+        {"byte_end": 5},
+        {"byte_start": 2, "byte_end": 1},
+        {"source": pb.TOKEN_SOURCE_SECOND_TEXT, "char_end": 2},
+        {"source": pb.TOKEN_SOURCE_SPECIAL, "char_start": -1},
+    ],
+    ids=str,
+)
+def test_offsets_of_tokens_are_within_the_text(
+    server: ScriptedServer, connect: Call, fields: dict[str, Any]
+) -> None:
+    """The second text is a pair: of 3 characters in 4 bytes, and of 1."""
+    texts = ["ab", ("éac", "x")]
+
+    def change(reply: Any) -> None:
+        if isinstance(reply, pb.EncodeStreamResponse):
+            tokens = reply.head.tokens if reply.input_index == 1 and reply.HasField("head") else []
+        else:
+            tokens = reply.results[1].tokens
+        if tokens:
+            tokens[0].MergeFrom(pb.Token(**fields))
+
+    server.change = lambda reply: change(reply) if not isinstance(reply, pb.GetModelResponse) else None
+    with connect(server.address) as call:
+        for method in ("tokenize", "encode", "stream", "explain"):
+            with pytest.raises(BadReplyError, match=r"texts\[1\] has a token at characters .* out of range"):
+                call(method, texts)
+
+
 def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
     with connect(garbled_server) as call:
         for method in ("embed", "encode", "stream", "tokenize"):

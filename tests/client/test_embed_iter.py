@@ -152,6 +152,7 @@ def test_a_bar_of_tqdm_is_used_and_closed(monkeypatch: pytest.MonkeyPatch) -> No
         n = 0
 
         def __init__(self, **options: Any) -> None:
+            assert not options.get("unit_scale")  # it would show 0.00/50.0
             done.append(options["total"])
 
         def update(self, count: int) -> None:

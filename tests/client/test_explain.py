@@ -10,7 +10,7 @@ import pytest
 from attnlens.tensors import to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens.v1.explanation_pb2 import EXPLAIN_METHOD_ROLLOUT
+from attnlens.v1.explanation_pb2 import EXPLAIN_LEVEL_WORDS, EXPLAIN_METHOD_ROLLOUT
 from attnlens.v1.tensor_pb2 import DataType
 from attnlens_client import (
     BadReplyError,
@@ -40,11 +40,16 @@ A, B = "A man is playing a guitar.", "Someone plays an instrument."
 def test_an_explanation_says_what_made_a_vector(minilm_server: ServerProcess, connect: Call) -> None:
     with connect(minilm_server.address) as call:
         [text] = call("explain", [SENTENCE])
+        measured = {each.method: each.rank_correlation for each in call("get_model").faithfulness}
+        assert text.scores[0].faithfulness == measured.get("contributions")
+        rest = f", faithfulness {measured['contributions']:.2f}" if measured else ""
         assert repr(text) == (
             "Explanation(16 tokens, target 1.0000, contributions: animal +0.281, street +0.157, tired +0.146,"
-            " baseline +0.083)"
+            f" baseline +0.083{rest})"
         )
-        assert repr(text.scores) == "(Scores(contributions, float32 (16,), baseline +0.0825, sum 1.0000),)"
+        assert repr(text.scores) == (
+            f"(Scores(contributions, float32 (16,), baseline +0.0825, sum 1.0000{rest}),)"
+        )
         assert text.values.sum() + text.scores[0].baseline == pytest.approx(1, abs=1e-5)
         assert [token.text for token in text.tokens][:3] == ["[CLS]", "the", "animal"]
         assert text.usage.num_tokens == len(text.labels) == 16
@@ -112,8 +117,8 @@ def test_many_texts_are_several_calls_in_order(minilm_server: ServerProcess, pas
 
 def test_texts_whose_runs_are_too_many_for_a_request_are_several(minilm_server: ServerProcess) -> None:
     with Client(minilm_server.address) as client:
-        assert client.get_model().limits.max_masked_runs == 1024
-        found = client.explain(["word " * 9] * 120, methods="leave_one_out")  # 1080 runs
+        assert client.get_model().limits.max_computed_tokens == 1 << 18
+        found = client.explain(["word " * 9] * 130, methods="leave_one_out")  # by bytes up to 48 tokens each
     values = [text.values for text in found]
     np.testing.assert_allclose(values[1:], values[:-1], atol=1e-6)
 
@@ -132,18 +137,18 @@ def test_failures_name_the_argument(minilm_server: ServerProcess, connect: Call)
 
 def test_a_text_alone_may_need_too_many_runs(minilm_bundle: Any) -> None:
     with (
-        ServerProcess(minilm_bundle, "--max-masked-runs", "10") as server,
+        ServerProcess(minilm_bundle, "--max-computed-tokens", "10") as server,
         Client(server.address) as client,
         pytest.raises(RequestTooExpensiveError) as caught,
     ):
         client.explain(["word " * 20], methods="leave_one_out")
-    assert (caught.value.num_runs, caught.value.max_masked_runs) == (20, 10)
+    assert (caught.value.computed_tokens, caught.value.max_computed_tokens) == (20 * 22, 10)
 
 
 def test_calls_are_split_by_what_the_server_takes_and_tried_again(
     server: ScriptedServer, connect: Call
 ) -> None:
-    server.limits = {"max_inputs_per_request": 3, "max_masked_runs": 40}
+    server.limits = {"max_inputs_per_request": 3, "max_computed_tokens": 700}
     with connect(server.address) as call:
         found = call("explain", ["a", "bb", "ccc", "dd", "e"])
         assert [len(text.tokens) for text in found] == [1, 2, 3, 2, 1]
@@ -152,7 +157,14 @@ def test_calls_are_split_by_what_the_server_takes_and_tried_again(
         with pytest.raises(BadReplyError, match="explained by contributions instead of leave_one_out"):
             call("explain", ["a", "bb", "ccc", "dd", "e"], methods="leave_one_out")
         sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
-        assert max(len(request.inputs) for request in sent[2:]) == 2  # of 16 tokens at most each
+        assert {len(request.inputs) for request in sent[2:]} <= {2, 3}  # as for other methods
+        with pytest.raises(BadReplyError):
+            call("explain", ["word" * 5] * 3, methods="leave_one_out")
+        sent = [request for request in server.requests if isinstance(request, pb.ExplainRequest)]
+        long = [request for request in sent if request.inputs[0].text.startswith("word")]
+        assert (
+            max(len(request.inputs) for request in long) == 2
+        )  # of 16 tokens at most each: 256 computed tokens
         with pytest.raises(NotSupportedError, match="nothing is compared here"):
             call("compare", "a", "b")
 
@@ -205,12 +217,22 @@ def put(place: int, value: float) -> Change:
     return change
 
 
+def shifted(text: pb.Explanation) -> None:
+    """Add to a score and to the sum, as lost updates do: together they no longer make the target."""
+    tensor = text.scores[0].values
+    numbers = np.frombuffer(tensor.data, "<f4").copy()
+    numbers[2] += 5e-5
+    tensor.data = numbers.tobytes()
+    text.scores[0].sum += 5e-5
+
+
 def shortened(text: pb.Explanation) -> None:
     text.scores[0].values.CopyFrom(to_tensor(np.zeros(3, np.float32), DataType.DATA_TYPE_FLOAT32))
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "a score": (put(2, 0.5), "adds up to"),
+    "a score and the sum": (shifted, "adds up to"),
     "a score is no number": (put(2, np.nan), "no finite number"),
     "too few scores": (shortened, r"have the shape \(3,\) instead of \(16\)"),
     "no baseline": (
@@ -239,17 +261,36 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
 def test_what_does_not_add_up_is_not_believed(stub: EncoderServiceStub, change: Change, message: str) -> None:
-    reply = stub.Explain(pb.ExplainRequest(inputs=[pb.Input(text=SENTENCE)]))
+    inputs = [pb.Input(text=SENTENCE)]
+    reply = stub.Explain(pb.ExplainRequest(inputs=inputs))
 
     def read() -> list[Any]:
         reader = ExplanationReader(
-            "", ["contributions"], has_words=False, has_heads=False, may_truncate=False
+            "", inputs, ["contributions"], has_words=False, has_heads=False, may_truncate=False
         )
         return reader.texts([(0, 1, reply)])
 
     assert len(read()) == 1
     change(reply.results[0])
     with pytest.raises(BadReplyError, match=message):
+        read()
+
+
+def test_words_must_begin_in_order(stub: EncoderServiceStub) -> None:
+    inputs = [pb.Input(text=SENTENCE)]
+    reply = stub.Explain(pb.ExplainRequest(inputs=inputs, level=EXPLAIN_LEVEL_WORDS))
+
+    def read() -> list[Any]:
+        reader = ExplanationReader(
+            "", inputs, ["contributions"], has_words=True, has_heads=False, may_truncate=False
+        )
+        return reader.texts([(0, 1, reply)])
+
+    assert len(read()) == 1
+    swapped = {1: 2, 2: 1}
+    words = reply.results[0].word_of_token
+    words[:] = [swapped.get(word, word) for word in words]
+    with pytest.raises(BadReplyError, match="has the word 2 after 0, out of order"):
         read()
 
 
@@ -270,7 +311,7 @@ PAIR_CHANGES: dict[str, tuple[Change, str]] = {
     "a cell": (cell, "the matrix that adds up to"),
     "sides in the wrong order": (
         lambda pair: pair.a.CopyFrom(pb.Explanation.FromString(pair.b.SerializeToString())),
-        r"have the shape \(9, 7\) instead of \(7, 7\)",
+        r"texts\[0\] has a token at characters 17 to 27 .* out of range",
     ),
 }
 

@@ -1,22 +1,28 @@
 """What results and clients look like where somebody prints them: short, sizes instead of numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+import scripted
 from attnlens.reductions import Reduction, RowStatistics, SparseRows, Statistics, TopK, TopWeights
 from attnlens_client import (
     AsyncClient,
     Attention,
     AttentionQuery,
     Client,
+    Comparison,
+    Explanation,
     LayerPart,
+    Scores,
     Token,
     TokenizedText,
     Usage,
 )
+from attnlens_client.core import models
 from scripted import ScriptedServer
 
 INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
@@ -90,3 +96,15 @@ async def test_a_client_shows_its_address_and_model_and_no_secret(server: Script
         assert repr(client) == f"Client({server.address!r}, model='scripted')"
     async with AsyncClient("there:1", credentials=grpc.ssl_channel_credentials()) as encrypted:
         assert repr(encrypted) == "AsyncClient('there:1', TLS)"
+
+
+def test_what_a_server_sends_does_not_control_the_terminal() -> None:
+    token = Token(0, "\x1b[2J", "text", 0, 0, 0, 0, 0)
+    text = TokenizedText((token,), exceeds_max_tokens=False, model="\x1b[2J", model_version="\n")
+    scores = Scores("contributions", np.ones(1, np.float32), 0.0, 1.0, 1.0, None)
+    usage = Usage(1, 1, truncated=False)
+    explanation = Explanation((token,), usage, (), 1.0, (scores,), None, "\x1b", "\n")
+    model = replace(models.model("", scripted.model()), name="\x1b", version="\n", family="\x1b[2J")
+    for shown in (text, explanation, Comparison(explanation, explanation, 1.0, None), model):
+        assert repr(shown).isprintable()
+    assert r"1 tokens: \x1b[2J" in repr(text)

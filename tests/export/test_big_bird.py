@@ -26,7 +26,7 @@ LENGTHS = (1, 2, 4, 28, 29, 32, 33, 47, 64)
 
 
 def run_export(*arguments: object) -> Result:
-    return CliRunner().invoke(export, [str(each) for each in arguments])
+    return CliRunner().invoke(export, [str(each) for each in (*arguments, "--pooling", "mean")])
 
 
 def draw(directory: Path, num_layers: int) -> Path:

@@ -137,13 +137,22 @@ def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
         ("attention", OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS),
     ]
     assert [(figure.graph, figure.role) for figure in parity.figures] == measured
-    contributions = ("contributions", OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS)
-    assert [(gate.graph, gate.role) for gate in parity.gates[::2]] == [*measured, contributions]
-    kinds = 3 * [GateKind.GATE_KIND_MAX_ABS_ERROR, GateKind.GATE_KIND_MAX_ALONE_ERROR]
-    more = [GateKind.GATE_KIND_MAX_INCOMPLETENESS, GateKind.GATE_KIND_MAX_ALONE_ERROR]
-    assert [gate.kind for gate in parity.gates] == kinds + more
-    assert all(gate.found <= gate.limit for gate in parity.gates)
-    assert all(gate.limit >= 1e-5 for gate in parity.gates)
+    *gates, embeddings, attention, contributions = parity.gates
+    tokens, heads = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS, OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS
+    explained = [
+        ("contributions", role) for role in (tokens, tokens, heads, OutputRole.OUTPUT_ROLE_EMBEDDING)
+    ]
+    twice = [each for each in measured for _ in range(2)]
+    assert [(gate.graph, gate.role) for gate in gates] == twice + explained
+    error, alone = GateKind.GATE_KIND_MAX_ABS_ERROR, GateKind.GATE_KIND_MAX_ALONE_ERROR
+    incompleteness = GateKind.GATE_KIND_MAX_INCOMPLETENESS
+    kinds = [*3 * [error, alone], incompleteness, alone, incompleteness, error]
+    assert [gate.kind for gate in gates] == kinds
+    assert all(gate.found <= gate.limit for gate in gates)
+    assert all(gate.limit >= 1e-5 for gate in gates)
+    for repeated in (embeddings, attention, contributions):
+        assert repeated.kind == GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE
+        assert repeated.found == repeated.limit == 0
     for each in parity.figures:
         assert 0 < each.max_abs_error <= 1.5e-5
         assert 0 < each.torch_abs_error_float64 <= 1e-5
@@ -361,3 +370,13 @@ def test_a_tokenizer_of_another_model_ends_the_export(
     with pytest.raises(SourceError, match="belongs to another model"):
         export_bundle(tiny_config, output, options)
     assert list(output.parent.iterdir()) == []
+
+
+def test_the_warning_of_a_bundle_without_contributions_is_for_users(
+    quick: ExportOptions, tiny_config: EncoderConfig, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "write_contributions", lambda *_: "no contributions: Add 'add_3' adds 'x'")
+    [warning] = export_bundle(tiny_config, output, quick).warnings
+    assert warning.startswith("this bundle can't explain embeddings by contributions, the default method of")
+    assert "(attention: softmax). Use another method, such as --method leave_one_out" in warning
+    assert "developer of the encoder: Add 'add_3' adds 'x'; see docs/bundle.md" in warning

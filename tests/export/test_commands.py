@@ -82,14 +82,14 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert "no tokenizer: a server takes token ids only" in result.stdout
     assert (
         "from config+seed:0\n"
-        "embeddings: mean over the tokens; not normalized; 48 components (the default, see --pooling and "
-        "--normalize)\n"
+        "embeddings: mean over the tokens; not normalized; 48 components (the default of a newly initialized "
+        "encoder, see --pooling and --normalize)\n"
         "prompts: none\n"
         "longest input: 40 tokens, all that the encoder takes\n"
     ) in result.stdout
     assert "warning" not in result.stderr
     assert result.stdout.count("passed") == 3
-    assert result.stderr.splitlines()[0] == "Loading the weights"
+    assert result.stderr.splitlines()[0] == "Initializing the weights"
     assert read_manifest(output).model_name == "my-encoder"
 
     result = run_check(output)
@@ -130,7 +130,7 @@ def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
     snapshot = tmp_path / "snapshots" / ("0123456789" * 4)
     MODELS["wordpiece"].make().save_pretrained(snapshot)
     monkeypatch.setattr("attnlens_model.checkpoint.hub.snapshot_download", lambda *_, **__: str(snapshot))
-    result = run_export("org/name", "--output", output)
+    result = run_export("org/name", "--output", output, "--pooling", "mean")
     assert result.exit_code == 0, result.output
     assert f"from org/name at {snapshot.name}\n" in result.stdout
     manifest = read_manifest(output)
@@ -270,7 +270,10 @@ def test_an_encoder_that_no_memory_holds_is_refused(
     tiny_config: EncoderConfig, tmp_path: Path, output: Path
 ) -> None:
     path = tmp_path / "large.json"
-    path.write_text(changed(tiny_config, {"embeddings.vocab_size": 10**12}).to_json(), encoding="utf-8")
+    path.write_text(
+        changed(tiny_config, {"embeddings.vocab_size": 2**24, "hidden_size": 2**17}).to_json(),
+        encoding="utf-8",
+    )
     result = run_export("--config", path, "--output", output)
     assert result.exit_code == 1
     assert "no memory for an encoder of this size" in result.stderr

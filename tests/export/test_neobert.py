@@ -22,7 +22,7 @@ def test_a_graph_gives_what_the_other_implementation_gives_in_every_runtime(tmp_
     model = NeoBert.draw(num_hidden_layers=2)
     model.save(tmp_path / "source")
     bundle = tmp_path / "bundle"
-    export_bundle(tmp_path / "source", bundle, ExportOptions(grid=small_grid(64)))
+    export_bundle(tmp_path / "source", bundle, ExportOptions(pooling="cls", grid=small_grid(64)))
     session = onnxruntime.InferenceSession(
         bundle / "onnx" / "model_attentions.onnx", providers=["CPUExecutionProvider"]
     )

@@ -26,7 +26,7 @@ import transformers
 from attnlens_client import AttentionQuery, Client
 from served import ServerProcess
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 SIZES: dict[str, Any] = {
     "vocab_size": 180_000,
@@ -74,6 +74,7 @@ def write_checkpoint(directory: Path) -> None:
 def export(checkpoint: Path, bundle: Path) -> Exported:
     """Export in a process of its own, whose peak of resident memory the system tells."""
     command = [sys.executable, "-m", "attnlens_cli.main", "export", str(checkpoint), "--output", str(bundle)]
+    command += ["--pooling", "mean"]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen([*command, "--parity-tokens", "2"], stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)

@@ -20,7 +20,7 @@ from attnlens_model import EncoderConfig
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("stage", ["Loading", "Tracing", "Writing", "Parity", "Hashing"])
+@pytest.mark.parametrize("stage", ["Initializing", "Tracing", "Writing", "Parity", "Hashing"])
 def test_an_interrupted_export_leaves_nothing(
     quick: ExportOptions,
     stage: str,

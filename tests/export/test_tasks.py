@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     task = TASKS[1]
-    summary = export_bundle(source, bundle, ExportOptions(task=task, grid=GRID))
+    summary = export_bundle(source, bundle, ExportOptions(task=task, pooling="mean", grid=GRID))
     assert f"task: {task}, whose adapters are merged into the weights, as asked for" in summary.decisions
     manifest = read_manifest(bundle)
     assert (manifest.task, dict(manifest.prompts), manifest.default_prompt_name) == (task, PROMPTS, "")
@@ -62,7 +62,7 @@ def test_the_command_takes_a_task_or_none_and_names_those_that_there_are(
     source: Path, tmp_path: Path
 ) -> None:
     def run(*arguments: str) -> tuple[int, str]:
-        output = ["--output", str(tmp_path / "bundle"), "--parity-tokens", "8"]
+        output = ["--output", str(tmp_path / "bundle"), "--parity-tokens", "8", "--pooling", "mean"]
         result = CliRunner().invoke(export, [*arguments, *output])
         return result.exit_code, " ".join(result.output.split())
 

@@ -1,5 +1,7 @@
 """Families that turn queries and keys by their positions."""
 
+from typing import Any
+
 from family_cases.cases import FamilyCases
 from odd_models import OddModel
 
@@ -102,16 +104,50 @@ ROFORMER = [
     OddModel("RoFormer", {"embedding_size": 40, "type_vocab_size": 1, "layer_norm_eps": 1e-3}, 64),
     OddModel("RoFormer", {"is_decoder": True, "hidden_act": "relu", "num_attention_heads": 6}, 17),
 ]
+# A window of 7 shows 7 tokens on each side: inputs on both sides of that.
+ULTRA_SIZES: dict[str, Any] = {"pad_token_id": 0, "num_attention_heads": 6}
+ULTRABERT = [
+    OddModel("Ultrabert", ULTRA_SIZES | {"sliding_window": 7, "num_key_value_heads": 2}, 33, std=0.08),
+    *(
+        OddModel("Ultrabert", ULTRA_SIZES | {"sliding_window": 7, "num_hidden_layers": 1}, tokens, std=0.08)
+        for tokens in (8, 9)
+    ),
+    OddModel(
+        "Ultrabert",
+        ULTRA_SIZES
+        | {"sliding_window": 5, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3}
+        | {"head_dim": 20, "hidden_act": "gelu", "layer_types": ["full_attention", "sliding_attention"] * 2}
+        | {"num_hidden_layers": 4}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            }
+        },
+        64,
+        std=0.08,
+    ),
+]
 
 CASES = FamilyCases(
-    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT, *ROFORMER, *JINA_V3],
-    one_of_each=[MODERNBERT[1], NOMIC[0], GTE[0], EUROBERT[1], ROFORMER[0], ROFORMER[1], JINA_V3[0]],
+    models=[*MODERNBERT, *NOMIC, *GTE, *EUROBERT, *ROFORMER, *JINA_V3, *ULTRABERT],
+    one_of_each=[
+        MODERNBERT[1],
+        NOMIC[0],
+        GTE[0],
+        EUROBERT[1],
+        ROFORMER[0],
+        ROFORMER[1],
+        JINA_V3[0],
+        ULTRABERT[0],
+    ],
     heads=[
         (MODERNBERT[1], "ForMaskedLM", {"head.dense.weight", "decoder.bias"}),
         (MODERNBERT[2], "ForSequenceClassification", {"head.dense.weight", "classifier.weight"}),
         (NOMIC[0], "ForMaskedLM", {"cls.predictions.transform.dense.weight"}),
         (GTE[0], "ForMaskedLM", {"lm_head.dense.weight"}),
         (EUROBERT[1], "ForMaskedLM", {"lm_head.weight"}),
+        (ULTRABERT[0], "ForMaskedLM", {"head.linear1.weight", "cls.weight"}),
         (ROFORMER[1], "ForMaskedLM", {"cls.predictions.bias"}),
         (EUROBERT[0], "ForSequenceClassification", {"classifier.weight"}),
         (JINA_V3[0], "ForMaskedLM", {"lm_head.dense.weight"}),
@@ -129,6 +165,13 @@ CASES = FamilyCases(
             std=0.1,
         ),
         "roformer": OddModel("RoFormer", {"num_hidden_layers": 2, "embedding_size": 40}),
+        "ultrabert": OddModel(
+            "Ultrabert",
+            ULTRA_SIZES
+            | {"num_hidden_layers": 2, "num_key_value_heads": 2, "sliding_window": 7}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            std=0.08,
+        ),
     },
     operators={
         "roformer": {"Concat"},
@@ -137,5 +180,6 @@ CASES = FamilyCases(
         "gte": {"Concat"},
         "jina_v3": {"Concat"},
         "eurobert": {"Concat", "ReduceSum", "Sigmoid", "Sqrt"},
+        "ultrabert": {"Abs", "Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
     },
 )

@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -11,7 +11,7 @@ import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from bench.studies.raw_http2 import RawClient, Reply, method
+from bench.studies.raw_http2 import RawClient, method
 from hostile.target import CANCELLED, OK, RESOURCE_EXHAUSTED, Target
 from served import ServerProcess
 
@@ -40,16 +40,6 @@ def ask_until_served(target: Target, path: str, message: bytes) -> None:
         time.sleep(0.1)
 
 
-def wait_for_ends(target: Target, client: RawClient, replies: list[Reply]) -> None:
-    """Wait until all calls have ended. gRPC releases the last accepted call when it accepts another one."""
-    end = time.monotonic() + IN_TIME_S
-    while not all(reply.ended for reply in replies):
-        assert time.monotonic() < end, "calls that don't end"
-        target.vector()
-        with suppress(TimeoutError):
-            client.wait_for_ends(replies, 1)
-
-
 def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> None:
     """Make calls and leave their replies unread; an honest caller must be served, and each call must end."""
     with ExitStack() as stack:
@@ -63,7 +53,7 @@ def stall_and_ask(target: Target, name: str, request: bytes, num_calls: int) -> 
             client.wait_for_heads(replies)
         ask_until_served(target, method(name), request)
         for client, replies in calls:
-            wait_for_ends(target, client, replies)
+            client.wait_for_ends(replies, IN_TIME_S)
     statuses = {
         (reply.status, reply.reason) for _, replies in calls for reply in replies if reply.status is not None
     }
@@ -82,7 +72,7 @@ def test_a_stream_whose_first_message_is_not_read_is_ended(target: Target) -> No
     with RawClient(target.address, window_bytes=0) as client:
         reply = client.call(method("EncodeStream"), STREAM.SerializeToString())
         client.wait_for_heads([reply])
-        wait_for_ends(target, client, [reply])
+        client.wait_for_ends([reply], IN_TIME_S)
     assert reply.status == CANCELLED
 
 

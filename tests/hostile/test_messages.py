@@ -41,11 +41,11 @@ def test_bytes_that_are_not_a_message_are_refused_and_not_logged(target: Target,
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-def test_bytes_that_are_not_a_message_for_health_or_reflection_are_not_logged(
-    target: Target, path: str
-) -> None:
+def test_malformed_health_and_reflection_requests_are_rejected_as_invalid(target: Target, path: str) -> None:
     for message in MALFORMED:
-        assert target.ask(path, message).status != OK
+        reply = target.ask(path, message)
+        assert (reply.status, reply.reason) == (INVALID_ARGUMENT, "MALFORMED_REQUEST")
+        assert "class" not in reply.headers["grpc-message"]
     assert target.new_log == ""
 
 

@@ -24,6 +24,11 @@ class Environment:
         pip = ("python", "-m", "pip", "install", "-q", "--no-compile", "-c", constraints)
         self.run(*pip, f"{self.wheel}{extras}")
 
+    def add(self, packages: Path) -> None:
+        """Add a directory of packages behind the environment's own. Its .pth files are not read."""
+        [site] = (self.directory / "venv").glob("lib/python*/site-packages")
+        (site / "added.pth").write_text(f"{packages}\n")
+
     def program(self, name: str) -> str:
         """Return the path of a program of the environment."""
         return str(self.directory / "venv" / "bin" / name)

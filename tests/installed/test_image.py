@@ -16,7 +16,7 @@ from attnlens_server import ServerConfig
 from installed.dockerfile import stages
 from installed.environment import ROOT, Environment, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 BUILD, IMAGE = stages(ROOT / "Dockerfile")
 # As a container with --read-only: nothing can be written, not even below /tmp; not root; no way to become it.

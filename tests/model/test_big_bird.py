@@ -54,10 +54,12 @@ def test_with_the_first_block_repeated_it_gives_what_transformers_gives(
     size, longest = model.config.block_size, model.config.max_position_embeddings
     full = (5 + 2 * model.config.num_random_blocks) * size
     for length in (1, size, full, full + 1, full + size, full + size + 1, longest):
-        mask = torch.ones(3, length, dtype=torch.int64)
+        mask = torch.ones(4, length, dtype=torch.int64)
         # The last block of their batch is that of each text, as it is here for any batch.
         mask[1, length // 3 : length // 2] = 0
         mask[2, : length // 4] = 0
+        # A text that would attend fully by itself, and attends by blocks where it ends.
+        mask[3, : 2 * length // 3] = 0
         assert difference(encoder, model, random_inputs(model.config, mask)) < 1e-12
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +294,45 @@ def test_every_family_is_listed_under_its_own_name() -> None:
 def test_json_that_no_parser_takes_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the configuration is not JSON"):
         EncoderConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers=1000000000: must be at most 4,096"),
+        ({"num_attention_heads": 10**9}, r"num_attention_heads=1000000000: must be at most 4,096"),
+        ({"hidden_size": 10**9}, r"hidden_size=1000000000: must be at most 131,072"),
+        ({"vocab_size": 10**9}, r"vocab_size=1000000000: must be at most 16,777,216"),
+        ({"intermediate_size": 10**9}, r"intermediate_size=1000000000: must be at most 1,048,576"),
+        (
+            {"max_position_embeddings": 10**9},
+            r"max_position_embeddings=1000000000: must be at most 1,048,576",
+        ),
+        (
+            {"model_type": "modernbert", "num_hidden_layers": 10**9, "global_attn_every_n_layers": 10**9},
+            r"num_hidden_layers=1000000000: must be at most 4,096",
+        ),
+        ({"model_type": "modernbert", "global_attn_every_n_layers": 10**9, "pad_token_id": 0}, None),
+    ],
+)
+def test_sizes_beyond_any_encoder_are_refused_before_anything_is_built(
+    content: dict[str, object], message: str | None
+) -> None:
+    """The file has 500 bytes; what it describes would take gigabytes and hours."""
+    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    sizes |= {"intermediate_size": 40, "max_position_embeddings": 16}
+    text = json.dumps({"model_type": "bert", **sizes, **content})
+    started = time.process_time()
+    if message is None:
+        EncoderConfig.from_json(text)
+    else:
+        with pytest.raises(ConfigError, match=message):
+            EncoderConfig.from_json(text)
+    assert time.process_time() - started < 0.2
+
+
+def test_sizes_of_our_own_keys_have_the_same_limits() -> None:
+    with pytest.raises(ConfigError, match=r"num_layers=4097: must be at most 4,096"):
+        own({"num_layers": 4097})
+    with pytest.raises(ConfigError, match=r"attention\.head_size=1000000: must be at most 131,072"):
+        SoftmaxAttentionConfig(num_heads=1, head_size=1_000_000)

@@ -104,7 +104,7 @@ def test_every_picture_is_on_the_page_and_small() -> None:
     assert {path.name for path in PICTURES if path.stat().st_size > MAX_PICTURE_BYTES} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_pictures_are_what_layers_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = DOCS / "draw_mechanisms.py"
     monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])

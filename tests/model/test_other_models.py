@@ -1,6 +1,7 @@
 """Models that are refused: the message says what they are and what to do."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
         ("model2vec", "is a table of one vector for each token"),
         *((name, "is an encoder that is not supported yet") for name in ("nystromformer", "ernie_m", "luke")),
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
+        ("embedding_gemma2", r"not supported yet \(a gated input for each layer, and token vectors that"),
     ],
 )
 def test_a_refusal_says_what_the_model_is(model_type: str, what: str) -> None:
@@ -54,9 +56,55 @@ def test_of_an_unknown_type_the_class_tells(architecture: str, what: str) -> Non
         EncoderConfig.from_dict({"model_type": "newest", "architectures": [architecture]})
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "nearest"),
+    [
+        ("Ernie", {}, "bert, by the keys type_vocab_size and layer_norm_eps"),
+        ("Gemma2", {}, "gemma3_text, by the keys"),
+        ("Qwen2", {}, "qwen2, by the keys"),
+        ("Mistral", {}, "llama, by the keys"),
+        ("Phi3", {"pad_token_id": 0, "num_key_value_heads": 3}, "llama, by the keys"),
+        ("T5", {"d_ff": 160}, "t5, by the keys"),
+        ("Deberta", {}, "deberta-v2, by the keys"),
+        ("BigBird", {}, "big_bird, by the keys"),
+        ("Longformer", {}, "longformer, by the keys"),
+        ("ModernBert", {}, "modernbert, by the keys"),
+        ("DistilBert", {}, "distilbert, by the keys"),
+    ],
+)
+def test_the_nearest_architecture_is_named_by_the_keys_of_the_file(
+    name: str, changes: dict[str, Any], nearest: str
+) -> None:
+    content = OddModel(name, changes).config().to_dict() | {"model_type": "newest"}
+    with pytest.raises(ConfigError, match=f"the nearest supported architecture is {nearest}"):
+        EncoderConfig.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "nearest"),
+    [("nomic_bert_moe_v2", "nomic_bert"), ("qwen3_moe", "qwen3"), ("xmod", None)],
+)
+def test_else_the_nearest_architecture_is_named_by_the_name_of_the_type(
+    model_type: str, nearest: str | None
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EncoderConfig.from_dict({"model_type": model_type})
+    named = re.search(r"the nearest supported architecture is (\S+), by its name", str(caught.value))
+    assert (named and named[1]) == nearest
+
+
+def test_models_of_images_resemble_no_encoder_of_texts() -> None:
+    content = {"model_type": "vit", "type_vocab_size": 2, "layer_norm_eps": 1e-12}
+    with pytest.raises(ConfigError) as caught:
+        EncoderConfig.from_dict(content)
+    assert "nearest" not in str(caught.value)
+
+
 @pytest.mark.parametrize("architectures", [None, [], "BertModel", [5], {"a": 1}])
 def test_whatever_stands_for_the_class_is_no_failure(architectures: object) -> None:
-    assert refusal("newest", architectures, SUPPORTED).startswith("model_type='newest' is not known: ")
+    assert refusal({"model_type": "newest", "architectures": architectures}, SUPPORTED).startswith(
+        "model_type='newest' is not known: "
+    )
 
 
 def test_the_tables_name_types_that_exist_and_are_not_supported() -> None:

@@ -18,6 +18,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.extended
 # The kernel is a process of its own; what its libraries warn of is not ours.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -9,7 +9,6 @@ ELSEWHERE = {
     ("docs/configuration.md", "{"): "export/test_configuration_page.py",
     ("docs/ecosystem.md", '"""A bundle in '): "ecosystem/test_docs.py",
     ("docs/ecosystem.md", "// A bundle in "): "ecosystem/test_docs.py",
-    ("docs/explanations.md", "Spearman 0.86 with"): "export/faithfulness/test_faithfulness.py",
     ("docs/how_attention_works.md", ""): "analysis/teach/test_page.py",
     ("docs/integrations.md", '"""'): "integrations/test_pages.py",
     ("docs/integrations.md", "python with_"): "integrations/test_recipes.py",
@@ -25,6 +24,7 @@ ELSEWHERE = {
 # them, with a small checkpoint in the place of one from the hub.
 IN_HELP = {
     ("README.md", "attnlens export"),
+    ("docs/bundle.md", "--against transformers"),
     ("docs/operations.md", "attnlens bench"),
     ("docs/operations.md", "serve sentence-transformers/"),
 }

@@ -9,6 +9,8 @@ from pages.reader import reader
 from pages.shown import difference
 from served import ServerProcess
 
+pytestmark = pytest.mark.extended
+
 PAGE = """\
 # Page
 

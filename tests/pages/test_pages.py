@@ -62,6 +62,7 @@ def help_examples(name: str) -> list[str]:
     return [line.strip() for line in (command.epilog or "").splitlines()]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_to_run(page)])
 def test_the_blocks_of_a_page_print_what_it_shows(
     page: str, tmp_path: Path, minilm_bundle: Path, minilm_server: ServerProcess

@@ -13,7 +13,7 @@ from pages.exceptions import CONTINUED
 CHECKED_AS_FILES = ("docs/ecosystem.md", "docs/integrations.md")
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_python_of_the_pages_passes_a_strict_type_checker(tmp_path: Path) -> None:
     paths = []
     for page in PAGES:

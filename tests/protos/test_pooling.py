@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlens.pooling import Pooling, normalize, pool
+from attnlens.pooling import Pooling, finish, normalize, pool
 from attnlens.v1 import manifest_pb2
 
 
@@ -38,6 +38,14 @@ def test_tokens_that_count_keep_their_place() -> None:
     hidden = np.array([[9], [1], [2], [4]], np.float32)
     found = pool(hidden, Pooling.WEIGHTED_MEAN, 1)
     np.testing.assert_allclose(found, (2 * 1 + 3 * 2 + 4 * 4) / (2 + 3 + 4), rtol=1e-6)
+
+
+def test_publishers_normalize_before_they_cut_and_callers_after() -> None:
+    pooled = np.array([[3, 4, 12]], np.float32)
+    published = finish(pooled, (), dimensions=2, normalize_first=True)
+    np.testing.assert_allclose(published, [[3 / 13, 4 / 13]], rtol=1e-6)
+    chosen = finish(pooled, (), dimensions=2, normalize_last=True)
+    np.testing.assert_allclose(chosen, [[3 / 5, 4 / 5]], rtol=1e-6)
 
 
 def test_the_numbers_are_those_of_the_protocol_and_others_are_refused() -> None:

@@ -3,9 +3,11 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 
 from attnlens_export.graph.names import ATTENTIONS_PATH, EMBEDDINGS_PATH
 from attnlens_export.graph.parameters import rebuild_encoder
@@ -19,6 +21,11 @@ from attnlens_runtimes import Installed
 # What the extra `dev` brings. The packages of npm have tests of their own.
 PYTHON_RUNTIMES = ["onnx.reference", "onnxruntime", "onnxruntime-bert", "opencv", "openvino", "tract"]
 TOLERANCE = 1e-5
+
+
+def extended_except(names: list[str], *kept: str) -> list[Any]:
+    """Return parameters of a test, of which only `kept` are part of `make test`."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.extended) for name in names]
 
 
 def measure(

@@ -9,11 +9,11 @@ from attnlens_export.graph.names import ATTENTIONS_PATH, CONTRIBUTIONS_PATH, EMB
 from attnlens_export.parity.grid import Case, Padding
 from attnlens_export.runtimes.measure import RuntimeOptions, find_runtimes
 from attnlens_runtimes import RUNTIMES, NotInstalledError, UnknownRuntimeError
-from runtimes.measured import PYTHON_RUNTIMES, TOLERANCE, alter, found, measure
+from runtimes.measured import PYTHON_RUNTIMES, TOLERANCE, alter, extended_except, found, measure
 from runtimes.stand_in import stand_in
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PYTHON_RUNTIMES)
 def test_minilm_is_the_same_model_in_every_runtime(name: str, minilm_bundle: Path) -> None:
     result = measure(minilm_bundle, found(name))
@@ -27,7 +27,7 @@ def test_minilm_is_the_same_model_in_every_runtime(name: str, minilm_bundle: Pat
     assert result.num_cases == 5
 
 
-@pytest.mark.parametrize("name", PYTHON_RUNTIMES)
+@pytest.mark.parametrize("name", extended_except(PYTHON_RUNTIMES, "onnx.reference", "openvino"))
 def test_an_altered_graph_is_noticed_in_every_runtime(name: str, tiny_bundle: Path, tmp_path: Path) -> None:
     altered = alter(tiny_bundle, tmp_path / "altered")
     result = measure(tiny_bundle, found(name), altered=altered)

@@ -191,7 +191,7 @@ def test_an_end_token_that_only_older_libraries_add_is_refused(tmp_path: Path) -
     path = tmp_path / "source" / "tokenizer_config.json"
     checkpoint = load_checkpoint(tmp_path / "source")
     graph = trace(checkpoint.encoder, checkpoint.config)  # for both exports
-    options = ExportOptions(grid=small_grid(7), tracer=lambda *_: graph)
+    options = ExportOptions(pooling="last_token", grid=small_grid(7), tracer=lambda *_: graph)
     save_tokenizer(tmp_path / "source", "$A")
     write(path, read(path) | {"add_eos_token": True, "eos_token": END})
     with pytest.raises(SourceError, match=r"says add_eos_token, and tokenizer.json adds no <\|endoftext\|>"):

@@ -1,5 +1,6 @@
 """The life of the process: what it refuses to serve, when it is ready, how it stops."""
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -22,7 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from attnlens.tensors import from_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
-from attnlens_server.server import _let_batches_finish
+from attnlens_server.server import _let_batches_finish, _stop_signals
 from failures import read_failure
 from served import ServerProcess
 
@@ -56,7 +57,7 @@ def test_cuda_is_refused_where_it_would_not_be_used(minilm_bundle: Path) -> None
 
 
 def test_an_option_out_of_range_is_a_mistake_on_the_command_line(tmp_path: Path) -> None:
-    assert "max_queue is 0: it must be from 1" in refuse(tmp_path, "--max-queue", "0")
+    assert "--max-queue is 0: it must be from 1" in refuse(tmp_path, "--max-queue", "0")
 
 
 # --- readiness, health, reflection ----------------------------------------------------------------
@@ -171,6 +172,15 @@ def test_sigterm_says_not_serving_finishes_what_runs_and_exits_with_zero(minilm_
         assert [part.input_index for part in [first, *running]] == [i for i in range(12) for _ in range(2)]
         stopping.join(60)
         assert server.process.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has fewer signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM"])
+async def test_every_signal_that_would_end_the_process_drains_it(name: str) -> None:
+    with _stop_signals() as stop:
+        signal.raise_signal(getattr(signal, name))
+        async with asyncio.timeout(30):
+            await stop.wait()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="a system without terminals")

@@ -21,6 +21,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.encoder_service_pb2_grpc import EncoderServiceStub
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
+from attnlens_server.listening.tls import tls_context
 from attnlens_server.server import Server, _credentials
 from served import ServerProcess
 
@@ -47,8 +48,27 @@ def config_of(bundle: Path, *, cert: Path, key: Path) -> ServerConfig:
 def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("garbage")
-    with pytest.raises(StartupError, match=f"can't use the PEM files {path}"):
+    with pytest.raises(StartupError, match=f"{path} has no CERTIFICATE in PEM"):
         _credentials(config_of(tmp_path, cert=path, key=path))
+
+
+def test_the_pem_file_that_lacks_a_part_is_named(tls_args: list[str], tmp_path: Path) -> None:
+    cert, key = Path(tls_args[1]), Path(tls_args[3])
+    other = tmp_path / "other.pem"
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(other)
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    for files, message in (
+        ((key, key, None), f"^{key} has no CERTIFICATE in PEM"),
+        ((cert, cert, None), f"^{cert} has no PRIVATE KEY in PEM"),
+        ((cert, tmp_path / "none.pem", None), r"^can't read the PEM file .*none\.pem: No such file"),
+        ((cert, other, None), f"^{other} is not the private key of {cert}"),
+        ((damaged, key, None), f"^{damaged} or {key} is damaged"),
+        ((cert, key, key), f"^{key} has no CERTIFICATE in PEM"),
+        ((cert, key, damaged), f"^{damaged} is damaged"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            tls_context(*files)
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 FIRST, SECOND = "A man is playing a guitar.", "Someone plays an instrument."
+DRAWN = "document.querySelector('.attnlens[data-ready]')"
 HOSTILE = "</script><img src=x onerror=alert(1)> &lt;b&gt;"
 
 
@@ -27,12 +28,17 @@ def show(page: OpenedPage, *texts: str) -> None:
     for place, text in enumerate(texts):
         page.tab.locator("textarea").nth(place).fill(text)
     page.press("Show")
-    page.wait("!document.querySelector('.told').textContent.startsWith('Asking')")
+    settled(page)
+
+
+def settled(page: OpenedPage) -> None:
+    """Wait for the reply."""
+    page.wait("document.querySelector('.told').textContent !== 'Computing…'")
 
 
 def test_a_text_shows_its_scores_and_its_attention(live: OpenedPage, viewer_url: str) -> None:
     show(live, FIRST)
-    assert live.text("h1") == FIRST
+    assert live.text(".title") == FIRST
     assert live.text(".text .sum").endswith("= 1.000 for the text's own vector")
     live.choose_head(3, 1)
     live.press("attention of a token")
@@ -43,31 +49,93 @@ def test_a_text_shows_its_scores_and_its_attention(live: OpenedPage, viewer_url:
 def test_the_next_texts_take_the_place_of_the_first(live: OpenedPage) -> None:
     show(live, FIRST)
     show(live, FIRST, SECOND, "A man is eating.")
-    assert live.text("h1") == f"{FIRST} / {SECOND}"
+    assert live.text(".title") == f"{FIRST} / {SECOND} rather than A man is eating."
     assert live.tab.locator(".pair").count() == 1
-    assert "rather than to" in live.text(".contrast .lead")
-    assert live.tab.locator("h1").count() == 1
+    assert live.text(".contrast .lead").endswith(f"with {SECOND} than with A man is eating..")
+    assert live.tab.locator(".title").count() == 1
+
+
+def test_the_start_page_names_the_model_and_has_examples(live: OpenedPage) -> None:
+    assert live.text("h1") == "all-MiniLM-L6-v2"
+    assert live.tab.title() == "all-MiniLM-L6-v2 - attnlens"
+    assert "what each word of a text contributes" in live.text(".about-model .lead")
+    live.tab.locator(".example").last.click()
+    settled(live)
+    texts = live.tab.locator("textarea").evaluate_all("areas => areas.map((area) => area.value)")
+    assert len(texts) == 3
+    assert live.text(".title") == f"{texts[0]} / {texts[1]} rather than {texts[2]}"
+    assert live.text("h1") == "all-MiniLM-L6-v2"
+
+
+def test_a_view_can_be_shared_and_gone_back_to(live: OpenedPage, browser: "Browser", viewer_url: str) -> None:
+    show(live, FIRST, SECOND)
+    live.choose_head(3, 1)
+    live.wait("location.hash.includes('layer=3&head=1')")
+    shared = OpenedPage(browser, live.tab.url, ready=DRAWN)
+    assert shared.text(".title") == f"{FIRST} / {SECOND}"
+    assert shared.tab.locator(".attnlens[data-drawn]").get_attribute("data-drawn") == "0 3 1"
+    shared.close()
+    show(live, SECOND)
+    live.tab.go_back()
+    live.wait(f"document.querySelector('.title').textContent === '{FIRST} / {SECOND}'")
+    live.tab.go_back()
+    live.wait("document.querySelector('.title') === null")
+    assert live.tab.url == viewer_url
+    assert live.tab.locator("textarea").first.input_value() == ""
+
+
+def test_a_head_that_the_model_does_not_have_is_ignored(browser: "Browser", viewer_url: str) -> None:
+    page = OpenedPage(browser, f"{viewer_url}#text=It+rained.&layer=6&head=x", ready=DRAWN)
+    drawn = page.tab.locator(".attnlens[data-drawn]").get_attribute("data-drawn") or ""
+    assert [number.isdigit() for number in drawn.split()] == [True] * 3
+    page.close()
 
 
 def test_enter_sends_the_form(live: OpenedPage) -> None:
     live.tab.locator("textarea").first.fill("It rained.")
     live.tab.keyboard.press("Enter")
-    live.wait("document.querySelector('.attnlens[data-ready]')")
-    assert live.text("h1") == "It rained."
+    live.wait(DRAWN)
+    assert live.text(".title") == "It rained."
 
 
 def test_hostile_text_is_text(live: OpenedPage) -> None:
     show(live, HOSTILE, HOSTILE)
     assert live.tab.locator("img").count() == 0
-    assert live.text("h1").startswith("</script><img src=x")
+    assert live.text(".title").startswith("</script><img src=x")
     assert live.tab.evaluate("typeof window.intruder") == "undefined"
 
 
-def test_a_refusal_is_shown_and_the_last_page_stays(live: OpenedPage) -> None:
-    show(live, FIRST)
-    show(live, "word " * 400)
-    assert live.text(".told") == "a text has 402 tokens, the model takes 256: shorten it"
-    assert live.text("h1") == FIRST
+@pytest.mark.parametrize(
+    ("texts", "field", "message"),
+    [
+        ((), 0, "The text is empty: enter a text."),
+        (("word " * 400,), 0, "The text has 402 tokens, the model takes 256: shorten it."),
+        ((FIRST, "word " * 400), 1, "The second text has 402 tokens, the model takes 256: shorten it."),
+        ((FIRST, "", SECOND), 1, "The second text is empty: enter the text to compare with the third one."),
+        (
+            (FIRST, SECOND, "word " * 400),
+            2,
+            "The third text has 402 tokens, the model takes 256: shorten it.",
+        ),
+        (
+            (FIRST, SECOND, SECOND),
+            2,
+            "The third text has the same embedding as the second text: enter another text.",
+        ),
+    ],
+)
+def test_an_error_is_shown_at_its_field_and_the_last_page_stays(
+    live: OpenedPage, texts: tuple[str, ...], field: int, message: str
+) -> None:
+    show(live, "It rained.")
+    show(live, *(texts or ("",)))
+    area = live.tab.locator("textarea").nth(field)
+    assert live.texts(".wrong") == [message if place == field else "" for place in range(3)]
+    assert area.get_attribute("aria-invalid") == "true"
+    assert area.evaluate("area => area === document.activeElement")
+    assert live.text(".title") == "It rained."
+    area.fill("Another text.")
+    assert live.texts(".wrong") == ["", "", ""]
     assert len(live.problems) == 1  # the browser's own line about the status 400
     live.problems.clear()
 
@@ -81,7 +149,18 @@ def test_the_network_is_forbidden(live: OpenedPage) -> None:
     live.problems.clear()
 
 
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(browser: "Browser", viewer_url: str, scheme: str) -> None:
+    page = OpenedPage(browser, viewer_url, ready="document.querySelector('textarea')", color_scheme=scheme)
+    assert page.violations() == []
+    show(page, FIRST, "", SECOND)
+    assert page.violations() == []
+    show(page, FIRST, SECOND, "A man is eating.")
+    assert page.violations() == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1200])
 def test_nothing_sticks_out_of_a_screen(browser: "Browser", viewer_url: str, width: int) -> None:
     page = OpenedPage(browser, viewer_url, ready="document.querySelector('textarea')", width=width)
     show(page, FIRST, SECOND, "A man is eating.")

@@ -112,6 +112,27 @@ def test_nothing_sticks_out_of_a_screen(open_page: Open, width: int) -> None:
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_text_opens_at_its_beginning_with_a_token_that_can_be_seen(
+    open_page: Open, width: int
+) -> None:
+    page = open_page(
+        Page(title="Long", model="small", texts=[text_of([f"word{n}" for n in range(500)])]), width=width
+    )
+    for view in (".text .chips", ".lines-scroll"):
+        sizes = "[box.scrollTop, box.scrollHeight > box.clientHeight]"
+        assert page.tab.evaluate(f"(([box]) => {sizes})(document.querySelectorAll('{view}'))") == [0, True]
+    chosen = page.tab.locator(".text .chip[aria-selected='true']")
+    assert int(chosen.get_attribute("data-place") or "") < 16
+
+
+def test_turning_a_phone_leaves_nothing_that_sticks_out(open_page: Open) -> None:
+    page = open_page(full_page(), width=800)
+    page.tab.set_viewport_size({"width": 390, "height": 844})
+    page.wait("document.querySelector('.lines').clientWidth < 390")
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 390
+
+
 @pytest.fixture(scope="module")
 def long_text(reference: Reference, minilm_bundle: Path) -> Callable[[int], ViewedText]:
     """The first so many tokens of a text with their real maps: (6, 12, T, T)."""
@@ -152,7 +173,6 @@ def test_a_long_text_is_small_and_switches_heads(
     assert len(page.requests) == 1
 
 
-@pytest.mark.slow
 def test_the_longest_text_of_a_large_model_opens(
     open_file: Open, long_text: Callable[[int], ViewedText], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from attnlens_viewer import HeadLabels, Page, html_of, viewed_tokens
 from attnlens_viewer.encoding import square_root_bytes, top_bytes
+from attnlens_viewer.results import ReadContrast, title_of
 from attnlens_viewer.telling_place import Place, telling_place
 from viewer_pages import HEADS, LAYERS, TOKENS, full_page, maps_of, plain_page, text_of, tokens_of
 
@@ -103,6 +105,13 @@ def test_a_page_opens_with_the_head_that_looks_furthest() -> None:
     assert telling_place(text_of(("[CLS]", "a", "[SEP]"))) == Place(0, 0, 0)
 
 
+def test_the_title_of_a_contrast_names_all_three_texts() -> None:
+    contrast = ReadContrast("B", "C" * 99, cast("Any", None))
+    assert title_of(["A", "B"], contrast) == f"A / B rather than {'C' * 29}…"
+    assert title_of(["A"], contrast) == title_of(["A", "B"], contrast)
+    assert title_of(["A", "B"]) == "A / B"
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no text": (lambda: dataclasses.replace(plain_page(), texts=[]), "there are 0 texts"),
     "no tokens": (lambda: dataclasses.replace(text_of(), tokens=[]), "has 0 tokens, a page shows 1 to 2048"),
@@ -132,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a head too many": (
         lambda: dataclasses.replace(plain_page(), labels=[HeadLabels(0, HEADS, ("x",))]),
-        "labels of head 0.4: the maps have 3 layers of 4 heads",
+        "labels of L0H4: the maps have 3 layers of 4 heads",
     ),
 }
 

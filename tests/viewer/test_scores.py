@@ -63,6 +63,19 @@ def test_faithfulness_is_said_whether_measured_or_not(open_page: Open) -> None:
     assert "rank correlation" not in page.text(".notes")
 
 
+def test_a_large_baseline_does_not_shrink_the_bars_of_tokens(open_page: Open) -> None:
+    whole = full_page()
+    assert whole.contrast is not None
+    contrast = dataclasses.replace(whole.contrast, scores=scores_of(VALUES, 10.0))
+    page = open_page(dataclasses.replace(whole, contrast=contrast))
+    rows = page.tab.locator(".contrast .bars tr").evaluate_all(
+        "rows => rows.map(row => [row.querySelector('th').textContent, row.querySelector('i')?.style.width])"
+    )
+    widths = dict(rows)
+    assert widths.pop("baseline") == "0%"
+    assert "100%" in widths.values()
+
+
 def test_a_page_without_scores_shows_the_attention_of_a_token(open_page: Open) -> None:
     page = open_page(plain_page())
     assert page.tab.get_by_role("group", name="Colour by").count() == 0
@@ -112,7 +125,9 @@ def test_bars_show_the_largest_the_others_the_baseline_and_the_sum(open_page: Op
 
 def test_the_contrast_names_both_texts(open_page: Open) -> None:
     page = open_page(full_page())
-    assert page.text(".contrast .lead") == "Nearer to It slept., rather than to It ran.."
+    higher = "The cosine similarity is 0.100 higher with It slept. than with It ran.."
+    assert page.text(".contrast .lead") == higher
+    assert page.tab.locator("section").first.get_attribute("class") == "part contrast"  # it was asked for
     assert page.tab.locator(".contrast .bars i.minus").count() > 0
 
 

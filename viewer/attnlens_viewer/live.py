@@ -4,8 +4,9 @@ The reply to a form holds what a file holds, in JSON: the page and its maps. Tex
 and the script shows it as text content.
 """
 
+import html
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from attnlens_viewer.document import asset, encoded_maps
 from attnlens_viewer.encoding import SMALL_ROW, to_base64
@@ -24,16 +25,27 @@ _SHELL = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>attnlens</title>
+<title>{title}</title>
 <link rel="stylesheet" href="page.css">
 <script src="live.js" defer></script>
 </head>
 <body>
-<main id="attnlens"></main>
+<main id="attnlens" data-model="{model}"></main>
 <noscript>This page draws attention maps with its own script: allow scripts to see it.</noscript>
 </body>
 </html>
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModel:
+    """The facts about a model that the start page shows."""
+
+    name: str
+    num_layers: int
+    num_heads: int
+    max_tokens: int
+    can_explain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +56,13 @@ class LiveFile:
     content: bytes
 
 
-def live_files() -> dict[str, LiveFile]:
+def live_files(model: LiveModel) -> dict[str, LiveFile]:
     """Return the files of the page by their paths."""
+    shell = _SHELL.format(
+        title=html.escape(f"{model.name} - attnlens"), model=html.escape(json.dumps(asdict(model)))
+    )
     return {
-        "/": LiveFile("text/html; charset=utf-8", _SHELL.encode()),
+        "/": LiveFile("text/html; charset=utf-8", shell.encode()),
         "/live.js": LiveFile("text/javascript; charset=utf-8", asset("live.js").encode()),
         "/page.css": LiveFile("text/css; charset=utf-8", asset("page.css").encode()),
     }

@@ -211,7 +211,7 @@ class Page:
         for labels in self.labels:
             if not (0 <= labels.layer < layers and 0 <= labels.head < heads):
                 raise ValueError(
-                    f"there are labels of head {labels.layer}.{labels.head}: the maps have {layers} layers "
+                    f"there are labels of L{labels.layer}H{labels.head}: the maps have {layers} layers "
                     f"of {heads} heads, from 0"
                 )
 

@@ -27,9 +27,12 @@ _DESCRIPTIONS = {
     "leave_one_out": "Measures one token at a time: what two do together is not in it.",
     "rollout": "Made of attention weights alone, it knows nothing of the target.",
     "received_attention": "Made of attention weights alone, it knows nothing of the target.",
+    "contribution_norm": "How much of the vector a token contributes, independent of the target.",
 }
-_WITHOUT_TARGET = ("rollout", "received_attention")
+_RANKING_ONLY = ("rollout", "received_attention", "contribution_norm")
 _MEASURED = "Measured on other texts, when the model was exported."
+_LOW = 0.7
+_CAUTION = "That is low: these scores are a weak guide to which words matter."
 _NO_NUMBER = "Tokens without a number count as 0."
 _MATRICES = {
     "output": ("Output vectors", "How alike the vectors of the last layer are; all of it is the cosine."),
@@ -149,7 +152,7 @@ def page_of(
     """
     labels = ("Text",) if len(texts) == 1 else _LABELS
     return Page(
-        title=title_of([each.text for each in texts]),
+        title=title_of([each.text for each in texts], contrast),
         model=model,
         texts=[_viewed(each, label) for each, label in zip(texts, labels, strict=True)],
         pair=None if matrix is None else _pair(matrix),
@@ -177,11 +180,19 @@ def _quoted(text: str) -> str:
     return f"\N{LEFT DOUBLE QUOTATION MARK}{text}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
-def title_of(texts: Sequence[str]) -> str:
-    """Return the beginning of each text."""
-    room = _MAX_TITLE // len(texts)
-    lines = [" ".join(text.split()) for text in texts]
-    return " / ".join(line if len(line) <= room else line[: room - 1].rstrip() + "…" for line in lines)
+def title_of(texts: Sequence[str], contrast: ReadContrast | None = None) -> str:
+    """Return the beginning of each text: "A", "A / B", or "A / B rather than C" for a contrast."""
+    compared = () if contrast is None else (contrast.nearer, contrast.farther)
+    room = _MAX_TITLE // (1 + len(compared) if compared else len(texts))
+    if contrast is None:
+        return " / ".join(_beginning(text, room) for text in texts)
+    first, nearer, farther = (_beginning(text, room) for text in (texts[0], *compared))
+    return f"{first} / {nearer} rather than {farther}"
+
+
+def _beginning(text: str, room: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= room else line[: room - 1].rstrip() + "…"
 
 
 def _viewed(read: ReadText, label: str) -> ViewedText:
@@ -197,19 +208,31 @@ def _viewed(read: ReadText, label: str) -> ViewedText:
 
 def _scores(found: MethodScores, target: str) -> Scores:
     has_gaps = not np.isfinite(found.values).all()
+    is_ranking = found.method in _RANKING_ONLY
     said = [_DESCRIPTIONS.get(found.method, "")]
+    said += ["Ranking only: the scores do not add up to the target."] if is_ranking else []
+    said += _baseline_share(found)
     said += [_NO_NUMBER] if has_gaps else []
-    said += [] if found.faithfulness is None else [_MEASURED]
+    if found.faithfulness is not None:
+        said += [_MEASURED, _CAUTION] if found.faithfulness < _LOW else [_MEASURED]
     return Scores(
         method=found.method,
-        target="in all; these scores know no target" if found.method in _WITHOUT_TARGET else target,
+        target=target,
         values=np.nan_to_num(found.values),
         baseline=found.baseline,
-        sum=found.sum,
-        expected=found.expected,
+        sum=None if is_ranking else found.sum,
+        expected=None if is_ranking else found.expected,
         rho=found.faithfulness,
         description=" ".join(said),
     )
+
+
+def _baseline_share(found: MethodScores) -> list[str]:
+    """Return a sentence about the baseline's share of the target, unless the target is close to 0."""
+    if not found.baseline or not found.expected or abs(found.baseline) > 10 * abs(found.expected):
+        return []
+    share = 100 * found.baseline / found.expected
+    return [f"The baseline, which belongs to no token, is {share:.0f} % of the target."]
 
 
 def _pair(matrix: ReadMatrix) -> PairMatrix:

@@ -1,7 +1,8 @@
 """Which head and which token a page opens with.
 
 Many heads look at special tokens, at neighbours, or at all tokens alike. The page opens with the head that
-looks most from words of the text to words further away, and with the token that does it most clearly.
+looks most from words of the text to words further away, and with the token that does it most clearly, among
+those that can be seen without scrolling.
 
 Letters: T tokens, H heads.
 """
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from attnlens_viewer.page import ViewedText, ViewedToken
 
 _NEAR = 2  # words
+_VISIBLE = 16  # words that each view shows without scrolling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ def telling_place(text: ViewedText) -> Place:
     largest = np.array([_standing_out(_weights(maps), wanted) for maps in text.maps])  # (L, H, T)
     means = largest.mean(axis=-1)
     layer, head = (int(number) for number in np.unravel_index(means.argmax(), means.shape))
-    return Place(layer, head, int(largest[layer, head].argmax()))
+    rows = largest[layer, head]
+    visible = np.where(words < _VISIBLE, rows, 0)
+    return Place(layer, head, int((visible if visible.any() else rows).argmax()))
 
 
 def _standing_out(weights: npt.NDArray[Any], wanted: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:

@@ -18,6 +18,12 @@ import { TextView } from "./views/text_view";
 
 const ANNOUNCE_AFTER_MS = 250;
 
+export interface AppOptions {
+  heading?: "h1" | "h2"; // of the title
+  start?: Partial<State>; // a layer and head to open with, if the model has them
+  changed?: (state: State) => void; // called when the reader chooses another head
+}
+
 export class App implements Actions {
   private readonly maps: Maps;
   private readonly views: { draw(frame: Frame): void }[];
@@ -37,9 +43,10 @@ export class App implements Actions {
     private readonly root: HTMLElement,
     readonly page: PageData,
     source: MapSource,
+    private readonly options: AppOptions = {},
   ) {
     this.maps = new Maps(page, source);
-    const { start } = page.texts[0];
+    const start = startOf(page, options.start ?? {});
     this.current = {
       text: 0,
       layer: start.layer,
@@ -53,9 +60,9 @@ export class App implements Actions {
     };
     const units = new UnitControls(this);
     const heads = new HeadControls(this);
-    const views: View[] = [new TextView(this)];
+    const views: View[] = page.contrast ? [new ContrastView(this, page.contrast)] : [];
+    views.push(new TextView(this));
     if (page.pair) views.push(new PairView(this, page.pair));
-    if (page.contrast) views.push(new ContrastView(this, page.contrast));
     views.push(new MatrixView(this, heads.element), new Overview(this, this.maps));
     this.views = [units, heads, ...views];
     root.classList.add("attnlens");
@@ -81,6 +88,7 @@ export class App implements Actions {
     if (!changed) return;
     this.current = { ...before, ...part };
     void this.refresh();
+    if ("layer" in part || "head" in part) this.options.changed?.(this.current);
     if (["row", "layer", "head", "level", "specials"].some((name) => name in part)) this.announceSoon();
   }
 
@@ -140,7 +148,7 @@ export class App implements Actions {
     return element(
       "header",
       { class: "top" },
-      element("div", {}, element("h1", { dir: "auto" }, this.page.title), element("p", { class: "facts" }, facts.join(" · "))),
+      element("div", {}, element(this.options.heading ?? "h1", { class: "title", dir: "auto" }, this.page.title), element("p", { class: "facts" }, facts.join(" · "))),
       units,
     );
   }
@@ -153,4 +161,12 @@ export class App implements Actions {
       if (bytes) this.status.textContent = rowSentence(this.frame(bytes));
     }, ANNOUNCE_AFTER_MS);
   }
+}
+
+/** The head and the row to open with. */
+function startOf(page: PageData, given: Partial<State>): Pick<State, "layer" | "head" | "row"> {
+  const { start, layers, heads } = page.texts[0];
+  const { layer, head }: Pick<State, "layer" | "head"> = { ...start, ...given };
+  const exists = (place: number, count: number): boolean => Number.isInteger(place) && place >= 0 && place < count;
+  return exists(layer, layers) && (head === null || exists(head, heads)) ? { ...start, layer, head } : start;
 }

@@ -20,6 +20,7 @@ export class Chips {
   private current = 0;
   private backgrounds: string[] = [];
   private timer = 0;
+  private isNew = true;
 
   constructor(
     label: string,
@@ -96,7 +97,8 @@ export class Chips {
     if (place === null) return;
     this.rove(place);
     this.chips[place].setAttribute("aria-selected", "true");
-    this.reveal(this.chips[place]);
+    if (!this.isNew) this.reveal(this.chips[place]); // a text opens at its beginning
+    this.isNew = false;
   }
 
   /** Scroll the text, and not the page, until a chip is in sight. */

@@ -1,77 +1,277 @@
-// The page that a server shows: a form, and below it what a file shows, fetched from the same server.
+// The page of a server: a form with examples, and below it the views of a file, fetched from the same server.
+// The URL's fragment holds the texts and the head, so that a view can be shared, reloaded and gone back to.
 import { App } from "./app";
 import type { PageData } from "./data";
-import { element } from "./dom";
+import { element, newId } from "./dom";
 import { fromBase64 } from "./maps";
+import type { State } from "./state";
 
-interface Found {
+interface Model {
+  name: string;
+  num_layers: number;
+  num_heads: number;
+  max_tokens: number;
+  can_explain: boolean;
+}
+
+interface Result {
   page: PageData;
   maps: string[]; // of each text and layer, as in the file
 }
 
-const root = document.getElementById("attnlens") as HTMLElement;
-document.body.classList.add("attnlens-page");
+type Name = "text" | "other" | "rather_than";
+type Texts = Partial<Record<Name, string>>;
 
-const shown = element("div");
-const told = element("p", { class: "told", role: "status" });
-const button = element("button", { type: "submit", class: "toggle show" }, "Show");
-const fields = [field("Text", true), field("Compare with", false), field("Rather than", false)];
-const form = element("form", { class: "live-form", autocomplete: "off" }, ...fields.map(([label]) => label), element("div", {}, button, told));
-root.replaceChildren(element("div", { class: "attnlens live" }, form), shown);
-
-let app: App | null = null;
-let running: AbortController | null = null;
-
-function field(name: string, required: boolean): [HTMLElement, HTMLTextAreaElement] {
-  const area = element("textarea", { rows: 2, dir: "auto", required, spellcheck: "false" });
-  area.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      form.requestSubmit();
-    }
-  });
-  return [element("label", {}, element("span", {}, required ? name : `${name} (optional)`), area), area];
-}
-
-form.addEventListener("submit", (event) => {
-  event.preventDefault();
-  void show();
-});
-
-async function show(): Promise<void> {
-  running?.abort();
-  const own = (running = new AbortController());
-  told.textContent = "Asking the model…";
-  told.classList.remove("wrong");
-  try {
-    const found = await fetched(own.signal);
-    if (own !== running) return;
-    app?.close();
-    const { layers } = found.page.texts[0];
-    app = new App(shown, found.page, { compressed: (text, layer) => fromBase64(found.maps[text * layers + layer]) });
-    await app.refresh();
-    told.textContent = "";
-  } catch (error) {
-    if (own !== running) return;
-    told.textContent = error instanceof Error ? error.message : String(error);
-    told.classList.add("wrong");
+/** An error to show next to a field of the form, or next to the button. */
+class FormError extends Error {
+  constructor(
+    message: string,
+    readonly field: Name | null = null,
+  ) {
+    super(message);
   }
 }
 
-async function fetched(signal: AbortSignal): Promise<Found> {
-  const [text, other, farther] = fields.map(([, area]) => area.value);
-  const body = JSON.stringify({ text, ...(other && { other }), ...(farther && { rather_than: farther }) });
+const URL_DELAY_MS = 400; // browsers limit how often a page may change its URL
+
+const EXAMPLES: [string, Texts][] = [
+  ["One sentence", { text: "The animal didn't cross the street because it was too tired." }],
+  ["Two similar sentences", { text: "A man is playing a guitar.", other: "Someone plays an instrument." }],
+  [
+    "A query and two results",
+    {
+      text: "How do I reset my password?",
+      other: "I forgot my login credentials.",
+      rather_than: "How do I reset my router?",
+    },
+  ],
+];
+
+class Field {
+  readonly element: HTMLElement;
+  private readonly area: HTMLTextAreaElement;
+  private readonly error = element("p", { class: "wrong", id: newId("error"), hidden: true });
+
+  constructor(label: string, hint: string, submit: () => void) {
+    const [id, hintId] = [newId("field"), newId("hint")];
+    const described = `${this.error.id} ${hintId}`;
+    this.area = element("textarea", { id, rows: 2, dir: "auto", spellcheck: "false", "aria-describedby": described });
+    this.area.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        submit();
+      }
+    });
+    this.area.addEventListener("input", () => this.showError(null));
+    this.element = element(
+      "div",
+      { class: "field" },
+      element("label", { for: id }, label),
+      this.area,
+      this.error,
+      element("p", { class: "hint", id: hintId }, hint),
+    );
+  }
+
+  get value(): string {
+    return this.area.value;
+  }
+
+  set value(text: string) {
+    this.area.value = text;
+  }
+
+  showError(message: string | null): void {
+    this.error.textContent = message ?? "";
+    this.error.hidden = message === null;
+    this.area.setAttribute("aria-invalid", String(message !== null));
+  }
+
+  focus(): void {
+    this.area.focus();
+  }
+}
+
+class Live {
+  private readonly fields = new Map<Name, Field>();
+  private readonly status = element("p", { class: "told", role: "status" });
+  private readonly form: HTMLFormElement;
+  private readonly result = element("div");
+  private app: App | null = null;
+  private request: AbortController | null = null;
+  private timer = 0;
+
+  constructor(
+    private readonly root: HTMLElement,
+    private readonly model: Model,
+  ) {
+    const submit = (): void => this.form.requestSubmit();
+    const add = (name: Name, label: string, hint: string): void => void this.fields.set(name, new Field(label, hint, submit));
+    add("text", "Text", `At most ${model.max_tokens} tokens.`);
+    add("other", "Compare with", model.can_explain ? "Optional: which words make the two texts similar?" : "Optional.");
+    if (model.can_explain) add("rather_than", "Rather than", "Optional: why is the text closer to the second than to this one?");
+    const button = element("button", { type: "submit", class: "toggle show" }, "Show");
+    this.form = element(
+      "form",
+      { class: "live-form", autocomplete: "off", novalidate: true },
+      ...[...this.fields.values()].map((field) => field.element),
+      element("div", { class: "send" }, button, this.status),
+    );
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    root.replaceChildren(element("div", { class: "attnlens live" }, this.header(), this.form, this.examples()), this.result);
+    window.addEventListener("popstate", () => this.open());
+    this.open();
+  }
+
+  private header(): HTMLElement {
+    const { name, num_layers: layers, num_heads: heads, can_explain: explains } = this.model;
+    const look = `where the ${layers * heads} attention heads of this model look.`;
+    const lead = explains
+      ? `See what each word of a text contributes to its embedding, and ${look}`
+      : `See ${look} This server does not compute contributions of words.`;
+    return element(
+      "header",
+      { class: "about-model" },
+      element("p", { class: "brand" }, "attnlens"),
+      element("h1", { dir: "auto" }, name),
+      element("p", { class: "lead" }, lead),
+    );
+  }
+
+  private examples(): HTMLElement {
+    const usable = EXAMPLES.filter(([, texts]) => !texts.rather_than || this.fields.has("rather_than"));
+    const buttons = usable.map(([title, texts]) => {
+      const lines = Object.values(texts).map((text) => element("q", {}, text));
+      const button = element("button", { type: "button", class: "example" }, element("span", { class: "name" }, title), ...lines);
+      button.addEventListener("click", () => {
+        this.fill(texts);
+        this.submit();
+      });
+      return button;
+    });
+    const id = newId("examples");
+    return element(
+      "section",
+      { class: "examples", "aria-labelledby": id },
+      element("h2", { id, class: "label" }, "Examples"),
+      ...buttons,
+    );
+  }
+
+  private fill(texts: Texts): void {
+    for (const [name, field] of this.fields) field.value = texts[name] ?? "";
+  }
+
+  private texts(): Texts {
+    const filled = [...this.fields].filter(([, field]) => field.value !== "");
+    return Object.fromEntries(filled.map(([name, field]) => [name, field.value]));
+  }
+
+  private submit(): void {
+    const fragment = `#${new URLSearchParams(this.texts())}`;
+    if (fragment !== window.location.hash) window.history.pushState(null, "", fragment);
+    void this.show({});
+  }
+
+  /** Show what the URL names, or the start page. */
+  private open(): void {
+    const given = new URLSearchParams(window.location.hash.slice(1));
+    this.fill(Object.fromEntries(given));
+    if (given.get("text")) void this.show(headOf(given));
+    else this.reset();
+  }
+
+  private reset(): void {
+    this.request?.abort();
+    this.request = null;
+    this.app?.close();
+    this.app = null;
+    window.clearTimeout(this.timer);
+    this.result.replaceChildren();
+    this.result.className = "";
+    this.root.classList.remove("has-result");
+    document.title = `${this.model.name} - attnlens`;
+    this.tell("");
+  }
+
+  private async show(start: Partial<State>): Promise<void> {
+    this.request?.abort();
+    const own = (this.request = new AbortController());
+    this.tell("Computing…");
+    for (const field of this.fields.values()) field.showError(null);
+    try {
+      const { page, maps } = await fetched(this.texts(), own.signal);
+      if (own !== this.request) return;
+      this.app?.close();
+      window.clearTimeout(this.timer);
+      const { layers } = page.texts[0];
+      const source = { compressed: (text: number, layer: number) => fromBase64(maps[text * layers + layer]) };
+      this.app = new App(this.result, page, source, { heading: "h2", start, changed: (state) => this.keepHead(state) });
+      await this.app.refresh();
+      this.root.classList.add("has-result");
+      document.title = `${page.title} - ${this.model.name}`;
+      this.tell("");
+    } catch (error) {
+      if (own === this.request) this.tellError(error);
+    }
+  }
+
+  /** Write the head into the URL, once the reader has settled on it. */
+  private keepHead({ layer, head }: State): void {
+    window.clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => {
+      const kept = new URLSearchParams(window.location.hash.slice(1));
+      kept.set("layer", String(layer));
+      kept.set("head", head === null ? "mean" : String(head));
+      window.history.replaceState(null, "", `#${kept}`);
+    }, URL_DELAY_MS);
+  }
+
+  private tell(message: string): void {
+    this.status.textContent = message;
+    this.status.classList.remove("wrong");
+  }
+
+  private tellError(error: unknown): void {
+    const message = error instanceof Error ? error.message : String(error);
+    const field = error instanceof FormError && error.field !== null ? this.fields.get(error.field) : undefined;
+    this.tell(field ? "" : message);
+    this.status.classList.toggle("wrong", !field);
+    field?.showError(message);
+    field?.focus();
+  }
+}
+
+function headOf(given: URLSearchParams): Partial<State> {
+  const [layer, head] = ["layer", "head"].map((name) => given.get(name));
+  if (layer === null || head === null) return {};
+  return { layer: Number(layer), head: head === "mean" ? null : Number(head) };
+}
+
+async function fetched(texts: Texts, signal: AbortSignal): Promise<Result> {
+  const headers = { "Content-Type": "application/json" };
   let reply: Response;
   try {
-    reply = await fetch("page", { method: "POST", headers: { "Content-Type": "application/json" }, body, signal });
+    reply = await fetch("page", { method: "POST", headers, body: JSON.stringify(texts), signal });
   } catch {
-    throw new Error("The server did not answer. Is it still running?");
+    throw new FormError("The server did not answer. Is it still running?");
   }
-  if (reply.ok) return (await reply.json()) as Found;
-  const { error } = (await reply.json().catch(() => ({}))) as { error?: string };
-  throw new Error(error ?? `The server answered with ${reply.status}.`);
+  if (reply.ok) return (await reply.json()) as Result;
+  const { error, field } = (await reply.json().catch(() => ({}))) as { error?: string; field?: Name };
+  throw new FormError(sentence(error ?? `the server answered with status ${reply.status}`), field ?? null);
 }
 
+function sentence(message: string): string {
+  return `${message.charAt(0).toUpperCase()}${message.slice(1)}.`;
+}
+
+const root = document.getElementById("attnlens") as HTMLElement;
+document.body.classList.add("attnlens-page");
 if (typeof DecompressionStream === "undefined") {
   root.textContent = "This browser cannot inflate the maps: use a version from 2023 or later.";
+} else {
+  new Live(root, JSON.parse(root.dataset.model ?? "") as Model);
 }

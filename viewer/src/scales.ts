@@ -3,7 +3,7 @@ import { css, signedTable, type Table } from "./colour";
 import { element } from "./dom";
 import { plainText } from "./numbers";
 
-const TICKS = [0, 0.01, 0.05, 0.2, 0.5, 1];
+const TICKS = [0, 0.05, 0.2, 0.5, 1];
 
 /** The scale of weights: colours follow the square root, so that small weights are told apart. */
 export function weightScale(): { element: HTMLElement; draw(table: Table): void } {

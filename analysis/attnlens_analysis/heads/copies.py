@@ -1,4 +1,4 @@
-"""What heads do where the same random tokens come twice: look at the earlier copy, or behind it.
+"""What heads do where the same random tokens come twice: look at the earlier copy, or at the token after it.
 
 The test for induction heads of Olsson et al. 2022, "In-context Learning and Induction Heads"
 (https://arxiv.org/abs/2209.11895): nothing but the repetition tells where to look. Letters: N heads, n tokens
@@ -28,7 +28,7 @@ class CopyTest:
         num_sequences: how many sequences of random tokens.
         half_length: n.
         earlier_copy: weight on the same token in the first half.
-        induction: weight on the token behind that, without the row of the last token.
+        induction: weight on the token after that, without the row of the last token.
         chance: what attention to all tokens alike gives.
     """
 

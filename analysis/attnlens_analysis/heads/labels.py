@@ -19,15 +19,15 @@ MIN_WORDS = 100
 MIN_MARGIN = 0.10
 
 RULES = {
-    "previous-token": f"mean weight on the token before > {PLACE_THRESHOLD}",
-    "next-token": f"mean weight on the token behind > {PLACE_THRESHOLD}",
+    "previous-token": f"mean weight on the previous token > {PLACE_THRESHOLD}",
+    "next-token": f"mean weight on the next token > {PLACE_THRESHOLD}",
     "first-token": f"mean weight on the first token > {PLACE_THRESHOLD}",
     "last-token": f"mean weight on the last token > {PLACE_THRESHOLD}",
     "self": f"mean weight on the token itself > {PLACE_THRESHOLD}",
     "broad": f"entropy / ln T > {BROAD_THRESHOLD}",
     "duplicate-token": f"weight on other copies > {DUPLICATE_FACTOR} x chance, and on the earlier copy of a "
     f"random token > {COPY_THRESHOLD}",
-    "induction": f"weight on the token behind the earlier copy of a random token > {COPY_THRESHOLD}",
+    "induction": f"weight on the token after the earlier copy of a random token > {COPY_THRESHOLD}",
     "syntax:RELATION": f"best head for the relation; scored on at least {MIN_WORDS} words; more than "
     f"{100 * MIN_MARGIN:.0f} points above the best fixed distance, which is below the 95 % interval",
 }

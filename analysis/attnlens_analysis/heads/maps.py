@@ -27,13 +27,13 @@ _MAX_BATCH_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True, order=True)
 class Head:
-    """A head, by its layer and its number in the layer, both from 0."""
+    """A head, by its layer and its index in the layer, both from 0. Its name is for instance L2H8."""
 
     layer: int
     head: int
 
     def __str__(self) -> str:
-        return f"{self.layer}.{self.head}"
+        return f"L{self.layer}H{self.head}"
 
 
 @dataclass(frozen=True, slots=True)

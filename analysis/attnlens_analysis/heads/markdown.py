@@ -23,7 +23,7 @@ def data_sentences(report: HeadReport) -> Iterator[str]:
     """Yield what was measured on, a sentence each."""
     found = report.patterns
     licence = f", {report.corpus_licence}" if report.corpus_licence else ""
-    yield f"{report.num_sentences:,} sentences of {report.corpus_name}{licence}."
+    yield f"{report.num_sentences:,} sentences from {report.corpus_name}{licence}."
     yield (
         f"Patterns: {found.num_texts:,} of them with {MIN_TOKENS} tokens or more, {found.num_rows:,} "
         f"rows. Attention to all tokens alike gives {found.punctuation_share:.3f} to punctuation and, in the "

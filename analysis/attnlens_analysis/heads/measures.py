@@ -38,8 +38,8 @@ def measures(report: HeadReport) -> tuple[Measure, ...]:
 def _columns(report: HeadReport) -> Iterator[Measure]:
     found = report.patterns
     duplicate, marks = found.duplicate_chance, found.punctuation_share
-    yield Measure("previous", "previous", "mean weight on the token before", found.previous)
-    yield Measure("next", "next", "mean weight on the token behind", found.next)
+    yield Measure("previous", "previous", "mean weight on the previous token", found.previous)
+    yield Measure("next", "next", "mean weight on the next token", found.next)
     yield Measure("first", "first", "mean weight on the first token", found.first)
     yield Measure("last", "last", "mean weight on the last token", found.last)
     yield Measure("self", "self", "mean weight on the token itself", found.self, found.diagonal_chance)
@@ -59,7 +59,7 @@ def _columns(report: HeadReport) -> Iterator[Measure]:
         yield Measure(
             "induction",
             "induction",
-            "weight on the token behind the earlier copy of a random token",
+            "weight on the token after the earlier copy of a random token",
             copies.induction,
             chance,
         )

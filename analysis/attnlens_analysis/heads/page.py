@@ -19,6 +19,7 @@ from attnlens_analysis.heads.report import HeadReport
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELL, _MARGIN = 16, 18  # of a grid, in pixels
+_TEXT_COLUMNS = {*LABEL_TITLES, "head", "labels", "relation", "direction"}  # the others are numbers
 
 
 def as_page(report: HeadReport) -> str:
@@ -33,26 +34,29 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
     yield f"<h1>{title}</h1>"
     yield _list([*data_sentences(report), *report.notes])
     yield "<h2>Labels</h2>"
-    yield _table(LABEL_TITLES, [[_words(text) for text in row] for row in label_rows(report)])
+    yield _table(LABEL_TITLES, label_rows(report))
     yield _list(CAVEATS)
     yield "<h2>Layers and heads</h2>"
-    yield "<p>A row is a layer, a column a head, both from 0. The tables below have the numbers.</p>"
+    yield (
+        "<p>Rows are layers, columns are heads, both counted from 0: L2H8 is layer 2, head 8. The "
+        "tables below have the numbers.</p>"
+    )
     yield '<div class="grids">'
     yield from (_grid(report, column) for column in columns)
     yield "</div>"
     if report.syntax is not None:
         yield f"<h2>Syntax</h2><p>Relations with {MIN_WORDS} words or more.</p>"
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
-        yield _table(RELATION_TITLES, [[_cell(text) for text in row] for row in shown])
+        yield _table(RELATION_TITLES, shown)
     yield "<h2>Measures</h2>"
     yield _table(
         ("head", "labels", *(column.title for column in columns)),
         [
-            [
-                f'<td data-value="{index}">{head}</td>',
-                _words(", ".join(report.labels_of(head))),
-                *(_number_cell(column, index) for column in columns),
-            ]
+            (
+                str(head),
+                ", ".join(report.labels_of(head)),
+                *(f"{column.values[index]:.{column.digits}f}" for column in columns),
+            )
             for index, head in enumerate(report.heads)
         ],
     )
@@ -62,23 +66,16 @@ def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
-def _cell(text: str) -> str:
-    is_number = text[:1].isdigit() or text[:1] in "+-"
-    return f"<td>{escape(text)}</td>" if is_number else _words(text)
-
-
-def _words(text: str) -> str:
-    return f'<td class="words">{escape(text)}</td>'
-
-
-def _number_cell(column: Measure, index: int) -> str:
-    value = column.values[index]
-    return f'<td data-value="{value:.9g}">{value:.{column.digits}f}</td>'
-
-
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col"><button>{escape(title)}</button></th>' for title in titles)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    kinds = [' class="words"' if title in _TEXT_COLUMNS else "" for title in titles]
+    head = "".join(
+        f'<th scope="col"{kind}><button>{escape(title)}</button></th>'
+        for title, kind in zip(titles, kinds, strict=True)
+    )
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>"
+        for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

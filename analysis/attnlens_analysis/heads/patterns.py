@@ -27,7 +27,7 @@ class Patterns:
         num_rows: R.
         num_duplicate_rows: rows of tokens that occur again in their text.
         previous: mean weight on the token before; 0 in the row of the first token.
-        next: mean weight on the token behind; 0 in the row of the last token.
+        next: mean weight on the next token; 0 in the row of the last token.
         first: mean weight on the first token, which is the special one where a model has one there.
         last: mean weight on the last token.
         self: mean weight on the token itself.

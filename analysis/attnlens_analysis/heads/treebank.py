@@ -100,7 +100,7 @@ def read_conllu(path: Path) -> Corpus:
     sentences = tuple(_read_sentences(_lines(path), path))
     if not sentences:
         raise TreebankError(f"{path} has no sentence: give a treebank in CoNLL-U")
-    return Corpus(path.name, "", sentences)
+    return Corpus(_name(path), "", sentences)
 
 
 def read_texts(path: Path) -> Corpus:
@@ -113,7 +113,7 @@ def read_texts(path: Path) -> Corpus:
     texts = tuple(Sentence(line.strip()) for _, line in _lines(path) if line.strip())
     if not texts:
         raise TreebankError(f"{path} has no text: write one a line")
-    return Corpus(path.name, "", texts)
+    return Corpus(_name(path), "", texts)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -193,3 +193,8 @@ def _head(text: str, place: int, num_words: int, where: str) -> int | None:
 
 def _sentence(words: Sequence[Word]) -> Sentence:
     return Sentence(" ".join(word.form for word in words), tuple(words))
+
+
+def _name(path: Path) -> str:
+    """Return the name of a file, or the whole path of a pipe: `63` alone says nothing about `/dev/fd/63`."""
+    return path.name if path.is_file() else str(path)

@@ -6,7 +6,7 @@ lengths, and `page` draws them.
 
 from attnlens_analysis.profile.lengths import chosen_lengths, parse_lengths
 from attnlens_analysis.profile.measure import LengthProfile, Profile, measure
-from attnlens_analysis.profile.page import HOW, as_page, chart, describe, overtaking
+from attnlens_analysis.profile.page import HOW, as_page, chart, describe, overtaking, reliability
 from attnlens_analysis.profile.parts import ATTENTION, PARTS, Part
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "measure",
     "overtaking",
     "parse_lengths",
+    "reliability",
 ]

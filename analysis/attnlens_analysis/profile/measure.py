@@ -13,6 +13,7 @@ from attnlens_server.bundle import Bundle
 # Of each node the quickest of so many runs counts: what else runs on the machine disturbs some of them.
 NUM_RUNS = 5
 _HALF = 0.5
+_MAX_SPREAD = 0.03  # of a share, between the halves of the runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class LengthProfile:
         largest_bytes: the largest value that a node of each part wrote.
         peak_bytes: the most memory in use for values, as ONNX Runtime's allocator counts it; parameters and
             inputs not counted.
+        share_spread: Largest difference of a part's share between one half of the runs and the other.
     """
 
     length: int
@@ -33,6 +35,7 @@ class LengthProfile:
     part_ms: dict[Part, float]
     largest_bytes: dict[Part, int]
     peak_bytes: int
+    share_spread: float = 0.0
 
     @property
     def shares(self) -> dict[Part, float]:
@@ -63,6 +66,11 @@ class Profile:
     mechanisms: tuple[str, ...]
     threads: int
     lengths: tuple[LengthProfile, ...]
+
+    @property
+    def unreliable_lengths(self) -> tuple[int, ...]:
+        """The lengths whose runs disagree, because other processes compete for the CPU."""
+        return tuple(each.length for each in self.lengths if each.share_spread > _MAX_SPREAD)
 
     @property
     def overtakes_at(self) -> int | None:
@@ -114,19 +122,28 @@ def measure(
         precision=bundle.precision,
         mechanisms=tuple(dict.fromkeys(layer.attention for layer in layers)),
         threads=threads,
-        lengths=tuple(_summary(length, runs) for length, runs in zip(lengths, traced, strict=True)),
+        lengths=tuple(summary(length, runs) for length, runs in zip(lengths, traced, strict=True)),
     )
 
 
-def _summary(length: int, runs: Sequence[Run]) -> LengthProfile:
+def summary(length: int, runs: Sequence[Run]) -> LengthProfile:
+    """Summarize the runs of a length. The first one is not timed."""
     first, *timed = runs
-    in_ms: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
-    for same_node in zip(*(run.node_us for run in timed), strict=True):
-        in_ms[same_node[0][0]] += min(duration for _, duration in same_node) / 1000
+    halves = [_part_ms(timed[start::2]) for start in (0, 1)]
+    one, other = ({part: half[part] / sum(half.values()) for part in PARTS} for half in halves)
     return LengthProfile(
         length=length,
         total_ms=min(run.total_us for run in timed) / 1000,
-        part_ms=in_ms,
+        part_ms=_part_ms(timed),
         largest_bytes={part: first.largest_bytes.get(part, 0) for part in PARTS},
         peak_bytes=first.peak_bytes,
+        share_spread=max(abs(one[part] - other[part]) for part in PARTS),
     )
+
+
+def _part_ms(runs: Sequence[Run]) -> dict[Part, float]:
+    """Return the time in the nodes of each part, of each node the quickest run."""
+    in_ms: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+    for same_node in zip(*(run.node_us for run in runs), strict=True):
+        in_ms[same_node[0][0]] += min(duration for _, duration in same_node) / 1000
+    return in_ms

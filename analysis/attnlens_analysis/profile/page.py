@@ -18,9 +18,11 @@ def as_page(profile: Profile) -> str:
         cells = [f"{each.length:,}", f"{each.total_ms:,.2f}", *shares, f"{each.peak_bytes / _MB:,.1f}"]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     parts = "".join(f"<li><b>{escape(part)}</b>: {escape(what)}</li>" for part, what in PARTS.items())
+    warning = reliability(profile) and f"<p class='mind'>{escape(reliability(profile))}</p>"
     body = (
         f"<p>{escape(describe(profile))}</p>\n<figure>{chart(profile)}</figure>\n"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>\n"
+        f"{warning}"
         f"<p>{escape(overtaking(profile))}</p><p>{escape(HOW)}</p><ul>{parts}</ul>"
     )
     return page.as_page(f"Where {profile.model_name} spends its time", body)
@@ -48,6 +50,18 @@ def describe(profile: Profile) -> str:
     """Say what was measured."""
     threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
     return f"{profile.model_name}, {profile.precision}, attention {', '.join(profile.mechanisms)}, {threads}"
+
+
+def reliability(profile: Profile) -> str:
+    """Return a warning if the runs of a length disagree, otherwise an empty string."""
+    if not profile.unreliable_lengths:
+        return ""
+    lengths = ", ".join(f"{length:,}" for length in profile.unreliable_lengths)
+    spread = max(each.share_spread for each in profile.lengths)
+    return (
+        f"Unreliable: at {lengths} tokens the runs disagree on shares by up to {100 * spread:.0f} percentage "
+        "points. Other processes compete for the CPU: measure again on an idle machine."
+    )
 
 
 def overtaking(profile: Profile) -> str:

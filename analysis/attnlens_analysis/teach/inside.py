@@ -17,7 +17,7 @@ _LARGE = 0.02
 def tokenize(question: Question) -> Step:
     """Say what the text's tokens are."""
     sentence = question.sentence
-    words = sentence.words_between_spaces()
+    words = sentence.written_words()
     pieces = [f"{label} ({count})" for label, count in words if count > 1]
     split = f"Of several pieces: {', '.join(pieces)}." if pieces else "Each word of this text is one piece."
     listed = ", ".join(f"{row} {label}" for row, label in enumerate(sentence.labels))
@@ -29,7 +29,7 @@ def tokenize(question: Question) -> Step:
             split + " The model attends from piece to piece and knows of no words.",
         ],
         picture=Bars(
-            "Pieces of each word, between spaces",
+            "Pieces of each word",
             [label for label, _ in words],
             [float(count) for _, count in words],
             decimals=0,
@@ -60,10 +60,9 @@ def enter_layer(question: Question) -> Step:
         ],
         picture=Bars("|x| of each token", question.sentence.labels, norms(values.entering).tolist(), [row]),
         to_try=[
-            (
-                "Ask for --layer 0: there x is the embedding of the token and of its position, and no other "
-                "token has a part in it."
-            )
+            "Ask for --layer 0: there x is the embedding of the token and of its position alone."
+            if question.layer
+            else "Replace another word: x, the embedding of this token and its position, stays the same."
         ],
         caveat=f"This is no longer the token alone: {question.layer} layers have mixed others into it."
         if question.layer

@@ -1,9 +1,10 @@
 """The tokens of a text: their labels, and how to find one."""
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -55,9 +56,9 @@ class Sentence:
                 start, end = self.tokens.chars[rows[0]][0], self.tokens.chars[rows[-1]][1]
                 yield shown(self.text[start:end].strip()), rows
 
-    def words_between_spaces(self) -> list[tuple[str, int]]:
-        """Return what stands between spaces in the text, and how many tokens each is."""
-        words = [(found.start(), found.end()) for found in re.finditer(r"\S+", self.text)]
+    def written_words(self) -> list[tuple[str, int]]:
+        """Return each word of the text and the punctuation around it, with their numbers of tokens."""
+        words = list(_spans(self.text))
         counts = [0] * len(words)
         for row, (start, end) in enumerate(self.tokens.chars):
             for place, (first, last) in enumerate(words):
@@ -84,6 +85,14 @@ class Sentence:
             places = ", ".join(map(str, rows))
             raise UnknownTokenError(f"{shown(wanted)} stands at {places}: give one of these numbers")
         raise UnknownTokenError(f"no token or word {shown(wanted)!r} among: {' '.join(self.labels)}")
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each word, and of the punctuation before and after it."""
+    for found in re.finditer(r"\S+", text):
+        inner = [place for place in range(*found.span()) if unicodedata.category(text[place])[0] not in "PS"]
+        edges = [found.start(), *((inner[0], inner[-1] + 1) if inner else ()), found.end()]
+        yield from ((start, end) for start, end in pairwise(edges) if start < end)
 
 
 def read_sentence(bundle: Bundle, text: str) -> Sentence:

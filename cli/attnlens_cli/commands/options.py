@@ -4,9 +4,9 @@ Names of poolings, layouts and methods are stated here a second time, because im
 define them takes seconds. Tests compare them with those packages.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -17,9 +17,19 @@ from attnlens_cli.frame.sections import in_section
 if TYPE_CHECKING:
     from attnlens_client import AttnlensError
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_MAX_INT32 = 2**31 - 1
 POOLINGS = ("mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length")
 LAYOUT_NAMES = ("triton", "ovms")
-EXPLAIN_METHODS = ("contributions", "output_share", "leave_one_out", "rollout", "received_attention")
+EXPLAIN_METHODS = (
+    "contributions",
+    "output_share",
+    "leave_one_out",
+    "rollout",
+    "received_attention",
+    "contribution_norm",
+)
 PAIR_MATRICES = ("output", "interaction", "input")
 
 parity_tokens_option = in_section("Parity")(
@@ -34,6 +44,13 @@ link_option = in_section("Model repositories")(
     help="Hard links to the bundle's files, to save space, or copies.  [default: copies, because "
     "Python's onnx refuses weights with several hard links]",
 )
+
+
+def dimensions_option(section: str) -> Callable[[_Command], _Command]:
+    """Return `--dimensions` in a section of the help."""
+    return in_section(section)(
+        "--dimensions", type=click.IntRange(1, _MAX_INT32), help="Keep the first components only."
+    )
 
 
 def check_sendable(texts: Mapping[str, str | None]) -> None:

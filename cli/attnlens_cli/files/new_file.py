@@ -1,6 +1,7 @@
 """Output files that appear complete or not at all."""
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,15 @@ from attnlens_cli.files.text_lines import STDIO
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of `path` when the block ends, and vanishes when it fails.
 
-    The new file has the mode of the old one; where `path` is a link, it takes the place of its target.
+    The new file has the mode of the old one, else that of the umask; where `path` is a link, it replaces
+    the target of the link.
 
     Raises:
         OSError: it can't be written. The error has the name `path`.
     """
     target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    # Random, since containers that share a volume share process ids. Not mkstemp, which ignores the umask.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         with temporary.open("xb") as file:
             if target.exists():

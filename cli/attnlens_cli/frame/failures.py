@@ -16,7 +16,13 @@ from click.core import ParameterSource
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.show.printable import printable
 
+CONFIG_FILE = "attnlens.config_file"
+"""The key of the path of `--config-file` in `Context.meta`."""
+
 FAILURE, USAGE, BUG, BAD_REPLY, INTERRUPTED = 1, 2, 70, 76, 130
+
+REPORTED_COMMAND = "_ATTNLENS_REPORTED_COMMAND"
+"""The environment variable with the command that the user ran, if it runs another one in a child process."""
 
 # The extra that installs a module, for modules where it does not depend on the command.
 _EXTRAS = {
@@ -95,6 +101,7 @@ def report(error: Exception, command_path: str, *, debug: bool) -> int:
     message, code = _describe(error, command_path)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         command_path = error.ctx.command_path
+    command_path = os.environ.get(REPORTED_COMMAND, command_path)
     message = "; ".join((message, *_notes(error)))
     click.echo(f"{command_path}: {printable(' '.join(message.split()))}", err=True)
     return code
@@ -160,6 +167,8 @@ def _remedy(error: click.ClickException) -> str:
             if is_it and ctx.get_parameter_source(str(option.name)) is ParameterSource.ENVIRONMENT:
                 named = getattr(option, "variable", partial(variable_of_command, option))
                 return f" (from the variable {named(ctx)})"
+            if is_it and ctx.get_parameter_source(str(option.name)) is ParameterSource.DEFAULT_MAP:
+                return f" (from {ctx.find_root().meta[CONFIG_FILE]})"
         return ""
     takes_text = any(parameter.name in _TEXTS for parameter in ctx.command.params)
     return ": put quotes around a text" if takes_text and error.message.startswith(_TOO_MANY) else ""

@@ -1,6 +1,6 @@
 """Options in sections: `--help` lists those that belong together under one title."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,28 @@ class SectionOption(click.Option):
     def __init__(self, *args: Any, section: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
         super().__init__(*args, **settings)
         self.section = section
+
+
+class SingleOption(SectionOption):
+    """A SectionOption that may be given once: click would take the last value silently."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - private in click
+        """Let the parser collect all values."""
+        del ctx
+        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:  # noqa: ANN401 - click's own
+        """Return the value and its source.
+
+        Raises:
+            click.UsageError: there are several values.
+        """
+        name = str(self.name)
+        if name not in opts:
+            return super().consume_value(ctx, opts)
+        if len(opts[name]) > 1:
+            raise click.UsageError(f"{self.opts[0]} is given {len(opts[name])} times: give it once", ctx)
+        return super().consume_value(ctx, {**opts, name: opts[name][0]})
 
 
 class SectionCommand(click.Command):

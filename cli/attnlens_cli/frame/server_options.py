@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import signal
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -131,9 +132,25 @@ class ServerOptions:
             return None
         import grpc  # noqa: PLC0415 - heavy
 
-        ca = _read_pem(self.tls_ca, "--tls-ca")
-        certificate, key = _read_pem(self.tls_cert, "--tls-cert"), _read_pem(self.tls_key, "--tls-key")
+        ca = _read_pem(self.tls_ca, "--tls-ca", "CERTIFICATE")
+        certificate = _read_pem(self.tls_cert, "--tls-cert", "CERTIFICATE")
+        key = _read_pem(self.tls_key, "--tls-key", "PRIVATE KEY")
+        self._check_tls_files()
         return grpc.ssl_channel_credentials(ca, key, certificate)
+
+    def _check_tls_files(self) -> None:
+        """Load the files as TLS does: gRPC fails later, without a reason."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        what, option = f"{self.tls_ca} has no valid certificate", "--tls-ca"
+        try:
+            if self.tls_ca:
+                context.load_verify_locations(self.tls_ca)
+            what = f"{self.tls_cert} and {self.tls_key} are not a certificate and its private key"
+            option = "--tls-cert"
+            if self.tls_cert:
+                context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except ssl.SSLError as error:
+            raise click.BadParameter(f"{what} ({error.reason})", param_hint=f"'{option}'") from error
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
@@ -141,12 +158,20 @@ class ServerOptions:
         from attnlens_client import (  # noqa: PLC0415 - heavy
             BadReplyError,
             DeadlineExceededError,
+            InvalidRequestError,
             ServerError,
             UnavailableError,
         )
 
         try:
             yield
+        except InvalidRequestError as error:
+            fields = {violation.field: violation.description for violation in error.violations}
+            ctx = click.get_current_context()
+            option = next((each for each in ctx.command.params if each.name in fields), None)
+            if not isinstance(option, click.Option):
+                raise
+            raise click.BadParameter(fields[str(option.name)], ctx, option) from error
         except BadReplyError as error:
             raise BadReplyFailure(f"{self.address}: {error.message}") from error
         except (UnavailableError, ServerError) as error:
@@ -183,10 +208,12 @@ SHARED_NAMES = frozenset(field.name.upper() for field in fields(ServerOptions))
 """The ends of the variables for all commands: ATTNLENS_ADDRESS and so on."""
 
 
-def _read_pem(path: Path | None, option: str) -> bytes | None:
+def _read_pem(path: Path | None, option: str, part: str) -> bytes | None:
     content = path.read_bytes() if path else None
     if content is not None and b"-----BEGIN" not in content:
         raise click.BadParameter(f"{path} is not a PEM file", param_hint=f"'{option}'")
+    if content is not None and f"{part}-----".encode() not in content:
+        raise click.BadParameter(f"{path} has no {part} in PEM", param_hint=f"'{option}'")
     return content
 
 

@@ -1,11 +1,35 @@
 """Signals that end a command which has files or processes to clean up."""
 
+import ctypes
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import click
+
+_PARENT = "_ATTNLENS_PARENT"  # set for a child: the id of the process that it must not outlive
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def parent_variable() -> dict[str, str]:
+    """Return the environment variable for a child that calls `end_with_parent`."""
+    return {_PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """If a parent asks for it, get SIGTERM when that parent is killed. Linux only.
+
+    The child asks the system itself: code between fork and exec is unsafe once gRPC is loaded.
+    """
+    parent = os.environ.pop(_PARENT, "")
+    if not parent or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if str(os.getppid()) != parent:  # it was killed before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Stopped(BaseException):

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from attnlens_cli.files.listed_bundles import Facts, ListedBundle
-from attnlens_cli.show.printable import counted, printable
+from attnlens_cli.show.console import make_console
+from attnlens_cli.show.printable import counted, printable, source_text
 
 _COMMIT_LENGTH, _DATE_LENGTH = 10, 10
 
 
 def print_bundles(directory: Path, bundles: Sequence[ListedBundle]) -> None:
     """Print the bundles that are right below a directory, or the one that it is itself."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     is_alone = [bundle.directory for bundle in bundles] == [directory]
     console.print(printable(str(directory.parent if is_alone else directory)), style="bold", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, leading=1)
@@ -37,8 +37,7 @@ def _cells(bundle: ListedBundle) -> list[str | Text]:
         return [printable(lines[0]), "", "", verdict]
     if facts.name != bundle.directory.name:
         lines.append(facts.name)
-    commit = f" at {facts.source_revision[:_COMMIT_LENGTH]}" if facts.source_revision else ""
-    lines.append(f"from {facts.source}{commit}")
+    lines.append(f"from {source_text(facts.source, facts.source_revision[:_COMMIT_LENGTH])}")
     exported = [f"attnlens {facts.attnlens}"] if facts.attnlens else []
     verdict.append("".join(f"\n{line}" for line in (*exported, bundle.exported_at[:_DATE_LENGTH])), "default")
     files = f"{facts.size_bytes / 1e6:,.1f} MB\n{', '.join(facts.precisions)}"

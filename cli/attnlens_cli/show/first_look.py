@@ -64,8 +64,10 @@ def print_look(console: Console, look: Look) -> None:
     if look.explanation is None:
         console.print(Text("This bundle has no graph of contributions.", "dim"))
     else:
-        console.print(Text("What each word contributes to the vector:", "dim"))
-        print_scores(console, look.explanation, top=_MOST_SCORES, verify=False)
+        heading = "Contributions to the vector of words, punctuation and special tokens:"
+        console.print(Text(heading, "dim"))
+        texts = {"text": look.text}
+        print_scores(console, look.explanation, texts=texts, top=_MOST_SCORES, verify=False)
     if look.attention is None:
         console.print(Text("This model has no weights between words to show here.", "dim"))
     else:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from attnlens_analysis.heads import HeadReport
 from attnlens_analysis.heads.labels import CAVEATS, MIN_WORDS, RULES
 from attnlens_analysis.heads.markdown import RELATION_TITLES, data_sentences, relation_cells
 from attnlens_analysis.heads.measures import measures
+from attnlens_cli.show.console import make_console
 from attnlens_cli.show.printable import printable
 
 _SHOWN = (
@@ -26,7 +26,7 @@ _SHOWN = (
 
 def show_heads(report: HeadReport) -> None:
     """Print the labelled heads, the relations and the rules."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(f"{printable(report.model_name)}: {len(report.heads)} heads", soft_wrap=True)
     for sentence in (*data_sentences(report), *report.notes):
         console.print(f"- {printable(sentence)}")
@@ -61,7 +61,7 @@ def _labelled(report: HeadReport) -> Table:
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     for heading in headings:
-        is_name = heading in {"relation", "direction", "labels"}
+        is_name = heading in {"head", "relation", "direction", "labels"}
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=heading != "labels")
     for row in rows:
         table.add_row(*(printable(cell) for cell in row))

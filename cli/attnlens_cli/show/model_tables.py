@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from attnlens_cli.show.printable import printable
-from attnlens_client import Gate, ModelInfo, ParityFigure
+from attnlens.explanations import LOW_FAITHFULNESS
+from attnlens_cli.show.printable import counted, printable, source_text
+from attnlens_client import Faithfulness, Gate, ModelInfo, ParityFigure
 
 
 def model_table(model: ModelInfo, address: str) -> Table:
@@ -20,7 +21,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "model": model.name,
         "version": model.version,
         "state": model.state,
-        "source": model.source + (f" at {model.source_revision}" if model.source_revision else ""),
+        "source": source_text(model.source, model.source_revision),
         "licence of the weights": model.weights_license or "not stated",
         "family": f"{model.family}, {'causal' if model.is_causal else 'bidirectional'}",
         "layers": _layer_lines(model),
@@ -32,6 +33,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "prompts": _prompts_line(model),
         "pairs of texts": "yes" if model.text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
+        **_faithfulness_row(model),
         "engine": _engine_line(model),
         "precision": "fp32" if model.precision == "fp32" else f"{model.precision}, attention in fp32",
         "texts in a request": f"{limits.max_inputs_per_request:,}",
@@ -43,6 +45,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "tokens in a batch": f"{limits.max_batch_tokens:,}",
         "attention queries in a request": f"{limits.max_attention_queries:,}",
         "parity with PyTorch": f"{verdict}, {model.parity.num_cases} input shapes",
+        **_long_context_row(model),
         **_engine_check_row(model),
         "versions": "\n".join(f"{name} {version}" for name, version in versions),
     }
@@ -54,9 +57,37 @@ def model_table(model: ModelInfo, address: str) -> Table:
     return table
 
 
+def _faithfulness_row(model: ModelInfo) -> dict[str, str]:
+    """Return a row with the measured rank correlation of each method, if there is one."""
+    lines = [
+        f"{each.method} {each.rank_correlation:.2f}{_interval(each)}, {counted(each.num_texts, 'text')}"
+        + (" (low)" if each.rank_correlation < LOW_FAITHFULNESS else "")
+        for each in model.faithfulness
+        if each.method in model.explain_methods and each.method != "leave_one_out"
+    ]
+    return {"faithfulness": "\n".join(["Spearman with leave-one-out:", *lines])} if lines else {}
+
+
+def _interval(measured: Faithfulness) -> str:
+    if measured.interval_low is None or measured.interval_high is None:
+        return ""
+    return f" (95 % {measured.interval_low:.2f} to {measured.interval_high:.2f})"
+
+
 def _engine_line(model: ModelInfo) -> str:
     where = ", ".join(model.execution_providers) or model.device
     return f"{model.engine} on {where}" if model.engine else where
+
+
+def _long_context_row(model: ModelInfo) -> dict[str, str]:
+    """Return a row on inputs that are too long for the parity grid, if there are any."""
+    found = model.parity.long_context
+    if found is None:
+        return {}
+    line = f"hidden states up to {found.hidden_states_tokens:,} of {found.max_tokens:,} tokens"
+    if found.probe_tokens and found.hidden_states_tokens < found.max_tokens:
+        line += f", positions with one head up to {found.probe_tokens:,}"
+    return {"compared with PyTorch": line}
 
 
 def _engine_check_row(model: ModelInfo) -> dict[str, str]:

@@ -18,3 +18,10 @@ def printable_json(value: object, indent: int | None = None) -> bytes:
 def counted(number: int, noun: str) -> str:
     """Return for instance "1 text" or "1,200 texts"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def source_text(source: str, commit: str) -> str:
+    """Return where a checkpoint came from: a hub id with its commit, or the name of a local directory."""
+    if commit:
+        return f"{source} at {commit}"
+    return source if "/" in source else f"directory {source}"

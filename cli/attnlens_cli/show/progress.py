@@ -12,6 +12,9 @@ import click
 
 from attnlens_cli.show.printable import counted
 
+SECONDS_BEFORE_ESTIMATE = 5.0
+"""How long a stage runs before its remaining time is estimated."""
+
 TextProgress: TypeAlias = Callable[[int, int], None]
 """Takes how many texts are done, and the byte of the input at which the last one ends."""
 Stages: TypeAlias = Callable[[str, str, int, int], None]
@@ -83,23 +86,39 @@ def shown_stages(*, in_lines: bool = False) -> Iterator[Stages]:
         yield _StageLines() if in_lines else lambda _stage, _detail, _done, _total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<42}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda stage, detail, done, total: bar.update(
-            task, description=f"{stage} {detail}", completed=done, total=total
-        )
+        last_stage = ""
+
+        def update(stage: str, detail: str, done: int, total: int) -> None:
+            nonlocal last_stage
+            if stage != last_stage:  # its speed says nothing about the next stage
+                bar.reset(task)
+                last_stage = stage
+            bar.update(task, description=f"{stage} {detail}", completed=done, total=total)
+
+        yield update
 
 
 class _StageLines:
-    """Prints a line when a stage begins."""
+    """Prints a line when a stage begins, and one with the remaining time of a long stage."""
 
     def __init__(self) -> None:
         self._last_stage = ""
+        self._started = 0.0
+        self._has_estimate = False
 
-    def __call__(self, stage: str, detail: str, _done: int, total: int) -> None:
+    def __call__(self, stage: str, detail: str, done: int, total: int) -> None:
         if stage != self._last_stage:
-            self._last_stage = stage
+            self._last_stage, self._started, self._has_estimate = stage, time.monotonic(), False
             click.echo(f"{stage} on {total} input shapes" if detail else stage, err=True)
+        elapsed = time.monotonic() - self._started
+        if not self._has_estimate and 0 < done < total and elapsed >= SECONDS_BEFORE_ESTIMATE:
+            self._has_estimate = True
+            remaining = elapsed * (total - done) / done
+            click.echo(
+                f"  {done} of {total} steps done, about {remaining:.0f} s left in this stage", err=True
+            )

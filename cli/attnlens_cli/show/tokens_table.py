@@ -1,9 +1,9 @@
 """Tokens as a table."""
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from attnlens_cli.show.console import make_console
 from attnlens_cli.show.printable import counted, printable
 from attnlens_client import ModelInfo, TokenizedText
 
@@ -12,7 +12,7 @@ _WITHOUT_PLACE = {"special", "ids"}
 
 def print_tokens(found: TokenizedText, model: ModelInfo) -> None:
     """Print a row for each token."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     used = f"{printable(found.model)}: {counted(len(found.tokens), 'token')}"
     used += f", the model takes {model.max_tokens:,}"
     if found.exceeds_max_tokens:

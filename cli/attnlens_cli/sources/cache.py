@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pathlib import Path
 import click
 
 from attnlens.bundle import MANIFEST_NAME, BundleError, read_manifest, verify_files
+from attnlens_cli.files.new_file import replacing
 from attnlens_cli.sources.source import Checkpoint
 
 # What an export may read of a directory: there, and in its modules, such as 1_Pooling.
@@ -58,7 +60,11 @@ def default_directory() -> Path:
 
 
 def wanted(checkpoint: Checkpoint, precision: str) -> Wanted:
-    """Return what the bundle of a checkpoint must have been exported from. Reads all files of a directory."""
+    """Return what the bundle of a checkpoint must have been exported from. Reads all files of a directory.
+
+    Raises:
+        click.ClickException: one of them is not a regular file.
+    """
     directory = checkpoint.directory
     return Wanted(
         source=checkpoint.name if directory is None else str(directory.resolve()),
@@ -77,20 +83,35 @@ def _hash_of_files(directory: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(set(paths)):
         is_read = path.suffix in _READ or path.name.startswith("LICENSE")
-        if is_read and not path.name.startswith(".") and path.is_file():
+        if is_read and not path.name.startswith(".") and _is_regular(path):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             total.update(f"{digest} {os.fsencode(path.relative_to(directory))!r}\n".encode())
     return total.hexdigest()
 
 
+def _is_regular(path: Path) -> bool:
+    """Return whether there is a regular file.
+
+    Raises:
+        click.ClickException: there is a pipe, socket or device. Reading a pipe would never end.
+    """
+    if not path.exists() or path.is_dir():
+        return False
+    if not path.is_file():
+        raise click.ClickException(f"{path} is not a regular file: replace it with a copy of the file")
+    return True
+
+
 def _modules(directory: Path) -> list[Path]:
-    """Return the directories of sentence-transformers' modules. The export refuses a bad file."""
+    """Return the directories of modules, those inside the checkpoint alone. The export refuses a bad file."""
+    file = directory / "modules.json"
     try:
-        modules = json.loads((directory / "modules.json").read_bytes())
-        return [directory / module["path"] for module in modules if not Path(module["path"]).is_absolute()]
-    except (OSError, ValueError, TypeError, KeyError):
+        modules = json.loads(file.read_bytes()) if _is_regular(file) else []
+        paths = [Path(module["path"]) for module in modules]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
+    return [directory / path for path in paths if not path.is_absolute() and ".." not in path.parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +134,22 @@ class Entry:
         """Return why the bundle that is there can't be used; empty: it can, all its hashes were compared."""
         if not self.directory.exists():
             return "it is not in the cache yet"
+        recorded = self._read_record()
+        if recorded is None:
+            return f"nothing says what {self.directory} was exported from"
+        stated, version = recorded
+        return self._difference(stated) or self._damage(version)
+
+    def _read_record(self) -> tuple[Wanted, str] | None:
+        """Return what the bundle was exported from and the hash of its manifest. None: no valid record."""
+        if not self._record.is_file():
+            return None
         try:
             record = json.loads(self._record.read_bytes())
             stated, version = Wanted(**record["exported_from"]), record["manifest_sha256"]
-        except (OSError, ValueError, TypeError, KeyError):
-            return f"nothing says what {self.directory} was exported from"
-        return self._difference(stated) or self._damage(version)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return stated, version
 
     def _difference(self, stated: Wanted) -> str:
         if stated.files_sha256 != self.wanted.files_sha256:
@@ -137,8 +168,11 @@ class Entry:
             return str(error)
         return "" if manifest.parity.passed else f"{self.directory} failed parity"
 
-    def clear(self) -> None:
-        """Remove what an export that was killed has left, and a bundle of ours that can't be read any more.
+    def clear(self) -> Path | None:
+        """Make way for an export: only what the cache wrote itself is deleted.
+
+        Leftovers of an export that was killed are deleted, and so is a recorded bundle that can't be read any
+        more. What has no valid record is moved aside, and its new path returned.
 
         Call while the entry is locked.
         """
@@ -146,17 +180,24 @@ class Entry:
         for path in self.directory.parent.iterdir():
             if pattern.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
-        if self.directory.is_dir() and self._record.is_file():
-            try:
-                read_manifest(self.directory)
-            except BundleError:
-                shutil.rmtree(self.directory)
+        if not os.path.lexists(self.directory):
+            return None
+        if self._read_record() is None:
+            return self.directory.rename(
+                self.directory.with_name(f"{self.directory.name}.kept-{secrets.token_hex(4)}")
+            )
+        try:
+            read_manifest(self.directory)
+        except BundleError:
+            shutil.rmtree(self.directory)
+        return None
 
     def record(self) -> None:
         """Write down what the bundle was exported from."""
         version = _hash_of_manifest(self.directory)
         content = {"exported_from": asdict(self.wanted), "manifest_sha256": version}
-        self._record.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with replacing(self._record) as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
 
     @contextmanager
     def locked(self) -> Iterator[int]:

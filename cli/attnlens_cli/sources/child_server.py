@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from attnlens_cli.frame.stopping import parent_variable
 from attnlens_cli.sources.resolve import ended, without_options
 
 _READY = re.compile(r" is ready at (\S+?)[:,]?\s")
@@ -29,7 +30,7 @@ def child_server(bundle: Path, options: Sequence[str]) -> Iterator[str]:
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env=without_options(),
+        env=without_options() | parent_variable(),
         start_new_session=True,  # Ctrl-C comes to the command alone, which ends its server
         encoding="utf-8",
     )

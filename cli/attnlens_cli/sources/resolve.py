@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from attnlens_cli.frame.extras import how_to_install
-from attnlens_cli.frame.stopping import stopped_by_signals
+from attnlens_cli.frame.failures import REPORTED_COMMAND
+from attnlens_cli.frame.stopping import parent_variable, stopped_by_signals
 from attnlens_cli.show.printable import printable
 from attnlens_cli.sources.cache import Entry, default_directory, entry_of, wanted
 from attnlens_cli.sources.source import Checkpoint, find_source
@@ -63,13 +64,14 @@ def _check_installed(checkpoint: Checkpoint) -> None:
 
 
 def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> None:
-    """Export in a child, which keeps the lock even if this process is killed."""
+    """Export in a child, which keeps the lock until it has ended, even if this process is killed."""
     click.echo(
         f"exporting {printable(checkpoint.name)} into {printable(str(entry.directory))}, as "
         f"{printable(reason)}; this takes a minute for a small model, and happens once",
         err=True,
     )
-    entry.clear()
+    if kept := entry.clear():
+        click.echo(f"kept what was there as {printable(str(kept))}", err=True)
     started = time.monotonic()
     options = ["--output", str(entry.directory), "--precision", entry.wanted.precision, "--force"]
     if checkpoint.revision is not None:
@@ -78,7 +80,9 @@ def _export(checkpoint: Checkpoint, entry: Entry, reason: str, lock: int) -> Non
         [sys.executable, "-P", "-m", "attnlens_cli.main", "export", *options, "--", checkpoint.name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # of this process it is for the ready line
-        env=without_options(),
+        env=without_options()
+        | parent_variable()
+        | {REPORTED_COMMAND: click.get_current_context().command_path},
         pass_fds=[lock],
         start_new_session=True,  # Ctrl-C comes here alone, and the child is told once
     )

@@ -57,7 +57,8 @@ def find_source(given: Path) -> Path | Checkpoint:
     # "bundles/minilm" looks like a hub id, but where there is a directory bundles, it is a wrong path.
     hub_id = None if given.parent.exists() and given.parent != Path() else _HUB_ID.fullmatch(str(given))
     if hub_id is None:
-        where = f"; {given.parent}: {_holdings(given.parent)}" if given.parent.is_dir() else ""
+        parent = "in the current directory" if given.parent == Path() else given.parent
+        where = f"; {parent}: {_holdings(given.parent)}" if given.parent.is_dir() else ""
         raise click.ClickException(
             f"{given} does not exist: give the directory of a bundle or of a checkpoint, or a hub id such as "
             f"org/name or org/name@revision{where}"
@@ -79,7 +80,7 @@ def _holdings(directory: Path) -> str:
     if bundles:
         return f"the bundles there are {_listed([str(path) for path in bundles])}"
     names = [f"{path.name}/" if path.is_dir() else path.name for path in paths]
-    return f"it holds {_listed(names)}" if names else "it is empty"
+    return f"it contains {_listed(names)}" if names else "it is empty"
 
 
 def _listed(names: list[str]) -> str:

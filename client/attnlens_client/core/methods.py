@@ -183,7 +183,7 @@ def _stream(
     """Hand out what `complete` makes of the parts of all texts."""
     # Asked for each time: what a stream has yielded can't be taken back when a limit has changed.
     model = (yield from _model(session, plan.model)) if plan.needs_model else None
-    texts = EncodeReader(plan.template, plan.queries)
+    texts = EncodeReader(plan.template, plan.inputs, plan.queries)
     for first, request in plan.requests(model, session.batch_size):
         reader = StreamReader(texts, first, len(request.inputs))
         for_stream = pb.EncodeStreamRequest.FromString(request.SerializeToString())  # the same fields

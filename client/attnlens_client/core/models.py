@@ -1,5 +1,6 @@
 """Models: from messages to `ModelInfo`."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from attnlens_client.model_info import (
     Gate,
     LayerInfo,
     Limits,
+    LongContext,
     ModelInfo,
     OutputInfo,
     Parity,
@@ -81,6 +83,7 @@ def model_info(message: pb.Model) -> ModelInfo:
             num_cases=parity.num_cases,
             gates=_all(Gate, parity.gates),
             figures=_all(ParityFigure, parity.figures),
+            long_context=_long_context(parity.long_context) if parity.HasField("long_context") else None,
         ),
         versions=dict(message.versions),
         explain_methods=tuple(
@@ -89,10 +92,27 @@ def model_info(message: pb.Model) -> ModelInfo:
         pair_matrices=tuple(
             name_of(explanation.PairMatrix.DESCRIPTOR, each) for each in message.pair_matrices
         ),
-        faithfulness=_all(Faithfulness, message.faithfulness),
+        faithfulness=tuple(_faithfulness(each) for each in message.faithfulness),
         engine=message.engine,
         device=message.device,
         engine_check=_engine_check(message.engine_check) if message.HasField("engine_check") else None,
+    )
+
+
+def _long_context(message: manifest.LongContext) -> LongContext:
+    found = _read(LongContext, message)
+    is_set = message.HasField("hidden_states_error")
+    return found if is_set else dataclasses.replace(found, hidden_states_error=None)
+
+
+def _faithfulness(message: explanation.Faithfulness) -> Faithfulness:
+    return Faithfulness(
+        method="" if message.control else name_of(explanation.ExplainMethod.DESCRIPTOR, message.method),
+        rank_correlation=message.rank_correlation,
+        num_texts=message.num_texts,
+        interval_low=message.interval_low if message.HasField("interval_low") else None,
+        interval_high=message.interval_high if message.HasField("interval_high") else None,
+        control=message.control,
     )
 
 

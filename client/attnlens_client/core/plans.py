@@ -50,7 +50,7 @@ class Plan(Generic[Request, Response, Result]):
         queries: those of `template`, as they were given.
         progress: who is told how many texts are done.
         needs_fresh_model: whether the model must be asked for, even if it was seen before.
-        most_texts: how many texts a call may have; None: as many as fit.
+        computed_tokens: Upper bounds of the compute cost of each text, shape (N,), for a model. If None, 0.
         first: the number of the first text, where the plan is of some of many.
     """
 
@@ -62,13 +62,18 @@ class Plan(Generic[Request, Response, Result]):
     queries: tuple[AttentionQuery, ...] = ()
     progress: Progress = False
     needs_fresh_model: bool = False
-    most_texts: Callable[[ModelInfo], int] | None = None
+    computed_tokens: Callable[[ModelInfo], Sequence[int]] | None = None
     first: int = 0
 
     @property
     def model(self) -> str:
         """The model's name."""
         return self.template.model
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the server cuts texts that are too long."""
+        return not isinstance(self.template, pb.TokenizeRequest) and self.template.truncate
 
     @property
     def needs_model(self) -> bool:
@@ -84,9 +89,7 @@ class Plan(Generic[Request, Response, Result]):
         """
         runs: Iterable[slice] = [slice(0, None)] if self.inputs else []
         if model is not None:
-            costs = self._costs(model)
-            most_texts = batch_size if self.most_texts is None else min(batch_size, self.most_texts(model))
-            runs = splitting.split(costs, model.limits, most_texts, self.template.ByteSize())
+            runs = splitting.split(self._costs(model), model.limits, batch_size, self.template.ByteSize())
         for run in runs:
             request = type(self.template)()
             request.CopyFrom(self.template)
@@ -98,15 +101,22 @@ class Plan(Generic[Request, Response, Result]):
     def _costs(self, model: ModelInfo) -> list[splitting.Cost]:
         added, limit = requests.prompt_bytes(self.template, model), model.limits.max_text_bytes
         costs = []
-        sizes = zip(self.inputs, self.response_bytes(model), strict=True)
-        for index, (text, response) in enumerate(sizes, self.first):
+        computed = self.computed_tokens(model) if self.computed_tokens else [0] * len(self.inputs)
+        sizes = zip(self.inputs, self.response_bytes(model), computed, strict=True)
+        for index, (text, response, computed_tokens) in enumerate(sizes, self.first):
             size = 0 if text.HasField("token_ids") else requests.num_bytes(text) + added
             if 0 < limit < size:
                 what = " with the prompt" if added else ""
-                raise refusal(
-                    f"has {size} bytes{what}, a text may have {limit}: send it in pieces", text_index=index
+                # The first tokens can depend on any later part of a text: only the tokenizer can cut exactly.
+                remedy = (
+                    "truncate cuts tokens, for which the server needs the whole text. Send its beginning, or "
+                    "start the server with a larger --max-text-bytes"
+                    if self.is_truncated
+                    else "send it in pieces"
                 )
-            costs.append(splitting.Cost(text.ByteSize() + splitting.TEXT_OVERHEAD_BYTES, response, size))
+                raise refusal(f"has {size} bytes{what}, a text may have {limit}: {remedy}", text_index=index)
+            request = text.ByteSize() + splitting.TEXT_OVERHEAD_BYTES
+            costs.append(splitting.Cost(request, response, size, computed_tokens))
         return costs
 
     def result(self, responses: dict[int, Response], model: ModelInfo | None) -> Result:
@@ -208,12 +218,14 @@ def _embed_template(
     dtype: DataTypeName,
     model: str,
 ) -> pb.EmbedRequest:
+    if normalize is not None and not isinstance(normalize, (bool, np.bool_)):
+        raise TypeError(f"normalize is {normalize!r}: give True, False, or None for the model's own")
     return pb.EmbedRequest(
         model=model,
         truncate=truncate,
         prompt=prompt,
         pooling=requests.pooling_value(pooling),
-        normalize=normalize,
+        normalize=None if normalize is None else bool(normalize),
         dimensions=checked_dimensions(dimensions),
         data_type=requests.data_type(dtype),
     )
@@ -276,7 +288,8 @@ def encode(
         inputs=inputs,
         queries=queries,
         response_bytes=lambda model: splitting.encode_response_bytes(template, queries, inputs, model),
-        parse=lambda received, _: EncodeReader(template, queries).texts(received),
+        computed_tokens=lambda model: splitting.encode_computed_tokens(template, queries, inputs, model),
+        parse=lambda received, _: EncodeReader(template, inputs, queries).texts(received),
     )
 
 
@@ -295,7 +308,7 @@ def tokenize(
         template=template,
         inputs=inputs,
         response_bytes=lambda model: splitting.tokenize_response_bytes(template, inputs, model),
-        parse=lambda received, _: replies.tokenized_texts(template, received),
+        parse=lambda received, _: replies.tokenized_texts(template, inputs, received),
     )
 
 

@@ -29,6 +29,8 @@ from attnlens_client.results import Array, Embeddings, EncodedText, Token, Token
 
 _Response = TypeVar("_Response")
 
+_MAX_INT32 = 2**31 - 1
+
 # The number of a call's first text, how many it has, and the response.
 Reply: TypeAlias = tuple[int, int, _Response]
 
@@ -78,9 +80,11 @@ def embeddings(
 
 
 def tokenized_texts(
-    request: pb.TokenizeRequest, replies: Iterable[Reply[pb.TokenizeResponse]]
+    request: pb.TokenizeRequest,
+    inputs: Sequence[pb.Input],
+    replies: Iterable[Reply[pb.TokenizeResponse]],
 ) -> list[TokenizedText]:
-    """Join the tokens of several calls.
+    """Join the tokens of several calls. `inputs` are the texts of all of them.
 
     Raises:
         BadReplyError: as `embeddings`.
@@ -93,9 +97,12 @@ def tokenized_texts(
         check_count(len(response.results), count, f"results for {where}")
         texts += [
             TokenizedText(
-                tokens_of(result.tokens), result.exceeds_max_tokens, response.model, response.model_version
+                tokens_of(result.tokens, index, inputs[index]),
+                result.exceeds_max_tokens,
+                response.model,
+                response.model_version,
             )
-            for result in response.results
+            for index, result in enumerate(response.results, first)
         ]
     return texts
 
@@ -105,10 +112,14 @@ class EncodeReader:
 
     Args:
         request: what was asked for; its inputs don't matter.
+        inputs: Texts of all calls.
         queries: those of `request`.
     """
 
-    def __init__(self, request: pb.EncodeRequest, queries: Sequence[AttentionQuery]) -> None:
+    def __init__(
+        self, request: pb.EncodeRequest, inputs: Sequence[pb.Input], queries: Sequence[AttentionQuery]
+    ) -> None:
+        self._inputs = inputs
         self.agreed = Agreed(model=request.model)
         self.queries = [
             QueryReader(number, query, request.data_type, self.agreed) for number, query in enumerate(queries)
@@ -148,7 +159,7 @@ class EncodeReader:
         self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
     ) -> EncodedText:
         """Read everything of a text but its attention."""
-        tokens = tokens_of(message.tokens)
+        tokens = tokens_of(message.tokens, index, self._inputs[index])
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
         if len(tokens) != usage.num_tokens:
             raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
@@ -175,9 +186,15 @@ class EncodeReader:
         )
 
 
-def tokens_of(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
-    """Read tokens."""
-    return tuple(
+def tokens_of(messages: Iterable[pb.Token], index: int, given: pb.Input) -> tuple[Token, ...]:
+    """Read the tokens of a text.
+
+    Args:
+        messages: The tokens.
+        index: Index of the text, for errors.
+        given: The text. Offsets into it must be within it.
+    """
+    tokens = tuple(
         Token(
             id=token.id,
             text=token.text,
@@ -190,3 +207,25 @@ def tokens_of(messages: Iterable[pb.Token]) -> tuple[Token, ...]:
         )
         for token in messages
     )
+    _check_offsets(tokens, index, given)
+    return tokens
+
+
+def _check_offsets(tokens: Iterable[Token], index: int, given: pb.Input) -> None:
+    if given.HasField("text_pair"):
+        texts = {"text": given.text_pair.first, "second_text": given.text_pair.second}
+    else:
+        texts = {"text": given.text}
+    ends = {source: (len(text), len(text.encode())) for source, text in texts.items()}
+    unknown = (_MAX_INT32, _MAX_INT32)  # of a prompt that the server has under a name
+    for token in tokens:
+        char_limit, byte_limit = ends.get(token.source, unknown)
+        if not (
+            0 <= token.char_start <= token.char_end <= char_limit
+            and 0 <= token.byte_start <= token.byte_end <= byte_limit
+        ):
+            raise wrong_text(
+                index,
+                f"has a token at characters {token.char_start} to {token.char_end} and bytes "
+                f"{token.byte_start} to {token.byte_end} of its {token.source}, out of range",
+            )

@@ -55,7 +55,7 @@ class Session:
     uses_tls: bool = False
     clock: Callable[[], float] = time.monotonic
     spread: Callable[[], float] = lambda: random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards no secret
-    models: dict[str, ModelInfo] = field(default_factory=dict)
+    models: Mapping[str, ModelInfo] = field(default_factory=dict)
     has_answered: bool = False
     may_come_back: bool = True  # a model in this process does not, once its engine has stopped
 
@@ -65,15 +65,16 @@ class Session:
         Raises:
             BadReplyError: it is not the one that was asked for, or can't be.
         """
-        self.models[name] = models.model(name, message)
-        return self.models[name]
+        model = models.model(name, message)
+        self.models = {**self.models, name: model}  # a new dictionary, since other threads may read this one
+        return model
 
     def forget_if_replaced(self, model: ModelInfo | None, responses: Mapping[int, Any]) -> None:
         """Forget the models where another one has answered than `model`, by whose limits calls were made."""
         known = None if model is None else {(model.name, model.version)}
         found = {(response.model, response.model_version) for response in responses.values()}
         if known is not None and found and found != known:
-            self.models.clear()
+            self.models = {}
 
     def may_pass(self, error: AttnlensError) -> bool:
         """Tell whether the same call may succeed later: the server says so, or did answer before."""
@@ -87,7 +88,7 @@ class Session:
         """Return the exception for a failed call, and forget what may change while no server answers."""
         failure = from_rpc_error(error, first_index)
         if isinstance(failure, UnavailableError):
-            self.models.clear()
+            self.models = {}
         # gRPC has no words for it. Without a deadline of ours, the words are those of whoever had one.
         if isinstance(failure, DeadlineExceededError) and not failure.reason and self.timeout_s is not None:
             message = (

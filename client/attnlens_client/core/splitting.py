@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from attnlens.costs import flops_per_token, masked_runs_cost, reduction_cost, sweeps_cost
 from attnlens.reductions.sizes import data_bytes
 from attnlens.tensors import numpy_dtype
 from attnlens.v1.encoder_service_pb2 import (
@@ -17,6 +18,7 @@ from attnlens.v1.encoder_service_pb2 import (
     Input,
     TokenizeRequest,
 )
+from attnlens.v1.explanation_pb2 import ExplainMethod
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.requests import prompt_bytes
 from attnlens_client.model_info import Limits, ModelInfo
@@ -35,11 +37,12 @@ _QUEUE_PARTS = 4
 
 
 class Cost(NamedTuple):
-    """What a text takes of three limits."""
+    """What a text takes of four limits."""
 
     request_bytes: int
     response_bytes: int
     text_bytes: int
+    computed_tokens: int = 0
 
 
 def embed_response_bytes(request: EmbedRequest, model: ModelInfo) -> int:
@@ -110,6 +113,49 @@ def explain_response_bytes(request: ExplainRequest, texts: Iterable[Input], mode
     return [min(model.max_tokens, text.ByteSize() + added) * token_bytes + fixed for text in texts]
 
 
+def explain_computed_tokens(request: ExplainRequest, texts: Sequence[Input], model: ModelInfo) -> list[int]:
+    """Return an upper bound of the compute cost of each text: a token for each byte."""
+    leaves_out = ExplainMethod.EXPLAIN_METHOD_LEAVE_ONE_OUT in request.methods
+    width = request.dimensions or model.embedding_size
+    num_sweeps = width if ExplainMethod.EXPLAIN_METHOD_CONTRIBUTION_NORM in request.methods else 0
+    return [
+        masked_runs_cost(tokens, tokens if leaves_out else 0) + sweeps_cost(tokens, num_sweeps)
+        for tokens in _max_tokens(request, texts, model)
+    ]
+
+
+def encode_computed_tokens(
+    request: EncodeRequest, queries: Sequence[AttentionQuery], texts: Sequence[Input], model: ModelInfo
+) -> list[int]:
+    """Return an upper bound of the compute cost of each text: a token for each byte."""
+    reduced = [query for query in queries if query.reduction is not None]
+    costs = {
+        tokens: sum(_reduction_cost(query, model, tokens) for query in reduced)
+        for tokens in {*_max_tokens(request, texts, model)}
+    }
+    return [costs[tokens] for tokens in _max_tokens(request, texts, model)]
+
+
+def _reduction_cost(query: AttentionQuery, model: ModelInfo, num_tokens: int) -> int:
+    if query.reduction is None:
+        return 0
+    return reduction_cost(
+        query.reduction,
+        len(query.layers or ()) or model.num_layers,
+        len(query.heads or ()) or model.num_heads,
+        num_tokens,
+        is_mean_of_heads=query.view == "head_mean",
+        token_flops=flops_per_token(model.hidden_size, model.intermediate_size, model.num_layers),
+    )
+
+
+def _max_tokens(
+    request: EncodeRequest | ExplainRequest, texts: Iterable[Input], model: ModelInfo
+) -> Iterator[int]:
+    added = prompt_bytes(request, model)
+    return (min(model.max_tokens, text.ByteSize() + added) for text in texts)
+
+
 def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: int = 0) -> Iterator[slice]:
     """Cut texts into runs that each fit the server's limits; a text that fits nowhere stands alone.
 
@@ -124,8 +170,9 @@ def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: i
         limits.max_request_bytes * _USABLE_SHARE or math.inf,
         limits.max_message_bytes * _USABLE_SHARE or math.inf,
         limits.max_request_text_bytes or math.inf,
+        limits.max_computed_tokens or math.inf,
     )
-    empty = (fixed_bytes, 0, 0)
+    empty = (fixed_bytes, 0, 0, 0)
     start, used = 0, empty
     for index, cost in enumerate(costs):
         used = _sum(used, cost)
@@ -137,8 +184,8 @@ def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: i
         yield slice(start, len(costs))
 
 
-def _sum(one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+def _sum(one: tuple[int, int, int, int], other: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
 
 
 def _most_texts(limits: Limits, batch_size: int) -> int:

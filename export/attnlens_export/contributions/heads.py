@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
@@ -16,6 +17,7 @@ from attnlens_export.graph.names import HEAD_CONTRIBUTIONS, HEAD_GATES
 
 # The projection of all heads' results to the width of the encoder, as every mechanism of attnlens calls it.
 _PROJECTION = ".attention.output.weight.T"
+_GATED = "gated_"
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,20 @@ def _gate(writer: GraphWriter, value: str, layer: int, num_heads: int, most: int
     members = writer.constant((np.arange(most)[:, None] == places).astype(np.float32))  # (most, H * O)
     of_layer = writer.add("Gather", HEAD_GATES, writer.constant(np.array(layer, dtype=np.int64)), axis=1)
     row = writer.add("Unsqueeze", writer.add("MatMul", of_layer, members), writer.constant([1]))
-    after = writer.add("Mul", value, row, name=f"gated_{layer}", shape=shape)
+    after = writer.add("Mul", value, row, name=f"{_GATED}{layer}", shape=shape)
     return GatedHeads(value, after, members)
+
+
+def limit_to_sweep(model: onnx.ModelProto) -> None:
+    """Let the gates act on the sweep alone: every head attends as if its gate were 1.
+
+    With all else held constant, scores and baseline then add up to a function that is linear in the gates of
+    a layer, and its slope is what the layer's heads contribute.
+    """
+    for node in model.graph.node:
+        if node.output[0].startswith(_GATED):
+            node.op_type = "Identity"
+            del node.input[1:]
 
 
 def add_contributions(writer: GraphWriter, gated: Sequence[GatedHeads], gradients: Sequence[str]) -> None:

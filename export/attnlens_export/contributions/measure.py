@@ -6,21 +6,27 @@ and towards itself, all components of the embedding and half of them.
 B batch, T tokens, D hidden size, E components of an embedding, L layers, H heads.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from attnlens.dense import DenseLayer, open_layers
 from attnlens.explanations import pool_weighted
 from attnlens.pooling import Pooling, finish
-from attnlens_export.contributions.result import Completeness, ContributionsResult
+from attnlens_export.contributions.heads import limit_to_sweep
+from attnlens_export.contributions.result import Completeness, ContributionsResult, HeadGates
 from attnlens_export.graph.names import (
     BASELINE,
     CONTRIBUTIONS_PATH,
     DIRECTION,
     EMBEDDING_OUTPUT,
     EMBEDDINGS_PATH,
+    HEAD_CONTRIBUTIONS,
     HEAD_GATES,
     HIDDEN_OUTPUT,
     NUM_DIMENSIONS,
@@ -30,24 +36,28 @@ from attnlens_export.graph.names import (
     TOWARDS_ITSELF,
     contribution_inputs,
 )
-from attnlens_export.parity.grid import Case, Inputs
+from attnlens_export.graph.read import read_structure
+from attnlens_export.parity.compare import max_abs_difference
+from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
 from attnlens_export.parity.measure import Graph, Subject
-from attnlens_export.parity.reference import Tensors
+from attnlens_export.parity.reference import Tensors, run_float64, run_fp32
+from attnlens_export.parity.result import allowed_error
 from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_export.progress import StageProgress
 from attnlens_export.published.pooling import read_pooling
-from attnlens_model import EncoderConfig
+from attnlens_model import Encoder, EncoderConfig
 
 SEED = 20_261_122
+HEADS_TOKENS = 16
 Feed = dict[str, npt.NDArray[np.generic]]
 Run = Callable[[Feed], Tensors]
 
 
 def measure_contributions(subject: Subject, progress: StageProgress) -> ContributionsResult:
-    """Run every case whose attention maps fit into memory.
+    """Run every case whose attention maps fit into memory, and one text with other gates of heads than 1.
 
     Args:
-        subject: the bundle; its encoder only helps to draw texts without near ties.
+        subject: the bundle; its encoder helps to draw texts without near ties, and runs without some heads.
         progress: called before each case.
 
     Returns:
@@ -66,8 +76,102 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
     for number, case in enumerate(cases):
         progress(str(case), number, len(cases))
         found.append(measure_case(graph.run_feed, case, inputs[case], config, hidden.pop(case), dense))
+    progress("gates of heads", len(cases), len(cases))
+    ablated = _measure_ablated(graph.run_feed, subject, dense)
+    del graph
+    structure = read_structure(directory / CONTRIBUTIONS_PATH)
+    limit_to_sweep(structure)
+    graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
+    slope_error = measure_slope(graph.run_feed, config, _size(config, dense))
+    heads = HeadGates(str(_heads_case(config)), slope_error, *ablated)
     progress("", len(cases), len(cases))
-    return ContributionsResult(tuple(found))
+    return ContributionsResult(tuple(found), heads)
+
+
+def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
+    """Return `HeadGates.slope_error`.
+
+    Args:
+        run: Graph of contributions whose gates are limited to the sweep, see `heads.limit_to_sweep`.
+        config: Configuration of the encoder.
+        size: E.
+    """
+    num_layers = config.num_layers
+    feed = {
+        name: np.repeat(array, num_layers + 1, axis=0) for name, array in _heads_feed(config, size).items()
+    }
+    generator = np.random.default_rng((SEED, num_layers))
+    closed = np.ones(feed[HEAD_GATES].shape, dtype=np.float32)  # (L + 1, L, H)
+    shape = closed.shape[-1:]
+    for layer in range(num_layers):
+        closed[layer + 1, layer] = generator.random(shape) * generator.integers(0, 2, shape)
+    found = run(feed | {HEAD_GATES: closed})
+    totals = _totals(found)
+    contributed = found[HEAD_CONTRIBUTIONS][0].astype(np.float64)  # (L, H)
+    changes = ((1.0 - closed.diagonal(axis1=0, axis2=1, offset=-1).T) * contributed).sum(axis=-1)  # (L,)
+    return float(np.abs(totals[0] - totals[1:] - changes).max() / np.linalg.norm(feed[DIRECTION][0]))
+
+
+def _measure_ablated(run: Run, subject: Subject, dense: Sequence[DenseLayer]) -> tuple[float, float, float]:
+    """Return the last three fields of `HeadGates`."""
+    config = subject.config
+    inputs = make_inputs(_heads_case(config), config)
+    feed = _heads_feed(config, _size(config, dense))
+    gates = np.random.default_rng(SEED).integers(0, 2, feed[HEAD_GATES].shape).astype(np.float32)
+    found = run(feed | {HEAD_GATES: gates})
+    with ablated_heads(subject.encoder, gates[0]):
+        hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
+        exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
+    everything = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)
+    fp32, float64 = (_unit(_embed(feed, 0, states[0], dense, everything)) for states in (hidden, exact))
+    unit = _unit(found[EMBEDDING_OUTPUT][0].astype(np.float64))
+    direction = feed[DIRECTION][0].astype(np.float64)
+    missed = abs(float(_totals(found)[0] - direction @ unit)) / float(np.linalg.norm(direction))
+    limit = allowed_error(max_abs_difference(fp32, float64))
+    return missed, max_abs_difference(unit, fp32), limit
+
+
+@contextmanager
+def ablated_heads(encoder: Encoder, gates: npt.NDArray[np.float32]) -> Iterator[None]:
+    """Multiply the results of heads by gates (L, H) while the context is active."""
+    layers = itertools.count()
+
+    def multiply(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        layer = next(layers) % encoder.config.num_layers
+        num_heads = encoder.config.layer_attentions[layer].num_heads
+        of_layer = torch.from_numpy(gates[layer, :num_heads])
+        return (args[0] * of_layer.repeat_interleave(args[0].shape[-1] // num_heads),)
+
+    outputs = {id(layer): layer.get_submodule("attention.output") for layer in encoder.layers}
+    hooks = [output.register_forward_pre_hook(multiply) for output in outputs.values()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _heads_case(config: EncoderConfig) -> Case:
+    return Case(1, min(HEADS_TOKENS, config.max_tokens), Padding.NONE)
+
+
+def _heads_feed(config: EncoderConfig, size: int) -> Feed:
+    feed = make_feed(make_inputs(_heads_case(config), config), config, size)
+    return feed | {TOWARDS_ITSELF: np.zeros(1, np.float32)}
+
+
+def _size(config: EncoderConfig, dense: Sequence[DenseLayer]) -> int:
+    """Return E."""
+    return len(dense[-1].weight) if dense else config.hidden_size
+
+
+def _totals(found: Tensors) -> npt.NDArray[np.float64]:
+    """Return the sum of scores and baseline of each text."""
+    return np.asarray(found[TOKEN_CONTRIBUTIONS].sum(axis=1, dtype=np.float64) + found[BASELINE])
+
+
+def _unit(vector: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(vector / np.linalg.norm(vector))
 
 
 def measure_case(
@@ -88,7 +192,7 @@ def measure_case(
         hidden: (B, T, D), what the graph of embeddings makes of them.
         dense: the layers behind the pooling.
     """
-    size = len(dense[-1].weight) if dense else config.hidden_size
+    size = _size(config, dense)
     feed = make_feed(inputs, config, size)
     found = run(feed)
     live = inputs.attention_mask == 1

@@ -60,17 +60,62 @@ class Completeness:
 
 
 @dataclass(frozen=True)
+class HeadGates:
+    """Measurements with gates of heads that are not 1, on one text.
+
+    Attributes:
+        case: Input shape.
+        slope_error: For each layer, scores and baseline are added up twice: with its gates at 1, and with
+            random gates, half of them 0, in the sweep alone. The change must be what the heads of the layer
+            contribute. Largest difference, divided by |d|.
+        ablated_incompleteness: `Completeness.incompleteness` with random heads of all layers removed.
+        ablated_error: max |ONNX - PyTorch fp32| of the embedding, scaled to length 1, with the same heads
+            removed.
+        ablated_limit: Limit on `ablated_error`.
+    """
+
+    case: str
+    slope_error: float
+    ablated_incompleteness: float
+    ablated_error: float
+    ablated_limit: float
+
+    def failures(self) -> list[str]:
+        """Return a line for each gate that does not hold."""
+        where = f"{CONTRIBUTIONS_PATH} at {self.case}"
+        lines = []
+        if not self.slope_error <= LIMIT:
+            lines.append(
+                f"{where}: head contributions miss the change that closed heads make by "
+                f"{self.slope_error:.2e} |d|, {LIMIT:g} is allowed"
+            )
+        if not self.ablated_incompleteness <= LIMIT:
+            lines.append(
+                f"{where} without some heads: scores and baseline miss d . p by "
+                f"{self.ablated_incompleteness:.2e} |d| |p|, {LIMIT:g} is allowed"
+            )
+        if not self.ablated_error <= self.ablated_limit:
+            lines.append(
+                f"{where} without some heads: the embedding differs from PyTorch by {self.ablated_error:.2e} "
+                f"|p|, {self.ablated_limit:.2e} is allowed"
+            )
+        return lines
+
+
+@dataclass(frozen=True)
 class ContributionsResult(GraphResult):
     """All measurements of the graph of contributions.
 
     Attributes:
         cases: one for each input shape.
+        heads: Measurements with other gates than 1. None if not measured.
     """
 
     name: ClassVar[str] = "contributions"
     path: ClassVar[str] = CONTRIBUTIONS_PATH
 
     cases: tuple[Completeness, ...]
+    heads: HeadGates | None = None
 
     @property
     def title(self) -> str:
@@ -85,22 +130,33 @@ class ContributionsResult(GraphResult):
     def failures(self) -> list[str]:
         """Return a line for each gate that did not hold, the worst first."""
         by_error = sorted(self.cases, key=lambda case: -np.nan_to_num(case.incompleteness, nan=np.inf))
-        return [line for case in by_error for line in case.failures()]
+        lines = [line for case in by_error for line in case.failures()]
+        return lines + (self.heads.failures() if self.heads else [])
 
     def figures(self) -> list[ParityFigure]:
         """Return nothing: PyTorch computes no contributions, and the gates say it all."""
         return []
 
     def gates(self) -> list[Gate]:
-        """Return completeness, and what a batch changes."""
-        found = {
-            GateKind.GATE_KIND_MAX_INCOMPLETENESS: max_or_nan(case.incompleteness for case in self.cases),
-            GateKind.GATE_KIND_MAX_ALONE_ERROR: max_or_nan(case.alone_error for case in self.cases),
-        }
-        role = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
+        """Return completeness, what a batch changes, and the gates of heads."""
+        tokens = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
+        incompleteness = GateKind.GATE_KIND_MAX_INCOMPLETENESS
+        complete = max_or_nan(case.incompleteness for case in self.cases)
+        alone = max_or_nan(case.alone_error for case in self.cases)
+        found = [
+            (tokens, incompleteness, LIMIT, complete),
+            (tokens, GateKind.GATE_KIND_MAX_ALONE_ERROR, LIMIT, alone),
+        ]
+        if self.heads is not None:
+            heads, embedding = OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS, OutputRole.OUTPUT_ROLE_EMBEDDING
+            error = self.heads.ablated_error
+            found += [
+                (heads, incompleteness, LIMIT, self.heads.slope_error),
+                (embedding, GateKind.GATE_KIND_MAX_ABS_ERROR, self.heads.ablated_limit, error),
+            ]
         return [
-            Gate(graph=graph_id(self.path), role=role, kind=kind, limit=LIMIT, found=value)
-            for kind, value in found.items()
+            Gate(graph=graph_id(self.path), role=role, kind=kind, limit=limit, found=value)
+            for role, kind, limit, value in found
         ]
 
     def describe(self, graph: Graph) -> None:
@@ -108,7 +164,8 @@ class ContributionsResult(GraphResult):
 
     def as_json(self) -> dict[str, Any]:
         """Return the limit and every measurement."""
-        return {"limit": LIMIT, "cases": [finite(asdict(case)) for case in self.cases]}
+        heads = None if self.heads is None else finite(asdict(self.heads))
+        return {"limit": LIMIT, "cases": [finite(asdict(case)) for case in self.cases], "heads": heads}
 
     def table(self) -> Table:
         """Return remarks alone."""
@@ -122,4 +179,11 @@ class ContributionsResult(GraphResult):
             f"contributions: scores and baseline add up within {worst:.1e} |d| |p|; alone and in a batch "
             f"they differ by {alone:.1e} |d|; {LIMIT:g} is allowed"
         )
-        return Table(caption, remarks=(remark,))
+        if self.heads is None:
+            return Table(caption, remarks=(remark,))
+        of_heads = (
+            f"heads: contributions are the change that closed heads make within {self.heads.slope_error:.1e} "
+            f"|d|, {LIMIT:g} is allowed; without some heads the embedding is within "
+            f"{self.heads.ablated_error:.1e} |p| of PyTorch's"
+        )
+        return Table(caption, remarks=(remark, of_heads))

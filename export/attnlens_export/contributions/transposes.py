@@ -5,12 +5,13 @@ All else that a node reads is taken as it is. Every rule is that of a linear map
 Letters in shapes: B batch, T tokens, D width, N any.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.writer import GraphWriter
@@ -112,12 +113,43 @@ def _reshape(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
     writer, value = sweep.writer, node.input[0]
     before, after = writer.shape(value), writer.shape(node.output[0])
     target = constant_target(after, before)
-    if target is None:
+    if target is not None:
+        sweep.give(value, writer.reshape(gradient, target, before))
+        return
+    axis = _merged_axis(before, after)
+    if axis is None:
         raise GraphError(
             f"no contributions: Reshape {node.name!r} goes from {before} to {after}, and no constant target "
             "goes back"
         )
-    sweep.give(value, writer.reshape(gradient, target, before))
+    # Runtimes want constant targets, so row i, column j is looked up at i * columns + j.
+    num_rows, num_columns = (_size(writer, value, axis + step) for step in (0, 1))
+    starts = writer.add("Mul", _numbers(writer, num_rows), num_columns)
+    starts = writer.add("Unsqueeze", starts, writer.constant([1]))
+    offsets = writer.add("Unsqueeze", _numbers(writer, num_columns), writer.constant([0]))
+    indices = writer.add("Add", starts, offsets)
+    sweep.give(value, writer.add("Gather", gradient, indices, axis=axis, shape=before))
+
+
+def _merged_axis(before: Shape, after: Shape) -> int | None:
+    """Return the first of the two axes that a Reshape merges; None if it does something else."""
+    for axis in range(len(after)):
+        if before[:axis] == after[:axis] and before[axis + 2 :] == after[axis + 1 :]:
+            return axis if len(before) == len(after) + 1 else None
+    return None
+
+
+def _size(writer: GraphWriter, value: str, axis: int) -> str:
+    """Return the length of an axis, counted from 0: a number."""
+    of_axis = [writer.constant([axis]), writer.constant([axis + 1])]
+    length = writer.add("Slice", writer.add("Shape", value), *of_axis)
+    return writer.add("Squeeze", length, writer.constant([0]), shape=())
+
+
+def _numbers(writer: GraphWriter, count: str) -> str:
+    """Return 0, 1, 2 ... up to `count`, which is not one of them."""
+    zero, one = (writer.constant(np.array(number, dtype=np.int64)) for number in (0, 1))
+    return writer.add("Range", zero, count, one)
 
 
 def _transpose(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
@@ -172,56 +204,80 @@ def _concatenate(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None
     axis %= len(shapes[0])
     sizes = [shape[axis] for shape in shapes]
     unknown = [number for number, size in enumerate(sizes) if not isinstance(size, int)]
-    if len(unknown) > 1:
-        raise GraphError(f"no contributions: Concat {node.name!r} joins several parts of unknown size")
-    middle = unknown[0] if unknown else len(sizes)
-    for number, value in enumerate(node.input):
-        before = sum(int(size) for size in sizes[:number]) if number <= middle else None
-        behind = sum(int(size) for size in sizes[number + 1 :]) if number >= middle else None
-        own = sizes[number]
-        if before is None:
-            start, end = -(int(own) + (behind or 0)), -behind if behind else _WHOLE
-        else:
-            start, end = before, before + own if isinstance(own, int) else -(behind or 0) or _WHOLE
-        part = writer.add(
-            "Slice",
-            gradient,
-            writer.constant([start]),
-            writer.constant([end]),
-            writer.constant([axis]),
-            shape=shapes[number],
-        )
+    bounds = (
+        [(writer.constant([start]), writer.constant([end])) for start, end in _fixed_bounds(sizes, *unknown)]
+        if len(unknown) < 2  # noqa: PLR2004 - of several, each is measured
+        else _measured_bounds(writer, node.input, axis)
+    )
+    for value, (start, end), shape in zip(node.input, bounds, shapes, strict=True):
+        part = writer.add("Slice", gradient, start, end, writer.constant([axis]), shape=shape)
         if sweep.flow(value).is_linear:
             sweep.give(value, part)
         else:
             sweep.settle(node, value, part)
 
 
+def _fixed_bounds(sizes: Sequence[int | str], unknown: int | None = None) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each part; one of them may have an unknown size."""
+    middle = len(sizes) if unknown is None else unknown
+    for number, own in enumerate(sizes):
+        before = sum(int(size) for size in sizes[:number]) if number <= middle else None
+        behind = sum(int(size) for size in sizes[number + 1 :]) if number >= middle else None
+        if before is None:
+            yield -(int(own) + (behind or 0)), -behind if behind else _WHOLE
+        else:
+            yield before, before + own if isinstance(own, int) else -(behind or 0) or _WHOLE
+
+
+def _measured_bounds(writer: GraphWriter, values: Sequence[str], axis: int) -> Iterator[tuple[str, str]]:
+    """Yield start and end of each part, (1,) each, computed of the sizes of `values`."""
+    start = writer.constant([0])
+    for value in values:
+        size = writer.add("Unsqueeze", _size(writer, value, axis), writer.constant([0]))
+        end = writer.add("Add", start, size)
+        yield start, end
+        start = end
+
+
 def _gather(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:
-    """Add each row that was looked up to where it came from: the axis of rows goes to the front, and back."""
+    """From y = P x, where row n of P is 1 at the index of n: P' g.
+
+    A product, not a ScatterND that adds: with duplicate indices, ONNX Runtime's ScatterND on the CPU loses
+    updates when it has several threads, and on GPUs the order of additions varies from run to run. The cost
+    is that of the size of P, so what is looked up should be blocks of tokens.
+    """
+    writer, value = sweep.writer, node.input[0]
+    shape = writer.shape(value)
+    axis = int(_attributes(node).get("axis", 0)) % len(shape)
+    outer, inner = shape[:axis], shape[axis + 1 :]
+    if not all(isinstance(size, int) for size in inner):
+        raise GraphError(
+            f"no contributions: Gather {node.name!r} looks up rows of the variable shape {inner} in {value!r}"
+        )
+    size = math.prod(int(length) for length in inner)
+    columns: Shape = (*outer, f"rows of {node.name}", size)
+    gradient = writer.reshape(gradient, [*(0 for _ in outer), -1, size], columns)
+    selection = _selection(sweep, node, shape[axis])  # (R, N)
+    product = writer.add("MatMul", selection, gradient, shape=(*outer, shape[axis], size))
+    sweep.give(value, writer.reshape(product, [*(0 for _ in range(axis + 1)), *map(int, inner)], shape))
+
+
+def _selection(sweep: SweepState, node: onnx.NodeProto, num_rows: int | str) -> str:
+    """Return (R, N): 1 where row r is the one that the n-th index looks up, else 0."""
     writer, (value, indices) = sweep.writer, node.input
-    shape, num_index_axes = writer.shape(value), len(writer.shape(indices))
-    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0) % len(
-        shape
+    axis = int(_attributes(node).get("axis", 0))
+    if isinstance(num_rows, int):
+        rows = writer.constant(np.arange(num_rows))
+    else:
+        rows = _numbers(writer, _size(writer, value, axis % len(writer.shape(value))))
+    distance = writer.add(
+        "Sub",
+        writer.add("Unsqueeze", rows, writer.constant([1])),
+        writer.reshape(indices, [1, -1], (1, "indices")),
     )
-    rank = len(shape) - 1 + num_index_axes
-    looked_up = range(axis, axis + num_index_axes)
-    rows = _moved(
-        writer, gradient, [*looked_up, *(number for number in range(rank) if number not in looked_up)]
-    )
-    front = [axis, *(number for number in range(len(shape)) if number != axis)]
-    zeros = writer.add("Mul", value, writer.constant(0.0), shape=shape)
-    places = writer.add("Unsqueeze", indices, writer.constant([num_index_axes]))
-    summed = writer.add("ScatterND", _moved(writer, zeros, front), places, rows, reduction="add")
-    summed = _moved(writer, summed, [int(place) for place in np.argsort(front)])
-    writer.shapes[summed] = shape
-    sweep.give(value, summed)
-
-
-def _moved(writer: GraphWriter, value: str, order: list[int]) -> str:
-    if order == list(range(len(order))):
-        return value
-    return writer.add("Transpose", value, perm=order)
+    differs = writer.add("Sign", writer.add("Cast", distance, to=TensorProto.FLOAT))
+    differs = writer.add("Mul", differs, differs)
+    return writer.add("Sub", writer.constant(1.0), differs)
 
 
 def _normalise(sweep: SweepState, node: onnx.NodeProto, gradient: str) -> None:

@@ -1,6 +1,6 @@
-"""The graphs of a bundle as functions of one text: embeddings with tokens left out, contributions, attention.
+"""Runs the graphs of a bundle on one text: embeddings with tokens left out, contributions, attention.
 
-T tokens, N variants of a text, E components of an embedding, L layers, H heads.
+Shapes: T tokens, N variants of a text, D hidden size, E components of an embedding, L layers, H heads.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.bundle import BundleError
-from attnlens.explanations import pooling_weights, unit, without_token
+from attnlens.dense import open_layers
+from attnlens.explanations import pool_weighted, pooling_weights, unit, without_token
 from attnlens.patterns import Band
-from attnlens.pooling import FloatArray, Pooling
+from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.graph.names import (
     ATTENTIONS_PATH,
     BASELINE,
     CONTRIBUTIONS_PATH,
     DIRECTION,
-    EMBEDDING_OUTPUT,
+    EMBEDDINGS_PATH,
     HEAD_GATES,
     HIDDEN_OUTPUT,
     NUM_DIMENSIONS,
@@ -32,21 +33,29 @@ from attnlens_export.graph.names import (
 )
 from attnlens_export.parity.grid import Inputs
 from attnlens_export.parity.measure import Graph
-from attnlens_export.parity.reference import Tensors
 from attnlens_export.published.pooling import read_embedding_size
 from attnlens_model import ATTENTION_WEIGHTS, EncoderConfig
 
 Float64Array = npt.NDArray[np.float64]
 
+# Rows of one run: variants of a text, or directions.
+_MAX_BATCH = 64
+
 
 class ExplainedModel:
-    """A bundle's graphs, and how it embeds."""
+    """The graphs of a bundle, one open at a time, and how it embeds.
+
+    Attributes:
+        is_linear: Whether an embedding is a weighted sum of token vectors.
+        num_dimensions: E.
+        has_distributions: Whether the attention weights of every layer sum to 1.
+    """
 
     def __init__(self, directory: Path, manifest: Manifest, config: EncoderConfig) -> None:
-        """Open the graphs.
+        """Read how the bundle embeds.
 
         Raises:
-            BundleError: the bundle has no graph of contributions.
+            BundleError: The bundle has no graph of contributions.
         """
         if not (directory / CONTRIBUTIONS_PATH).is_file():
             raise BundleError(
@@ -56,11 +65,19 @@ class ExplainedModel:
         self.config = config
         self.pooling = Pooling(manifest.pooling.pooling)
         self.is_linear = self.pooling is not Pooling.MAX and not manifest.pooling.dense
-        """Whether an embedding is a weighted sum of token vectors."""
+        self._directory = directory
+        self._dense = open_layers(directory, manifest.pooling.dense, config.hidden_size)
         self._size = read_embedding_size(directory, config.hidden_size)
         self.num_dimensions = manifest.pooling.truncate_dim or self._size
-        self._contributions = Graph(directory, CONTRIBUTIONS_PATH)
-        self._attentions = Graph(directory, ATTENTIONS_PATH)
+        self._maps = {
+            name: output
+            for name, (_, output) in layer_outputs(config).items()
+            if output.role == ATTENTION_WEIGHTS
+        }
+        self.has_distributions = len(self._maps) == config.num_layers and all(
+            output.row_sum == "one" for output in self._maps.values()
+        )
+        self._graph: tuple[str, Graph] | None = None
 
     def weights(self, num_tokens: int, left_out: Sequence[int] = ()) -> FloatArray:
         """Return the weights (T,) of token vectors without some of them; there must be one that counts."""
@@ -73,33 +90,52 @@ class ExplainedModel:
     def embed(self, ids: npt.NDArray[np.int64], left_out: Sequence[Sequence[int]]) -> Float64Array:
         """Return the embedding of a text without some of its tokens, for each of N choices: (N, E), length 1.
 
-        A token that is left out keeps its place, and nothing attends to it.
+        A token that is left out keeps its position, and no token attends to it.
         """
-        mask = np.ones((len(left_out), len(ids)), dtype=np.int64)
-        for row, tokens in enumerate(left_out):
-            mask[row, list(tokens)] = 0
-        weights = np.stack([self.weights(len(ids), tokens) for tokens in left_out])
-        return unit(self._run(ids, mask, weights)[EMBEDDING_OUTPUT])
+        pooled = []
+        for start in range(0, len(left_out), _MAX_BATCH):
+            chosen = left_out[start : start + _MAX_BATCH]
+            mask = np.ones((len(chosen), len(ids)), dtype=np.int64)
+            for row, tokens in enumerate(chosen):
+                mask[row, list(tokens)] = 0
+            hidden = self._open(EMBEDDINGS_PATH).run(self._inputs(ids, mask))[HIDDEN_OUTPUT]
+            pooled += [
+                pool_weighted(vectors, self.weights(len(ids), tokens), self.pooling)
+                for vectors, tokens in zip(hidden, chosen, strict=True)
+            ]
+        return unit(finish(np.stack(pooled), self._dense, dimensions=self.num_dimensions))
 
     def contributions(self, ids: npt.NDArray[np.int64]) -> tuple[Float64Array, float]:
         """Return the contributions (T,) of a text's tokens to itself, and the baseline."""
-        mask = np.ones((1, len(ids)), dtype=np.int64)
-        found = self._run(ids, mask, self.weights(len(ids))[None])
-        return found[TOKEN_CONTRIBUTIONS][0].astype(np.float64), float(found[BASELINE][0])
+        scores, baselines = self._sweep(ids, np.zeros((1, self._size), dtype=np.float32), towards_itself=True)
+        return scores[0], float(baselines[0])
+
+    def contribution_norms(self, ids: npt.NDArray[np.int64]) -> Float64Array:
+        """Return |c(t)| / |p| of each token, (T,): one run for each of E components."""
+        directions = np.eye(self.num_dimensions, self._size, dtype=np.float32)
+        squares = np.zeros(len(ids))
+        for start in range(0, len(directions), _MAX_BATCH):
+            portion = directions[start : start + _MAX_BATCH]
+            squares += np.square(self._sweep(ids, portion, towards_itself=False)[0]).sum(axis=0)
+        return np.sqrt(squares)
 
     def hidden_and_attention(self, ids: npt.NDArray[np.int64]) -> tuple[FloatArray, list[Float64Array]]:
         """Return the token vectors (T, D), and of each layer the mean over heads of its weights (T, T)."""
-        found = self._attentions.run(self._inputs(ids, np.ones((1, len(ids)), dtype=np.int64)))
-        maps = [
-            self._dense(name, found[name][0]).mean(axis=0, dtype=np.float64)
-            for name, (_, output) in layer_outputs(self.config).items()
-            if output.role == ATTENTION_WEIGHTS
-        ]
+        mask = np.ones((1, len(ids)), dtype=np.int64)
+        found = self._open(ATTENTIONS_PATH).run(self._inputs(ids, mask))
+        maps = [self._dense_map(name, found[name][0]).mean(axis=0, dtype=np.float64) for name in self._maps]
         return found[HIDDEN_OUTPUT][0], maps
 
-    def _dense(self, name: str, weights: FloatArray) -> FloatArray:
+    def _open(self, path: str) -> Graph:
+        """Return a graph. Opening another one closes it, since each session holds the weights."""
+        if self._graph is None or self._graph[0] != path:
+            self._graph = None
+            self._graph = (path, Graph(self._directory, path))
+        return self._graph[1]
+
+    def _dense_map(self, name: str, weights: FloatArray) -> FloatArray:
         """(H, T, T) or rows of a pattern -> (H, T, T)."""
-        pattern = layer_outputs(self.config)[name][1].pattern
+        pattern = self._maps[name].pattern
         if pattern is None:
             return weights
         return (
@@ -112,17 +148,22 @@ class ExplainedModel:
         rows = np.broadcast_to(ids, mask.shape).copy()
         return Inputs(rows, mask, np.zeros_like(rows) if self.config.embeddings.type_vocab_size > 1 else None)
 
-    def _run(self, ids: npt.NDArray[np.int64], mask: npt.NDArray[np.int64], weights: FloatArray) -> Tensors:
-        count = len(mask)
+    def _sweep(
+        self, ids: npt.NDArray[np.int64], directions: FloatArray, *, towards_itself: bool
+    ) -> tuple[Float64Array, Float64Array]:
+        """Return the contributions (N, T) towards directions (N, E) and the baselines (N,)."""
+        count = len(directions)
+        mask = np.ones((count, len(ids)), dtype=np.int64)
         gates = contribution_inputs(self.config, self._size)[HEAD_GATES][1:]
-        return self._contributions.run_feed(
+        found = self._open(CONTRIBUTIONS_PATH).run_feed(
             {
                 **self._inputs(ids, mask).feed(),
-                POOLING_WEIGHTS: weights,
+                POOLING_WEIGHTS: np.tile(self.weights(len(ids)), (count, 1)),
                 TAKES_MAXIMUM: np.full(count, self.pooling is Pooling.MAX, dtype=np.float32),
-                DIRECTION: np.zeros((count, self._size), dtype=np.float32),
-                TOWARDS_ITSELF: np.ones(count, dtype=np.float32),
+                DIRECTION: directions,
+                TOWARDS_ITSELF: np.full(count, towards_itself, dtype=np.float32),
                 NUM_DIMENSIONS: np.full(count, self.num_dimensions, dtype=np.int64),
                 HEAD_GATES: np.ones((count, *(int(axis) for axis in gates)), dtype=np.float32),
             }
         )
+        return found[TOKEN_CONTRIBUTIONS].astype(np.float64), found[BASELINE].astype(np.float64)

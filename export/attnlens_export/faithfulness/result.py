@@ -1,14 +1,18 @@
 """What was measured of the methods, and how it is kept in a bundle."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from attnlens.bundle import read_manifest
 from attnlens.explanations import ExplainMethod
 from attnlens.v1.explanation_pb2 import ExplainMethod as ExplainMethodNumber
 from attnlens.v1.explanation_pb2 import Faithfulness
+from attnlens.v1.manifest_pb2 import Manifest
 from attnlens_export.json_files import finite
 from attnlens_export.report import add_section
 
@@ -28,15 +32,19 @@ class Measured:
     """One method, or one control.
 
     Attributes:
-        method: which.
-        rank_correlation: the mean over texts.
-        standard_error: of that mean.
-        deletion_difference: the mean over texts.
+        method: The method or control.
+        rank_correlation: The mean over texts.
+        interval_low: The lower end of its 95 % confidence interval, by bootstrap over texts.
+        interval_high: The upper end.
+        num_texts: Number of texts with a rank correlation.
+        deletion_difference: The mean over texts. NaN if not measured.
     """
 
     method: ExplainMethod | Control
     rank_correlation: float
-    standard_error: float
+    interval_low: float
+    interval_high: float
+    num_texts: int
     deletion_difference: float
 
     @property
@@ -54,6 +62,16 @@ class Measured:
             if isinstance(self.method, Control)
             else self.method.name.lower().replace("_", " ")
         )
+
+    @property
+    def interval(self) -> str:
+        """The confidence interval, for tables."""
+        return f"{self.interval_low:.3f} to {self.interval_high:.3f}"
+
+    @property
+    def deletion(self) -> str:
+        """The deletion difference, for tables. Empty if not measured."""
+        return "" if math.isnan(self.deletion_difference) else f"{self.deletion_difference:.3f}"
 
 
 @dataclass(frozen=True)
@@ -74,19 +92,25 @@ class FaithfulnessResult:
 
     def sorted(self) -> list[Measured]:
         """Return the methods, the largest rank correlation first."""
-        return sorted(self.methods, key=lambda measured: -measured.rank_correlation)
+        return sorted(self.methods, key=lambda measured: -np.nan_to_num(measured.rank_correlation, nan=-2))
 
     def messages(self) -> list[Faithfulness]:
-        """Return what the manifest states."""
+        """Return what the manifest states: methods whose rank correlation is known on two texts or more.
+
+        Figures are rounded, so that a rounding error of a graph does not change the manifest.
+        """
         return [
             Faithfulness(
                 method=measured.number,
                 control=measured.method.value if isinstance(measured.method, Control) else "",
-                rank_correlation=measured.rank_correlation,
-                num_texts=self.num_texts,
-                deletion_difference=measured.deletion_difference,
+                rank_correlation=round(measured.rank_correlation, 3),
+                interval_low=round(measured.interval_low, 3),
+                interval_high=round(measured.interval_high, 3),
+                num_texts=measured.num_texts,
+                deletion_difference=round(measured.deletion_difference, 3),
             )
             for measured in self.sorted()
+            if math.isfinite(measured.interval_low)
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +119,9 @@ class FaithfulnessResult:
             {
                 "method": measured.name,
                 "rank_correlation": measured.rank_correlation,
-                "standard_error": measured.standard_error,
+                "interval_low": measured.interval_low,
+                "interval_high": measured.interval_high,
+                "num_texts": measured.num_texts,
                 "deletion_difference": measured.deletion_difference,
             }
             for measured in self.sorted()
@@ -110,26 +136,29 @@ class FaithfulnessResult:
     def page(self) -> str:
         """Return a section of the report."""
         rows = [
-            f"| {measured.name} | {measured.rank_correlation:.3f} | {measured.standard_error:.3f} "
-            f"| {measured.deletion_difference:.3f} |"
+            f"| {measured.name} | {measured.rank_correlation:.3f} | {measured.interval} "
+            f"| {measured.num_texts} | {measured.deletion} |"
             for measured in self.sorted()
         ]
         head = (
             f"{self.num_texts} texts ({self.texts}), {self.mean_tokens:.1f} tokens each. The rank\n"
-            "correlation is Spearman's with leave-one-out. The deletion difference is how much more the\n"
+            "correlation is Spearman's with leave-one-out, with its 95 % bootstrap confidence interval.\n"
+            "The deletion difference, measured by `attnlens check --faithfulness`, is how much more the\n"
             "embedding moves when the best 10 to 50 % of tokens are left out than when the worst are."
         )
-        titles = "| method | rank correlation | standard error | deletion difference |"
-        table = [titles, "|---|---|---|---|", *rows]
+        titles = "| method | rank correlation | 95 % interval | texts | deletion difference |"
+        table = [titles, "|---|---|---|---|---|", *rows]
         return f"{_HEADING}\n\n{head}\n\n" + "\n".join(table) + "\n"
 
 
-def record(directory: Path, result: FaithfulnessResult) -> None:
-    """Write the measurements into the bundle's report and manifest, in place of earlier ones.
+def record(directory: Path, result: FaithfulnessResult) -> Manifest:
+    """Write the measurements into the bundle's report and manifest, replacing earlier ones.
 
-    The manifest changes, and with it the version of the model that a server states.
+    Returns:
+        The new manifest. With it, the version of the model that a server reports changes.
     """
     manifest = read_manifest(directory)
     del manifest.faithfulness[:]
     manifest.faithfulness.extend(result.messages())
     add_section(directory, manifest, _KEY, result.as_json(), result.page())
+    return manifest

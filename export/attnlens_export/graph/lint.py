@@ -53,8 +53,8 @@ EXPERTS_OPERATORS = frozenset({"Abs", "ArgMax", "Clip"})
 # What the pooling and the sweep back need, and the transposes of lookups and of the convolution.
 CONTRIBUTIONS_OPERATORS = frozenset(
     {
-        *("Clip", "Concat", "Identity", "ReduceMax", "ReduceSum", "Sigmoid", "Sign", "Sqrt", "Squeeze"),
-        *("ConvTranspose", "ScatterND"),
+        *("Clip", "Concat", "Identity", "Range", "ReduceMax", "ReduceSum", "Sigmoid", "Sign", "Sqrt"),
+        *("ConvTranspose", "Squeeze"),
     }
 )
 # The weights of layers behind the pooling, which a graph of contributions holds besides.
@@ -72,6 +72,10 @@ _REASONS = {
     "Scan": "control flow",
     "SequenceMap": "control flow",
 }
+
+# ONNX Runtime's ScatterND on the CPU updates elements from several threads without protection: with duplicate
+# indices, updates are lost, and results vary from run to run (seen in 1.31).
+_RACING = frozenset({"ScatterND"})
 
 Interface = dict[str, tuple[int, tuple[int | str, ...]]]
 
@@ -151,7 +155,13 @@ def allowed_operators(
 def _operator_findings(model: onnx.ModelProto, allowed: frozenset[str]) -> list[str]:
     findings = []
     for node in model.graph.node:
-        if node.domain not in ("", "ai.onnx"):
+        reduction = next((each.s.decode() for each in node.attribute if each.name == "reduction"), "none")
+        if node.op_type in _RACING and reduction != "none":
+            findings.append(
+                f"node {node.name!r}: {node.op_type} with the reduction {reduction!r} loses updates when it "
+                "runs with several threads: use a product of matrices"
+            )
+        elif node.domain not in ("", "ai.onnx"):
             findings.append(f"node {node.name!r}: {node.op_type} of the foreign domain {node.domain!r}")
         elif node.op_type not in allowed:
             reason = "random numbers" if node.op_type.startswith("Random") else _REASONS.get(node.op_type)

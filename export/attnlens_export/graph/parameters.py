@@ -30,6 +30,28 @@ def compare_weights(path: Path, encoder: Encoder, name: str) -> None:
             )
 
 
+def compare_tables(path: Path, encoder: Encoder) -> int:
+    """Compare the computed tables of a graph, such as rotary cosines, with those of the encoder, bit for bit.
+
+    Returns:
+        Number of tables that were compared. A table that the graph does not need is not in it.
+
+    Raises:
+        GraphError: A table differs.
+    """
+    buffers = dict(encoder.named_buffers())
+    tensors = [tensor for tensor in read_structure(path).graph.initializer if tensor.name in buffers]
+    for tensor in tensors:
+        found = torch.from_numpy(read_weight(path.parent, tensor))
+        expected = buffers[tensor.name]
+        if found.shape != expected.shape or not torch.equal(found, expected):
+            raise GraphError(
+                f"{path}: the table {tensor.name} {tuple(found.shape)} differs from the encoder's "
+                f"{tuple(expected.shape)}: export the checkpoint again"
+            )
+    return len(tensors)
+
+
 def rebuild_encoder(path: Path, config: EncoderConfig) -> Encoder:
     """Make the PyTorch encoder, fp32 and in eval mode, from the weights of an ONNX file.
 

@@ -179,7 +179,7 @@ class Int8Result(GraphResult):
         embeddings = (f"{found.mean_cosine:.6f}", f"{found.min_cosine:.6f}")
         tokens = (f"{found.mean_token_cosine:.6f}", f"{found.min_token_cosine:.6f}")
         return Table(
-            f"model_int8.onnx against model.onnx, {self.num_texts} texts it was not calibrated with",
+            f"model_int8.onnx against model.onnx, {self.num_texts} texts that had no part in making it",
             ("cosine", "texts", "mean", "smallest"),
             (
                 *kinds,
@@ -191,7 +191,8 @@ class Int8Result(GraphResult):
                 f"the nearest other text is the same for {found.neighbour_agreement:.1%}",
                 f"a text alone and in a batch differ by {self.alone_error:.1e}",
                 f"products: {_describe_products(self.made)}",
-                f"times as fast as fp32, on one thread: {_describe_speeds(self.made)}",
+                f"times as fast as fp32, on one thread: {_describe_speeds(self.made)}"
+                + ("; UNRELIABLE, the processor was busy" if self.made.unreliable_timings else ""),
             ),
         )
 

@@ -77,7 +77,7 @@ class Search:
         self,
         source: Fp32Graph,
         calibration: Mapping[str, Embedder],
-        verification: Mapping[str, Embedder],
+        selection: Mapping[str, Embedder],
         progress: Progress,
     ) -> None:
         """Collect what goes into the products of `source`; the texts are given by kind."""
@@ -86,18 +86,24 @@ class Search:
         path = source.directory / EMBEDDINGS_PATH
         self._folder = path.parent
         session = open_session(path)
-        self._embedders = verification
-        self._expected = run_all(verification, session)
-        self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in verification.items()}
+        self._embedders = selection
+        self._expected = run_all(selection, session)
+        self._few = {kind: embedder.part(MAX_LOSS_BATCHES) for kind, embedder in selection.items()}
         self._few_expected = run_all(self._few, session)
         self._recipes: dict[tuple[str, Method], Recipe] = {}
         groups = find_groups(source.embeddings)
         self._activations = self._collect(groups, calibration)
         self._units = divide([group for group in groups if group.source in self._activations])
+        self._figures: tuple[Figures, Figures] | None = None
+        self.has_reliable_timings = True
 
     def run(self, gate: Gate) -> list[Candidate]:
-        """Return the choices that were measured, whether they pass or not."""
-        losses, seconds = self._losses(), self._seconds()
+        """Return the choices that were measured, whether they pass or not.
+
+        The first call measures losses and times of products, later ones reuse them.
+        """
+        self._figures = self._figures or (self._losses(), self._seconds())
+        losses, seconds = self._figures
         measured: dict[tuple[Method, ...], Candidate] = {}
         budget = FIRST_SHARE * (1 - gate.min_mean_cosine)
         enough, too_much = 0.0, np.inf  # the largest budget that passed, the smallest that failed
@@ -192,9 +198,9 @@ class Search:
             path.unlink()
         shape = (*TIMED_SHAPE, graph_width(group, self._source.embeddings))
         value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        seconds = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
-        # The least: other programs on the machine only ever add to a time.
-        return {method: min(seconds[method]) for method in methods_for(group)}
+        timings = measure_seconds(sessions, {group.source: value}, TIMED_REPETITIONS)
+        self.has_reliable_timings &= timings.is_reliable
+        return {method: timings.seconds[method] for method in methods_for(group)}
 
     def _measure(self, plan: Plan, seconds: Figures, gate: Gate) -> Candidate:
         recipes = {

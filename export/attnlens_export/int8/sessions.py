@@ -1,12 +1,17 @@
 """Graphs in ONNX Runtime on the CPU, opened and timed."""
 
+import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+
+MAX_ROUNDS = 5
+MAX_ROUND_DIFFERENCE = 0.15
 
 Feed = Mapping[str, npt.NDArray[np.generic]]
 
@@ -33,14 +38,44 @@ def open_session(
     )
 
 
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per run of several sessions, measured in turns.
+
+    Attributes:
+        seconds: Minimum per session. Other programs on the machine only ever add to a time.
+        is_reliable: Whether the last two rounds agree within `MAX_ROUND_DIFFERENCE`.
+    """
+
+    seconds: dict[str, float]
+    is_reliable: bool
+
+
 def measure_seconds(
     sessions: Mapping[str, onnxruntime.InferenceSession], feed: Feed, repetitions: int
-) -> dict[str, list[float]]:
-    """Time sessions in turns, after a first turn that is not counted, and return all times of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in sessions}
-    for _ in range(repetitions + 1):
-        for name, session in sessions.items():
-            started = time.perf_counter()
-            session.run(None, feed)
-            seconds[name].append(time.perf_counter() - started)
-    return {name: each[1:] for name, each in seconds.items()}
+) -> Timings:
+    """Time sessions in turns, in rounds of `repetitions`, until two rounds agree or `MAX_ROUNDS` are over.
+
+    The first run of each session is not counted.
+    """
+    for session in sessions.values():
+        session.run(None, feed)
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < MAX_ROUNDS:
+        rounds.append(dict.fromkeys(sessions, math.inf))
+        for _ in range(repetitions):
+            for name, session in sessions.items():
+                started = time.perf_counter()
+                session.run(None, feed)
+                rounds[-1][name] = min(rounds[-1][name], time.perf_counter() - started)
+        if len(rounds) > 1 and _agree(rounds[-2], rounds[-1]):
+            break
+    seconds = {name: min(found[name] for found in rounds) for name in sessions}
+    return Timings(seconds, _agree(rounds[-2], rounds[-1]))
+
+
+def _agree(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    return all(
+        abs(seconds - second[name]) <= MAX_ROUND_DIFFERENCE * min(seconds, second[name])
+        for name, seconds in first.items()
+    )

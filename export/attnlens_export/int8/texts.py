@@ -1,4 +1,4 @@
-"""The texts of several kinds that int8 is calibrated and verified with: every other one for each.
+"""Texts of several kinds, in three disjoint sets: to calibrate, to select products and to judge the result.
 
 B batch, T tokens.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +26,7 @@ MIN_TEXTS = 20
 # Those of this package, in data/.
 KINDS = ("sentences", "prose", "very_short", "code_and_numbers", "other_scripts")
 GIVEN = "given"
+EMPTY = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,20 @@ class Batch:
 
     inputs: Inputs
     places: tuple[int, ...]
+
+
+class TextSets(NamedTuple):
+    """Disjoint sets of texts, apart from the empty text.
+
+    Attributes:
+        calibration: Texts that scales and rounding are computed from.
+        selection: Texts that decide which products are quantized, and how.
+        judgement: Texts that the finished graph is measured on.
+    """
+
+    calibration: list[str]
+    selection: list[str]
+    judgement: list[str]
 
 
 def read_kinds(path: Path | None) -> dict[str, list[str]]:
@@ -70,9 +86,15 @@ def _read_given(path: Path) -> list[str]:
     return texts
 
 
-def split_texts(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the texts to calibrate with, and the others, to verify with."""
-    return list(texts[::2]), list(texts[1::2])
+def split_texts(texts: Sequence[str]) -> TextSets:
+    """Split texts: every second one calibrates, every fourth one selects, every fourth one judges.
+
+    The empty text, which every server receives sooner or later, is in every set if it is among the texts.
+    """
+    sets = [texts[::2], texts[1::4], texts[3::4]]
+    if EMPTY in texts:
+        sets = [members if EMPTY in members else [EMPTY, *members] for members in sets]
+    return TextSets(*map(list, sets))
 
 
 def write_texts(path: Path, kinds: Mapping[str, Sequence[str]]) -> None:

@@ -15,10 +15,11 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
 
 from attnlens_export.graph.names import HIDDEN_OUTPUT, layer_outputs
-from attnlens_export.graph.read import read_structure
+from attnlens_export.graph.read import read_structure, read_weight
 from attnlens_export.parity.compare import (
     BoolArray,
     Difference,
@@ -70,18 +71,38 @@ class RunnableGraph(Protocol):
 
 
 class Graph:
-    """An ONNX file in ONNX Runtime, opened as attnlens-server opens it on the CPU."""
+    """An ONNX file in ONNX Runtime, opened as attnlens-server opens it on the CPU.
 
-    def __init__(self, directory: Path, path: str) -> None:
+    Args:
+        directory: Bundle directory.
+        path: The ONNX file, relative to `directory`.
+        threads: Number of threads of a run. 0 means one per core.
+        model: Graph to run in place of the file. Its weights are in the files that `path` refers to.
+    """
+
+    def __init__(
+        self, directory: Path, path: str, *, threads: int = 0, model: onnx.ModelProto | None = None
+    ) -> None:
         self.path = path
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        if model is not None:
+            # Read here, since ONNX Runtime does not follow a link out of a folder that it is told of.
+            stored = {
+                tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(
+                    np.ascontiguousarray(read_weight((directory / path).parent, tensor))
+                )
+                for tensor in model.graph.initializer
+                if tensor.data_location == onnx.TensorProto.EXTERNAL
+            }
+            options.add_external_initializers(list(stored), list(stored.values()))
         # The threads must not burn the cores between two runs, while PyTorch computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep what the largest input needed, rounded up to a power of two.
         options.enable_cpu_mem_arena = False
         options.log_severity_level = 3  # errors come as exceptions
         self._session = onnxruntime.InferenceSession(
-            directory / path,
+            directory / path if model is None else model.SerializeToString(),
             providers=["CPUExecutionProvider"],
             # Slower and less exact than the nodes that it replaces (onnxruntime issue 17689).
             sess_options=options,

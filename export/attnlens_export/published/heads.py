@@ -1,4 +1,4 @@
-"""What a checkpoint is used for, where that is not embeddings: classifiers, rerankers, language models.
+"""What a checkpoint is used for, where that is not embeddings: classifiers, rerankers, sparse retrieval.
 
 A bundle holds the encoder. The embeddings of a checkpoint that was not trained to give any are a surprise, so
 they are made only where somebody asks for them.
@@ -16,7 +16,6 @@ from attnlens_export.published.prompts import PROMPTS_FILE
 SPARSE = "a sparse encoder (SPLADE), whose vectors have a weight for each word of the vocabulary"
 LATE_INTERACTION = "a late-interaction encoder (ColBERT), which gives a text one vector for each token"
 CROSS_ENCODER = "a cross-encoder (reranker), which gives a pair of texts a score"
-LANGUAGE_MODEL = "a language model without a modules.json that says how to embed with it"
 
 # `model_type` of sentence-transformers' own configuration.
 _MODEL_TYPES = {
@@ -32,7 +31,6 @@ _MODULES = {
 }
 _ARCHITECTURES = {
     "ColBERT": LATE_INTERACTION,
-    "ForCausalLM": LANGUAGE_MODEL,
     "ForMultipleChoice": "a classifier, which chooses among answers",
     "ForQuestionAnswering": "a model that finds an answer in a text",
     "ForSequenceClassification": "a classifier or a reranker",
@@ -43,8 +41,6 @@ _TENSORS = re.compile(
     r"^(?!.*sop_classifier)(.*\.)?(pre_classifier|classifier|classification_head|qa_outputs|score)\."
 )
 _COLBERT_TENSORS = re.compile(r"^linear\.")
-# Not there where the head has the token embeddings for weights.
-_LANGUAGE_MODEL_TENSORS = re.compile(r"^(.*\.)?lm_head\.")
 _MAX_NAMED = 3
 
 
@@ -88,9 +84,6 @@ def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
     tensors = tuple(name for name in names if _TENSORS.match(name))
     if architecture == LATE_INTERACTION:
         tensors += tuple(name for name in names if _COLBERT_TENSORS.match(name))
-    if architecture == LANGUAGE_MODEL:
-        what = what or LANGUAGE_MODEL
-        tensors += tuple(name for name in names if _LANGUAGE_MODEL_TENSORS.match(name))
     if what is None and tensors:
         what = architecture or "a model for another task"
     return Head(what, tensors) if what else None

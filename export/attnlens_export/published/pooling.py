@@ -13,7 +13,7 @@ from attnlens.v1.manifest_pb2 import Pooling, PoolingDefaults
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
 from attnlens_export.published.dense import read_dense, read_weights, write_dense
-from attnlens_export.published.modules import Module, read_modules, write_modules
+from attnlens_export.published.modules import Module, listed_kinds, read_modules, write_modules
 from attnlens_export.published.prompts import PROMPTS_FILE
 
 # Our names, which are those of the protocol's enum.
@@ -38,6 +38,22 @@ _FLAGS = {
 }
 _FLAG_PREFIX = "pooling_mode_"
 _HOW_TO_GO_ON = f"choose one with --pooling {'|'.join(POOLINGS)}"
+
+
+def check_pooling_known(directory: Path, pooling: str | None) -> None:
+    """Reject a checkpoint that does not say how it is pooled, unless a pooling was chosen.
+
+    Raises:
+        SourceError: `modules.json` lists no Pooling, or there is no such file, and `pooling` is None.
+    """
+    if pooling is None and "Pooling" not in listed_kinds(directory):
+        raise SourceError(
+            "the checkpoint does not say how its token vectors become an embedding (it has no modules.json "
+            "of sentence-transformers with a Pooling module): choose what its publisher recommends with "
+            f"`attnlens export --pooling {'|'.join(POOLINGS)}`, and --normalize for embeddings of length 1. "
+            "If nothing is recommended, the model may not be trained for embeddings; token vectors and "
+            "attention do not depend on the choice"
+        )
 
 
 def read_pooling(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,33 @@ from tokenizers import Tokenizer
 
 from attnlens_export.errors import SourceError
 from attnlens_export.json_files import read_object, write_json
-from attnlens_export.tokenizer.build import build_tokenizer
+from attnlens_export.tokenizer.build import build_tokenizer, tokenizer_class
 from attnlens_model import EncoderConfig, read_config
+from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 
 TASK_KEY = "attnlens_task"
 """The key of a bundle's `config.json` that names the task whose adapters were merged into the weights."""
 
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
-_TRUNCATION = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
+_TRUNCATION = {"strategy": "LongestFirst", "stride": 0}
 _COPIED_FILES = ("vocab.txt",)
-_EMBEDDERS_FILES = ("config_sentence_transformers.json", "sentence_bert_config.json")
+_EMBEDDERS_FILES = ("config_sentence_transformers.json",)
+
+SENTENCE_CONFIG = "sentence_bert_config.json"
+"""The settings of sentence-transformers' Transformer module, in a checkpoint and in a bundle."""
+# The names that sentence-transformers tries, in its order. Early releases named the file after the encoder.
+_SENTENCE_CONFIGS = (
+    SENTENCE_CONFIG,
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert")),
+    *(f"sentence_{kind}_config.json" for kind in ("xlm-roberta", "xlnet")),
+)
+# Tokenizer classes whose arguments replace fields of `BertNormalizer`: field -> (argument, its default).
+_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+_BERT_FIELDS = {
+    "lowercase": ("do_lower_case", True),
+    "strip_accents": ("strip_accents", None),
+    "handle_chinese_chars": ("tokenize_chinese_chars", True),
+}
 
 
 def write_config(
@@ -102,11 +120,17 @@ def write_tokenizer(
     else:
         return ""
     # Checkpoints carry the settings of their last use; these make every reader do what the server does.
-    limits = {"truncation": _TRUNCATION | {"max_length": max_tokens}, "padding": None}
-    write_json(directory / "tokenizer.json", content | limits)
     # A tokenizer from elsewhere is not described by the checkpoint's files.
     described_by = source if tokenizer is None else None
     settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
+    direction = _truncation_side(settings, content).capitalize()
+    limits = {"truncation": {"direction": direction, "max_length": max_tokens} | _TRUNCATION, "padding": None}
+    normalizer = content.get("normalizer")
+    if described_by and not built:
+        normalizer = _with_class_settings(normalizer, described_by, settings)
+    if read_object(directory / SENTENCE_CONFIG).get("do_lower_case"):
+        normalizer = _lowercased(normalizer)
+    write_json(directory / "tokenizer.json", content | limits | {"normalizer": normalizer})
     special = read_object(described_by / "special_tokens_map.json") if described_by else {}
     special = special or {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name)}
     special = (built.special_tokens if built else {}) | special
@@ -121,12 +145,60 @@ def write_tokenizer(
     return built.description if built else ""
 
 
+def _truncation_side(settings: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return "right" or "left": the side on which transformers, and so sentence-transformers, truncates.
+
+    Args:
+        settings: The content of `tokenizer_config.json`, which takes precedence.
+        content: The content of `tokenizer.json`.
+
+    Raises:
+        SourceError: It is another side.
+    """
+    stated = (content.get("truncation") or {}).get("direction", "right")
+    side = str(settings.get("truncation_side", stated)).lower()
+    if side not in ("right", "left"):
+        raise SourceError(
+            f"truncation_side is {side!r} in tokenizer_config.json: it must be 'right' or 'left'"
+        )
+    return side
+
+
+def _with_class_settings(
+    normalizer: dict[str, Any] | None, source: Path, settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the normalizer of `tokenizer.json` with the settings of `tokenizer_config.json` applied.
+
+    The BERT classes of transformers 4 and 5 replace these fields of the normalizer by their own arguments,
+    and use the defaults of those arguments if `tokenizer_config.json` does not state them.
+    """
+    is_bert = tokenizer_class(source, settings) in _BERT_CLASSES
+    if not is_bert or normalizer is None or normalizer["type"] != "BertNormalizer":
+        return normalizer
+    return normalizer | {field: settings.get(key, default) for field, (key, default) in _BERT_FIELDS.items()}
+
+
+def _lowercased(normalizer: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a normalizer of `tokenizer.json` that lowercases first, as sentence-transformers does.
+
+    Its `do_lower_case` prepends `Lowercase` unless the normalizer, or a member of its sequence, is one.
+    """
+    steps = [] if normalizer is None else [normalizer]
+    if normalizer and normalizer["type"] == "Sequence":
+        steps = normalizer["normalizers"]
+    lowercase = {"type": "Lowercase"}
+    return {"type": "Sequence", "normalizers": steps if lowercase in steps else [lowercase, *steps]}
+
+
 def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
     """Load a `tokenizer.json` and check its ids against the encoder's vocabulary.
 
     Raises:
         SourceError: unreadable or empty, or an id is too large for the encoder.
+        CheckpointError: It is a Git LFS pointer.
     """
+    if path.is_file():
+        check_not_lfs_pointer(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
@@ -187,13 +259,25 @@ def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = 
     for path in sorted(source.iterdir()) if source else ():
         if path.is_file() and (path.name in names or path.name.startswith("LICENSE")):
             shutil.copyfile(path, directory / path.name)
+    settings = read_sentence_config(source) if source and is_embedder else {}
+    if settings:
+        write_json(directory / SENTENCE_CONFIG, settings)
+
+
+def read_sentence_config(directory: Path) -> dict[str, Any]:
+    """Return the settings of sentence-transformers' Transformer module, from the file that it would read.
+
+    Raises:
+        SourceError: The file is broken.
+    """
+    return next((found for name in _SENTENCE_CONFIGS if (found := read_object(directory / name))), {})
 
 
 def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
     """Return the publisher's limit in tokens, special ones included; at most what the encoder takes."""
     limits: list[Any] = [config.max_tokens]
     if source:
-        limits.append(read_object(source / "sentence_bert_config.json").get("max_seq_length"))
+        limits.append(read_sentence_config(source).get("max_seq_length"))
         limits.append(read_object(source / "tokenizer_config.json").get("model_max_length"))
     # "No limit" is written as a huge number, a float, null or not at all.
     return min(limit for limit in limits if isinstance(limit, int) and limit > 0)

@@ -5,7 +5,7 @@ for the `model_type`; a class or a setting that is not known here is refused. Th
 transformers makes its fast tokenizers (convert_slow_tokenizer.py there).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,20 @@ def build_tokenizer(source: Path) -> BuiltTokenizer | None:
     return BuiltTokenizer(tokenizer, spelled, f"{description}; {template}")
 
 
-def _recipe(source: Path, settings: dict[str, Any], present: list[str]) -> Recipe:
+def tokenizer_class(source: Path, settings: Mapping[str, Any]) -> str:
+    """Return the name of a checkpoint's tokenizer class in transformers, without its suffix "Fast".
+
+    Args:
+        source: The checkpoint's directory, with `config.json`.
+        settings: The content of `tokenizer_config.json`.
+    """
     config = read_object(source / "config.json")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    name = str(named or class_of_model_type(str(config.get("model_type")))).removesuffix("Fast")
+    return str(named or class_of_model_type(str(config.get("model_type")))).removesuffix("Fast")
+
+
+def _recipe(source: Path, settings: dict[str, Any], present: list[str]) -> Recipe:
+    name = tokenizer_class(source, settings)
     recipe = RECIPES.get(name)
     if recipe is None:
         raise SourceError(

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from attnlens.sentencepiece.v1.model_pb2 import Model
 from attnlens_export.errors import SourceError
 from attnlens_export.tokenizer.recipes import Recipe
+from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 
 _UNIGRAM = 1
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
@@ -42,6 +43,7 @@ def build_unigram(path: Path, recipe: Recipe, settings: dict[str, Any], special:
     Raises:
         SourceError: not a Unigram model, or one of another layout, or the pieces differ from the library's.
     """
+    check_not_lfs_pointer(path)
     model = _read_model(path)
     unknown = next((row for row, piece in enumerate(model.pieces) if piece.type == _UNKNOWN), None)
     if unknown is None:

@@ -80,7 +80,7 @@ class BigBirdAttentionConfig(AttentionConfig):
     @property
     def operators(self) -> frozenset[str]:
         """The operators of ONNX that the modules need beside those of BERT."""
-        return frozenset({"Clip", "Concat", "Max", "Min", "ReduceSum", "Squeeze"})
+        return frozenset({"Abs", "Clip", "Concat", "Max", "Min", "ReduceSum", "Squeeze"})
 
     @property
     def table(self) -> BlockTable:
@@ -216,25 +216,31 @@ class BigBirdSelfAttention(HeadProjections):
         Returns:
             (B, H, C, c, K) and (B, H, C, c, (5 + r) c); (B, H, 2c, K) and (B, H, 2c, T).
         """
-        # A head's part of a token is a row of its own, so that each head can look up others.
-        rows = [
-            torch.unflatten(tokens, -1, (self.num_heads, -1)).flatten(1, 2) for tokens in (query, key, value)
-        ]
-        blocks = [vectors[:, parts.queries] for vectors in rows]  # (B, H, C, c, K)
-        ends = [self._selected(vectors, parts.select) for vectors in blocks]  # (B, H, 2c, K)
+        heads = [self.split_heads(tokens, self.num_heads) for tokens in (query, key, value)]
+        blocks = [tokens[:, :, parts.queries] for tokens in heads]  # (B, H, C, c, K)
+        ends = [parts.select @ vectors.flatten(-2) for vectors in blocks]  # (B, H, 2, c K)
         keys, values = (
-            torch.cat([end[:, :, None] * parts.ones, vectors[:, parts.keys]], dim=3)
-            for end, vectors in zip(ends[1:], rows[1:], strict=True)
+            self._attended(vectors.flatten(-2), end, parts)
+            for vectors, end in zip(blocks[1:], ends[1:], strict=True)
         )  # (B, H, C, (5 + r) c, K)
         inner = attend(blocks[0], keys, values, parts.mask.bias, self.dropout)
-        all_keys, all_values = (self.split_heads(tokens, self.num_heads) for tokens in (key, value))
-        return inner, attend(ends[0], all_keys, all_values, parts.all_keys.bias, self.dropout)
+        end_queries = torch.unflatten(ends[0], -1, (-1, self.head_dim)).flatten(2, 3)  # (B, H, 2c, K)
+        return inner, attend(end_queries, heads[1], heads[2], parts.all_keys.bias, self.dropout)
 
-    def _selected(self, blocks: Tensor, select: Tensor) -> Tensor:
-        """Return the first and the last block of each text: (B, H, C, c, K) -> (B, H, 2c, K)."""
-        chosen = select @ blocks.flatten(-2)  # (B, H, 2, c K)
-        joined: Tensor = torch.unflatten(chosen, -1, (-1, self.head_dim)).flatten(2, 3)
-        return joined
+    def _attended(self, blocks: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
+        """Return the keys, or the values, of each block of queries.
+
+        Args:
+            blocks: (B, H, C, c K).
+            ends: (B, H, 2, c K), the first and the last block of each text.
+            parts: see `forward`.
+
+        Returns:
+            (B, H, C, (5 + r) c, K): the ends, then the previous block, itself, the next and the random ones.
+        """
+        near = (parts.near @ blocks[:, :, None]).transpose(2, 3)  # (B, H, C, 3 + r, c K)
+        attended = torch.cat([ends[:, :, None] * parts.ones, near], dim=3)  # (B, H, C, 5 + r, c K)
+        return torch.unflatten(attended, -1, (-1, self.head_dim)).flatten(3, 4)
 
     def _joined(self, start: Tensor, inner: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
         """Return the context (B, H, T, K): by blocks in long texts, of the start in others."""
@@ -242,9 +248,11 @@ class BigBirdSelfAttention(HeadProjections):
         spread = parts.select.transpose(-1, -2) * parts.is_long  # (B, 1, C, 2)
         blocks = inner.flatten(-2) * parts.is_inner + spread @ chosen  # (B, H, C, c K)
         tokens = torch.unflatten(blocks, -1, (-1, self.head_dim)).flatten(2, 3)  # (B, H, C c, K)
-        short = start * (1.0 - parts.is_long)
-        context: Tensor = tokens[:, :, parts.from_blocks] + short[:, :, parts.from_start]
-        return context
+        short = start * (1.0 - parts.is_long)  # (B, H, E, K)
+        num_tokens = parts.live.shape[2]
+        # C c or E is at least T. The shorter of the two is 0 where it ends.
+        long = torch.cat([tokens, short * 0.0], dim=2).narrow(2, 0, num_tokens)
+        return long + torch.cat([short, tokens * 0.0], dim=2).narrow(2, 0, num_tokens)
 
     def _rows(self, start: Tensor, inner: Tensor, ends: Tensor, parts: BlockParts) -> Tensor:
         """Return the weights in the layout of `BlockTable`."""

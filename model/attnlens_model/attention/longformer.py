@@ -36,6 +36,7 @@ from attnlens_model.attention.parts.sliding_window import (
     Windows,
     block_size,
     find_global_tokens,
+    keys_of_blocks,
     local_tokens,
     make_windows,
     window_context,
@@ -192,12 +193,13 @@ class LongformerSelfAttention(HeadProjections):
             weights = attention_weights(query, key, seen, self.scale)  # (B, H, T, T)
             heads = self.dropout(weights) @ value  # (B, H, T, K)
             return heads.transpose(1, 2).flatten(-2) * sight.local, weights
-        if sight.tokens is not None:
-            selector = sight.tokens.selector[:, None]  # (B, 1, G, T)
-            key = torch.cat([selector @ key, key], dim=2)  # (B, H, G + T, K)
-            value = torch.cat([selector @ value, value], dim=2)
-        blocks = window_weights(query, key, seen, self.scale)  # (B, H, C, b, S)
-        context = window_context(self.dropout(blocks), value, seen, num_tokens)
+        selector = None if sight.tokens is None else sight.tokens.selector[:, None]  # (B, 1, G, T)
+        keys, values = (
+            keys_of_blocks(tokens, None if selector is None else selector @ tokens, seen)
+            for tokens in (key, value)
+        )  # (B, H, C, S, K)
+        blocks = window_weights(query, keys, seen, self.scale)  # (B, H, C, b, S)
+        context = window_context(self.dropout(blocks), values, num_tokens)
         rows = window_rows(blocks, seen, num_tokens)  # (B, H, T, G + 2w + 1)
         # In this order the exporter calls the axis of tokens what it calls that of the inputs.
         return sight.local * context, sight.local[:, None] * rows

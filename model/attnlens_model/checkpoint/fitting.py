@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attnlens_model.config import EncoderConfig
 from attnlens_model.errors import CheckpointError
-from attnlens_model.family import Family, Layout, RowOrder
+from attnlens_model.family import Buffer, Family, Layout, RowOrder
 
 # Of each kind of misfit so many are named; the rest is a count.
 _MAX_NAMED = 10
@@ -29,8 +30,7 @@ def fit_tensors(
     tensors: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     family: Family,
-    num_layers: int,
-    num_heads: int,
+    config: EncoderConfig,
 ) -> FittedTensors:
     """Find the tensor for every parameter.
 
@@ -38,23 +38,26 @@ def fit_tensors(
         tensors: the checkpoint's, by its own names.
         parameters: the encoder's, by our names; only their shapes are looked at.
         family: how the checkpoint names things.
-        num_layers: how many layers have weights of their own.
-        num_heads: of every layer, by which a checkpoint may order rows.
+        config: The encoder.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that weights do not have, or
-            hold a NaN or an infinity.
+            hold a NaN or an infinity; a tensor is stored under two names with different values, or a
+            stored buffer differs from the one that the encoder computes.
     """
     layout, prefix = _find_layout(tensors, family)
     originals, duplicates = _modern_names(tensors, family)
+    _check_duplicates(tensors, duplicates)
+    num_layers = config.num_distinct_layers
+    buffers = {prefix + name: holds for name, holds in family.named_buffers(num_layers).items()}
+    _check_buffers(tensors, {originals[name]: buffers[name] for name in buffers.keys() & originals}, config)
     wanted = {
         prefix + theirs: {name: parameters[name].shape for name in ours}
         for ours, theirs in layout.weight_names(num_layers, parameters)
         if all(name in parameters for name in ours)
     }
     _check_all_named(parameters, wanted.values(), family)
-    known = {*wanted, *(prefix + buffer for buffer in family.buffer_names(num_layers))}
-    others = [name for name in originals if name not in known]
+    others = [name for name in originals if name not in {*wanted, *buffers}]
     roots = tuple(prefix + root for root in layout.roots)
     spare = {
         prefix + theirs
@@ -64,14 +67,13 @@ def fit_tensors(
     places = {originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals}
     _raise_misfits(
         missing=[name for name in wanted if name not in originals],
-        unexpected=duplicates
-        + [originals[name] for name in others if name.startswith(roots) and name not in spare],
+        unexpected=[originals[name] for name in others if name.startswith(roots) and name not in spare],
         misshapen=_misshapen(tensors, places),
     )
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
-        split = _split(tensors[originals[name]], shapes, layout.row_order(name), num_heads)
+        split = _split(tensors[originals[name]], shapes, layout.row_order(name), config.num_heads)
         parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
         # After the cast, which makes an infinity of a large float64.
         if not all(_is_finite(part) for part in parts.values()):
@@ -140,11 +142,32 @@ def _find_layout(names: Iterable[str], family: Family) -> tuple[Layout, str]:
     )
 
 
-def _modern_names(names: Iterable[str], family: Family) -> tuple[dict[str, str], list[str]]:
-    """Return {today's name: name in the checkpoint}, and the names that say the same thing once more."""
+def _modern_names(names: Iterable[str], family: Family) -> tuple[dict[str, str], dict[str, str]]:
+    """Return {today's name: name in the checkpoint}, and {another name in the checkpoint: that name}."""
     originals: dict[str, str] = {}
-    duplicates = [name for name in names if originals.setdefault(family.modern_name(name), name) != name]
-    return originals, duplicates
+    firsts = {name: originals.setdefault(family.modern_name(name), name) for name in names}
+    return originals, {name: first for name, first in firsts.items() if name != first}
+
+
+def _check_duplicates(tensors: Mapping[str, Tensor], duplicates: Mapping[str, str]) -> None:
+    for name, first in duplicates.items():
+        one, other = tensors[first], tensors[name]
+        if one.dtype != other.dtype or not torch.equal(one, other):
+            raise CheckpointError(
+                f"{first} and {name} are two names of one tensor, and their values differ: remove the one "
+                "that the model was not trained with"
+            )
+
+
+def _check_buffers(
+    tensors: Mapping[str, Tensor], buffers: Mapping[str, Buffer], config: EncoderConfig
+) -> None:
+    for name, holds in buffers.items():
+        if not holds(config.sizes, config.layer_attentions[0], tensors[name]):
+            raise CheckpointError(
+                f"{name} differs from the values that follow from config.json, which the encoder computes "
+                "instead of reading them: check that config.json and the weights belong together"
+            )
 
 
 def _misshapen(tensors: Mapping[str, Tensor], places: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -5,6 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from attnlens_model.errors import CheckpointError
 
@@ -72,9 +80,39 @@ def _download(hub_id: str, revision: str | None) -> Path:
     # A foreign protocol: most failures are OSErrors, but a connection that breaks off or a proxy that answers
     # with a page of its own comes out as an exception of httpx or json.
     except Exception as error:
-        where = "" if revision is None else f" at revision {revision!r}"
-        raise CheckpointError(
-            f"no directory {hub_id!r} here, and the Hugging Face Hub did not provide it{where}: {error}. "
-            "Check the spelling, the network and HF_TOKEN, or give a directory"
-        ) from error
+        raise CheckpointError(_describe_failure(error, hub_id, revision)) from error
     return directory
+
+
+def _describe_failure(error: Exception, hub_id: str, revision: str | None) -> str:
+    """Return what went wrong, with one remedy, in place of the library's own sentences."""
+    where = "" if revision is None else f" at revision {revision!r}"
+    if isinstance(error, GatedRepoError):
+        problem, remedy = (
+            f"access to {hub_id} is restricted",
+            "accept its terms on its page, and set HF_TOKEN",
+        )
+    elif isinstance(error, RepositoryNotFoundError):
+        problem = f"the Hugging Face Hub has no public model {hub_id}, and there is no such directory"
+        remedy = "check the spelling, or set HF_TOKEN for a private model"
+    elif isinstance(error, RevisionNotFoundError):
+        problem, remedy = f"{hub_id} has no revision {revision!r}", "name a branch, tag or commit that exists"
+    elif isinstance(error, HFValidationError):
+        problem, remedy = f"{hub_id!r} is neither a directory nor a valid hub id", "check the spelling"
+    elif isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)):
+        problem = (
+            f"there is no directory {hub_id}, and the model {hub_id}{where} is neither in the cache of the "
+            f"Hugging Face Hub nor could it be fetched ({_cause(error)})"
+        )
+        remedy = "check the network connection"
+    else:
+        problem = f"the Hugging Face Hub did not provide {hub_id}{where} ({_cause(error)})"
+        remedy = "try again later, or give a directory"
+    return f"{problem}: {remedy}"
+
+
+def _cause(error: BaseException) -> str:
+    """Return the kind of the first error in the chain of causes: the messages are the library's own prose."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__ or error
+    return type(error).__name__

@@ -97,6 +97,6 @@ def _load(
         raise CheckpointError(
             f"the checkpoint has no adapters, for the task {task!r} or another: choose none"
         )
-    fitted = fit_tensors(tensors, encoder.state_dict(), family, config.num_distinct_layers, config.num_heads)
+    fitted = fit_tensors(tensors, encoder.state_dict(), family, config)
     encoder.load_state_dict(fitted.parameters, assign=True)
     return config, encoder.eval(), fitted.unused, task or ""

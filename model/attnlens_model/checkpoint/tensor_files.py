@@ -15,6 +15,7 @@ from attnlens_model.errors import CheckpointError
 
 _INDEX_SUFFIX = ".index.json"
 _ZIP_START = b"PK\x03\x04"
+_LFS_START = b"version https://git-lfs.github.com/spec/"
 
 _Reader = Callable[[], Tensor]
 
@@ -67,7 +68,9 @@ def _read_shards(index: Path, read: Callable[[Path], dict[str, _Reader]]) -> dic
             raise CheckpointError(
                 f"{index.parent / shard} is absent although {index.name} names it: fetch it"
             )
-        tensors |= read(index.parent / shard)
+        stored = read(index.parent / shard)
+        # Of a tensor that several shards hold, the index names one.
+        tensors |= {name: tensor for name, tensor in stored.items() if weight_map.get(name, shard) == shard}
     absent = [name for name in weight_map if name not in tensors]
     if absent:
         raise CheckpointError(f"{index} promises {absent[0]!r}, which {weight_map[absent[0]]} does not hold")
@@ -85,6 +88,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def _read_safetensors(path: Path) -> dict[str, _Reader]:
+    check_not_lfs_pointer(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: partial(_read_one, path, name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -105,6 +109,7 @@ def _read_one(path: Path, name: str) -> Tensor:
 
 
 def _read_pickle(path: Path) -> dict[str, _Reader]:
+    check_not_lfs_pointer(path)
     # Only the zip format, the default since torch 1.6, can be mapped.
     is_zip = zipfile.is_zipfile(path)
     with path.open("rb") as file:
@@ -127,6 +132,20 @@ def _read_pickle(path: Path) -> dict[str, _Reader]:
 
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def check_not_lfs_pointer(path: Path) -> None:
+    """Reject a file that `git clone` left as a pointer because Git LFS was not installed.
+
+    Raises:
+        CheckpointError: It is one.
+    """
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_LFS_START)) == _LFS_START
+    if is_pointer:
+        raise CheckpointError(
+            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in {path.parent}"
+        )
 
 
 def _damage(path: Path, error: Exception) -> CheckpointError:

@@ -49,6 +49,6 @@ def family_of_config(content: Mapping[str, object]) -> Family:
     families = [family for family in FAMILIES.values() if model_type in family.model_types]
     if not families:
         supported = sorted({known for family in FAMILIES.values() for known in family.model_types})
-        raise ConfigError(refusal(model_type, content.get("architectures"), supported))
+        raise ConfigError(refusal(content, supported))
     claiming = [family for family in families if family.claims is not None and family.claims(content)]
     return (claiming or [family for family in families if family.claims is None])[0]

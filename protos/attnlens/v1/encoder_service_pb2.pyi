@@ -1552,7 +1552,9 @@ class ExplainRequest(_message.Message):
 
     @_builtins.property
     def direction(self) -> _tensor_pb2.Tensor:
-        """d itself, DATA_TYPE_FLOAT32: as many numbers as the embedding has. It is not scaled."""
+        """d itself, DATA_TYPE_FLOAT32: as many numbers as the embedding has. The target scales with |d|; a direction so long that
+        a score overflows float32 is rejected with INVALID_FIELD.
+        """
 
     @_builtins.property
     def other(self) -> Global___Input:
@@ -1764,9 +1766,9 @@ class TokenScores(_message.Message):
     sum: _builtins.float
     """The sum of the scores that are numbers, and of the baseline."""
     expected: _builtins.float
-    """What the sum must be but for rounding. Unset where the method promises nothing."""
+    """The target, which `sum` must equal up to rounding. Unset for a method that is for ranking only."""
     faithfulness: _builtins.float
-    """`Faithfulness.rank_correlation` of the method. Unset: not measured."""
+    """`Faithfulness.rank_correlation` of the method. Unset if it was not measured for the bundle."""
     @_builtins.property
     def values(self) -> _tensor_pb2.Tensor:
         """A score for each token, shape (T), or for each word."""

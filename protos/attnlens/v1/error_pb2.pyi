@@ -67,9 +67,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NOT_SUPPORTED: _ErrorReason.ValueType  # 17
     """The bundle lacks what the method needs, or the server was started without it: it will never be served here."""
     ERROR_REASON_REQUEST_TOO_EXPENSIVE: _ErrorReason.ValueType  # 18
-    """The request needs the model to be run more often than one request may, without tokens or for input matrices. Metadata:
-    num_runs, max_masked_runs.
-    """
+    """The estimated compute cost of the request is over the limit. Metadata: computed_tokens, max_computed_tokens."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call failed. Sent by name, without the prefix, in ErrorInfo.reason and in the trailer `attnlens-error-reason`.
@@ -117,9 +115,7 @@ ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 16
 ERROR_REASON_NOT_SUPPORTED: ErrorReason.ValueType  # 17
 """The bundle lacks what the method needs, or the server was started without it: it will never be served here."""
 ERROR_REASON_REQUEST_TOO_EXPENSIVE: ErrorReason.ValueType  # 18
-"""The request needs the model to be run more often than one request may, without tokens or for input matrices. Metadata:
-num_runs, max_masked_runs.
-"""
+"""The estimated compute cost of the request is over the limit. Metadata: computed_tokens, max_computed_tokens."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ttnlens/v1/explanation.proto\x12\x0b\x61ttnlens.v1\"\x95\x01\n\x0c\x46\x61ithfulness\x12*\n\x06method\x18\x01 \x01(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12\x18\n\x10rank_correlation\x18\x02 \x01(\x01\x12\x11\n\tnum_texts\x18\x03 \x01(\x05\x12\x1b\n\x13\x64\x65letion_difference\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ontrol\x18\x05 \x01(\t*\xd7\x01\n\rExplainMethod\x12\x1e\n\x1a\x45XPLAIN_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XPLAIN_METHOD_CONTRIBUTIONS\x10\x01\x12\x1f\n\x1b\x45XPLAIN_METHOD_OUTPUT_SHARE\x10\x02\x12 \n\x1c\x45XPLAIN_METHOD_LEAVE_ONE_OUT\x10\x03\x12\x1a\n\x16\x45XPLAIN_METHOD_ROLLOUT\x10\x04\x12%\n!EXPLAIN_METHOD_RECEIVED_ATTENTION\x10\x05*`\n\x0c\x45xplainLevel\x12\x1d\n\x19\x45XPLAIN_LEVEL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPLAIN_LEVEL_TOKENS\x10\x01\x12\x17\n\x13\x45XPLAIN_LEVEL_WORDS\x10\x02*u\n\nPairMatrix\x12\x1b\n\x17PAIR_MATRIX_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_MATRIX_OUTPUT\x10\x01\x12\x1b\n\x17PAIR_MATRIX_INTERACTION\x10\x02\x12\x15\n\x11PAIR_MATRIX_INPUT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ttnlens/v1/explanation.proto\x12\x0b\x61ttnlens.v1\"\xef\x01\n\x0c\x46\x61ithfulness\x12*\n\x06method\x18\x01 \x01(\x0e\x32\x1a.attnlens.v1.ExplainMethod\x12\x18\n\x10rank_correlation\x18\x02 \x01(\x01\x12\x11\n\tnum_texts\x18\x03 \x01(\x05\x12\x1b\n\x13\x64\x65letion_difference\x18\x04 \x01(\x01\x12\x0f\n\x07\x63ontrol\x18\x05 \x01(\t\x12\x19\n\x0cinterval_low\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rinterval_high\x18\x07 \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_interval_lowB\x10\n\x0e_interval_high*\xfd\x01\n\rExplainMethod\x12\x1e\n\x1a\x45XPLAIN_METHOD_UNSPECIFIED\x10\x00\x12 \n\x1c\x45XPLAIN_METHOD_CONTRIBUTIONS\x10\x01\x12\x1f\n\x1b\x45XPLAIN_METHOD_OUTPUT_SHARE\x10\x02\x12 \n\x1c\x45XPLAIN_METHOD_LEAVE_ONE_OUT\x10\x03\x12\x1a\n\x16\x45XPLAIN_METHOD_ROLLOUT\x10\x04\x12%\n!EXPLAIN_METHOD_RECEIVED_ATTENTION\x10\x05\x12$\n EXPLAIN_METHOD_CONTRIBUTION_NORM\x10\x06*`\n\x0c\x45xplainLevel\x12\x1d\n\x19\x45XPLAIN_LEVEL_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45XPLAIN_LEVEL_TOKENS\x10\x01\x12\x17\n\x13\x45XPLAIN_LEVEL_WORDS\x10\x02*u\n\nPairMatrix\x12\x1b\n\x17PAIR_MATRIX_UNSPECIFIED\x10\x00\x12\x16\n\x12PAIR_MATRIX_OUTPUT\x10\x01\x12\x1b\n\x17PAIR_MATRIX_INTERACTION\x10\x02\x12\x15\n\x11PAIR_MATRIX_INPUT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attnlens.v1.explanation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXPLAINMETHOD']._serialized_start=199
-  _globals['_EXPLAINMETHOD']._serialized_end=414
-  _globals['_EXPLAINLEVEL']._serialized_start=416
-  _globals['_EXPLAINLEVEL']._serialized_end=512
-  _globals['_PAIRMATRIX']._serialized_start=514
-  _globals['_PAIRMATRIX']._serialized_end=631
+  _globals['_EXPLAINMETHOD']._serialized_start=289
+  _globals['_EXPLAINMETHOD']._serialized_end=542
+  _globals['_EXPLAINLEVEL']._serialized_start=544
+  _globals['_EXPLAINLEVEL']._serialized_end=640
+  _globals['_PAIRMATRIX']._serialized_start=642
+  _globals['_PAIRMATRIX']._serialized_end=759
   _globals['_FAITHFULNESS']._serialized_start=47
-  _globals['_FAITHFULNESS']._serialized_end=196
+  _globals['_FAITHFULNESS']._serialized_end=286
 # @@protoc_insertion_point(module_scope)

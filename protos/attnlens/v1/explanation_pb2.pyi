@@ -10,10 +10,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import TypeAlias as _TypeAlias, Never as _Never
+if sys.version_info >= (3, 10):
+    from typing import TypeAlias as _TypeAlias
 else:
-    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+    from typing_extensions import TypeAlias as _TypeAlias
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -35,18 +35,25 @@ class _ExplainMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Explain
     """
     EXPLAIN_METHOD_LEAVE_ONE_OUT: _ExplainMethod.ValueType  # 3
     """How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
-    run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up.
+    run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
+    `TokenScores.baseline` and `TokenScores.expected` are unset.
     """
     EXPLAIN_METHOD_ROLLOUT: _ExplainMethod.ValueType  # 4
     """Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling
-    weights tokens (max pooling: all alike). Sums to 1, whatever the target.
+    weights tokens (max pooling: all alike). Sums to 1, whatever the target. Ranking only.
     """
     EXPLAIN_METHOD_RECEIVED_ATTENTION: _ExplainMethod.ValueType  # 5
-    """What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target."""
+    """What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target. Ranking only."""
+    EXPLAIN_METHOD_CONTRIBUTION_NORM: _ExplainMethod.ValueType  # 6
+    """|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t. A word's
+    score is the norm of the sum of its tokens' vectors. Independent of the target. Ranking only. Takes one run of the graph
+    of contributions per component of p; the runs count against `Limits.max_computed_tokens`.
+    """
 
 class ExplainMethod(_ExplainMethod, metaclass=_ExplainMethodEnumTypeWrapper):
     """How to say what the tokens of a text did for its embedding. docs/explanations.md has the formulas. Readers must expect
-    further methods.
+    further methods. "Ranking only" marks methods whose scores order tokens and do not add up to the target:
+    `TokenScores.baseline` and `TokenScores.expected` are unset.
     """
 
 EXPLAIN_METHOD_UNSPECIFIED: ExplainMethod.ValueType  # 0
@@ -61,14 +68,20 @@ It is about output vectors, which hold the whole text already. Not for max pooli
 """
 EXPLAIN_METHOD_LEAVE_ONE_OUT: ExplainMethod.ValueType  # 3
 """How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
-run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up.
+run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
+`TokenScores.baseline` and `TokenScores.expected` are unset.
 """
 EXPLAIN_METHOD_ROLLOUT: ExplainMethod.ValueType  # 4
 """Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling
-weights tokens (max pooling: all alike). Sums to 1, whatever the target.
+weights tokens (max pooling: all alike). Sums to 1, whatever the target. Ranking only.
 """
 EXPLAIN_METHOD_RECEIVED_ATTENTION: ExplainMethod.ValueType  # 5
-"""What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target."""
+"""What all tokens give to this one in the last layer, the mean over heads. Sums to T, whatever the target. Ranking only."""
+EXPLAIN_METHOD_CONTRIBUTION_NORM: ExplainMethod.ValueType  # 6
+"""|c(t)| / |p|, where c(t) is the part of the embedding p that EXPLAIN_METHOD_CONTRIBUTIONS attributes to token t. A word's
+score is the norm of the sum of its tokens' vectors. Independent of the target. Ranking only. Takes one run of the graph
+of contributions per component of p; the runs count against `Limits.max_computed_tokens`.
+"""
 Global___ExplainMethod: _TypeAlias = ExplainMethod  # noqa: Y015
 
 class _ExplainLevel:
@@ -147,8 +160,8 @@ Global___PairMatrix: _TypeAlias = PairMatrix  # noqa: Y015
 
 @_typing.final
 class Faithfulness(_message.Message):
-    """How well the scores of a method rank the tokens of a text, as `attnlens check --faithfulness` measured it: the mean over
-    texts of Spearman's rank correlation with what leaving out each token changes.
+    """Faithfulness of a method: the mean over texts of Spearman's rank correlation between its scores and the effect of leaving
+    out each token. Measured by `attnlens export` on sentences of its own, or by `attnlens check --faithfulness`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -158,18 +171,26 @@ class Faithfulness(_message.Message):
     NUM_TEXTS_FIELD_NUMBER: _builtins.int
     DELETION_DIFFERENCE_FIELD_NUMBER: _builtins.int
     CONTROL_FIELD_NUMBER: _builtins.int
+    INTERVAL_LOW_FIELD_NUMBER: _builtins.int
+    INTERVAL_HIGH_FIELD_NUMBER: _builtins.int
     method: Global___ExplainMethod.ValueType
-    """The method. Unspecified: `control` was ranked."""
+    """The method. Unspecified if a control was ranked; see `control`."""
     rank_correlation: _builtins.float
     """From -1 to 1."""
     num_texts: _builtins.int
-    """How many texts were measured."""
+    """Number of texts measured."""
     deletion_difference: _builtins.float
     """How much more the embedding moves, as 1 - cosine, when the best 10 to 50 % of tokens are left out than when the worst
-    are.
+    are. NaN if not measured.
     """
     control: _builtins.str
-    """What was ranked beside the methods and explains nothing: `random numbers`, `length of the token`. Empty: a method was."""
+    """A ranking that explains nothing, for comparison: `random numbers` or `length of the token`. Empty for a method."""
+    interval_low: _builtins.float
+    """The lower end of the 95 % bootstrap confidence interval of `rank_correlation`, over texts. Unset in bundles exported before
+    the interval was stored.
+    """
+    interval_high: _builtins.float
+    """The upper end of the interval."""
     def __init__(
         self,
         *,
@@ -178,11 +199,20 @@ class Faithfulness(_message.Message):
         num_texts: _builtins.int = ...,
         deletion_difference: _builtins.float = ...,
         control: _builtins.str = ...,
+        interval_low: _builtins.float | None = ...,
+        interval_high: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_high", b"_interval_high", "_interval_low", b"_interval_low", "interval_high", b"interval_high", "interval_low", b"interval_low"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["control", b"control", "deletion_difference", b"deletion_difference", "method", b"method", "num_texts", b"num_texts", "rank_correlation", b"rank_correlation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_high", b"_interval_high", "_interval_low", b"_interval_low", "control", b"control", "deletion_difference", b"deletion_difference", "interval_high", b"interval_high", "interval_low", b"interval_low", "method", b"method", "num_texts", b"num_texts", "rank_correlation", b"rank_correlation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__interval_high: _TypeAlias = _typing.Literal["interval_high"]  # noqa: Y015
+    _WhichOneofArgType__interval_high: _TypeAlias = _typing.Literal["_interval_high", b"_interval_high"]  # noqa: Y015
+    _WhichOneofReturnType__interval_low: _TypeAlias = _typing.Literal["interval_low"]  # noqa: Y015
+    _WhichOneofArgType__interval_low: _TypeAlias = _typing.Literal["_interval_low", b"_interval_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_high) -> _WhichOneofReturnType__interval_high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interval_low) -> _WhichOneofReturnType__interval_low | None: ...
 
 Global___Faithfulness: _TypeAlias = Faithfulness  # noqa: Y015

@@ -305,7 +305,11 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     GATE_KIND_MAX_ALONE_ERROR: _GateKind.ValueType  # 5
     """The largest difference between a text alone and the same text in a batch is at most the limit."""
     GATE_KIND_MAX_INCOMPLETENESS: _GateKind.ValueType  # 6
-    """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit."""
+    """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
+    contributions: how far they are from the change of that sum when gates of heads are closed.
+    """
+    GATE_KIND_MAX_REPEAT_DIFFERENCE: _GateKind.ValueType  # 7
+    """The largest difference between runs of a graph on one input with the same number of threads is at most the limit, 0."""
 
 class GateKind(_GateKind, metaclass=_GateKindEnumTypeWrapper):
     """What a gate is on."""
@@ -325,7 +329,11 @@ GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
 GATE_KIND_MAX_ALONE_ERROR: GateKind.ValueType  # 5
 """The largest difference between a text alone and the same text in a batch is at most the limit."""
 GATE_KIND_MAX_INCOMPLETENESS: GateKind.ValueType  # 6
-"""How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit."""
+"""How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
+contributions: how far they are from the change of that sum when gates of heads are closed.
+"""
+GATE_KIND_MAX_REPEAT_DIFFERENCE: GateKind.ValueType  # 7
+"""The largest difference between runs of a graph on one input with the same number of threads is at most the limit, 0."""
 Global___GateKind: _TypeAlias = GateKind  # noqa: Y015
 
 @_typing.final
@@ -925,6 +933,7 @@ class Parity(_message.Message):
     NUM_CASES_FIELD_NUMBER: _builtins.int
     GATES_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    LONG_CONTEXT_FIELD_NUMBER: _builtins.int
     passed: _builtins.bool
     """True where every gate held. A server refuses a bundle where it did not."""
     num_cases: _builtins.int
@@ -937,6 +946,10 @@ class Parity(_message.Message):
     def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ParityFigure]:
         """The worst figures of each role of each graph."""
 
+    @_builtins.property
+    def long_context(self) -> Global___LongContext:
+        """Errors on inputs that are too long for the grid. Unset if the grid reached the longest input."""
+
     def __init__(
         self,
         *,
@@ -944,14 +957,67 @@ class Parity(_message.Message):
         num_cases: _builtins.int = ...,
         gates: _abc.Iterable[Global___Gate] | None = ...,
         figures: _abc.Iterable[Global___ParityFigure] | None = ...,
+        long_context: Global___LongContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["long_context", b"long_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "gates", b"gates", "num_cases", b"num_cases", "passed", b"passed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "gates", b"gates", "long_context", b"long_context", "num_cases", b"num_cases", "passed", b"passed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Parity: _TypeAlias = Parity  # noqa: Y015
+
+@_typing.final
+class LongContext(_message.Message):
+    """Comparison with PyTorch on inputs that are too long for the parity grid, which ends where attention maps no longer
+    fit into memory. Position tables in the graph are always compared bit for bit, up to the last position.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_TOKENS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_ERROR_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_LIMIT_FIELD_NUMBER: _builtins.int
+    PROBE_TOKENS_FIELD_NUMBER: _builtins.int
+    PROBE_ERROR_FIELD_NUMBER: _builtins.int
+    PROBE_LIMIT_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
+    """Maximum input length of the encoder, in tokens."""
+    hidden_states_tokens: _builtins.int
+    """Longest input at which the hidden states of the embeddings graph were compared, the grid included."""
+    hidden_states_error: _builtins.float
+    """max |ONNX - PyTorch fp32| there. Unset if the grid reached that length."""
+    hidden_states_limit: _builtins.float
+    """Limit on `hidden_states_error`."""
+    probe_tokens: _builtins.int
+    """Input length of a newly initialized encoder with one head and the model's position settings. 0 if the attention
+    mechanism does not exist with one head.
+    """
+    probe_error: _builtins.float
+    """max |ONNX - PyTorch fp32| of the hidden states of that encoder."""
+    probe_limit: _builtins.float
+    """Limit on `probe_error`."""
+    def __init__(
+        self,
+        *,
+        max_tokens: _builtins.int = ...,
+        hidden_states_tokens: _builtins.int = ...,
+        hidden_states_error: _builtins.float | None = ...,
+        hidden_states_limit: _builtins.float = ...,
+        probe_tokens: _builtins.int = ...,
+        probe_error: _builtins.float = ...,
+        probe_limit: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hidden_states_error", b"_hidden_states_error", "hidden_states_error", b"hidden_states_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hidden_states_error", b"_hidden_states_error", "hidden_states_error", b"hidden_states_error", "hidden_states_limit", b"hidden_states_limit", "hidden_states_tokens", b"hidden_states_tokens", "max_tokens", b"max_tokens", "probe_error", b"probe_error", "probe_limit", b"probe_limit", "probe_tokens", b"probe_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__hidden_states_error: _TypeAlias = _typing.Literal["hidden_states_error"]  # noqa: Y015
+    _WhichOneofArgType__hidden_states_error: _TypeAlias = _typing.Literal["_hidden_states_error", b"_hidden_states_error"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hidden_states_error) -> _WhichOneofReturnType__hidden_states_error | None: ...
+
+Global___LongContext: _TypeAlias = LongContext  # noqa: Y015
 
 @_typing.final
 class EngineCheck(_message.Message):

@@ -257,7 +257,7 @@ class Limits(_message.Message):
     MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     MAX_ATTENTION_QUERIES_FIELD_NUMBER: _builtins.int
-    MAX_MASKED_RUNS_FIELD_NUMBER: _builtins.int
+    MAX_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     max_inputs_per_request: _builtins.int
     """The most texts in one request."""
     max_text_bytes: _builtins.int
@@ -276,9 +276,10 @@ class Limits(_message.Message):
     """The largest request message."""
     max_attention_queries: _builtins.int
     """The most queries in `EncodeRequest.attention`."""
-    max_masked_runs: _builtins.int
-    """The most runs of the model with a token left out, and for matrices of the kind PAIR_MATRIX_INPUT, together in one
-    request.
+    max_computed_tokens: _builtins.int
+    """Maximum compute cost of one request in computed tokens, beyond running each text once. Leave-one-out and
+    PAIR_MATRIX_INTERACTION cost the tokens of all runs, PAIR_MATRIX_INPUT and contribution norms twice the tokens of
+    their runs, and a reduction of attention as many tokens as the model computes in the same time.
     """
     def __init__(
         self,
@@ -291,11 +292,11 @@ class Limits(_message.Message):
         max_request_text_bytes: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
         max_attention_queries: _builtins.int = ...,
-        max_masked_runs: _builtins.int = ...,
+        max_computed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_masked_runs", b"max_masked_runs", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_computed_tokens", b"max_computed_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -71,10 +71,13 @@ class Quantization(_message.Message):
     PRODUCTS_FIELD_NUMBER: _builtins.int
     SPEEDS_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
+    NUM_SELECTION_TEXTS_FIELD_NUMBER: _builtins.int
+    NUM_JUDGED_GRAPHS_FIELD_NUMBER: _builtins.int
+    UNRELIABLE_TIMINGS_FIELD_NUMBER: _builtins.int
     num_calibration_texts: _builtins.int
     """The number of texts it was calibrated with."""
     num_texts: _builtins.int
-    """The number of texts it was measured on, none of them among the former but the empty one."""
+    """Number of texts it was measured on. Apart from the empty text, none of them was used for calibration or selection."""
     num_tokens: _builtins.int
     """The tokens of those, special tokens included."""
     mean_cosine: _builtins.float
@@ -89,6 +92,18 @@ class Quantization(_message.Message):
     """The share of texts whose nearest other text, by the embeddings' cosine, is the same as in fp32."""
     alone_error: _builtins.float
     """The largest difference of a component of a token's vector between its batch and its text alone."""
+    num_selection_texts: _builtins.int
+    """Number of texts by which the quantized products were selected, apart from the calibration texts. 0 in bundles of
+    exporters that selected with the texts that they measured on.
+    """
+    num_judged_graphs: _builtins.int
+    """Number of graphs that were measured on the texts of `num_texts`. After each one that failed the gate, selection
+    was repeated with a stricter one.
+    """
+    unreliable_timings: _builtins.bool
+    """Whether repeated timings disagreed, for example because other programs used the processor. If so, `speeds` and the
+    choice between methods of similar accuracy are unreliable.
+    """
     @_builtins.property
     def products(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
         """The products of matrices with a weight, in the order of the graph."""
@@ -116,10 +131,13 @@ class Quantization(_message.Message):
         products: _abc.Iterable[Global___QuantizedProduct] | None = ...,
         speeds: _abc.Iterable[Global___QuantizedSpeed] | None = ...,
         kinds: _abc.Iterable[Global___QuantizedTextKind] | None = ...,
+        num_selection_texts: _builtins.int = ...,
+        num_judged_graphs: _builtins.int = ...,
+        unreliable_timings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "kinds", b"kinds", "mean_cosine", b"mean_cosine", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "kinds", b"kinds", "mean_cosine", b"mean_cosine", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_judged_graphs", b"num_judged_graphs", "num_selection_texts", b"num_selection_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds", "unreliable_timings", b"unreliable_timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,7 +213,7 @@ Global___QuantizedProduct: _TypeAlias = QuantizedProduct  # noqa: Y015
 
 @_typing.final
 class QuantizedSpeed(_message.Message):
-    """The time of one batch on one thread, median of several that alternate with fp32 in the same process."""
+    """Time of one batch on one thread: the minimum of repetitions that alternate with fp32 in one process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -40,18 +40,20 @@ _MOST = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 24,
 }
+_MAX_TEXT_BYTES = {"model_name": 256, "source": 4096, "source_revision": 4096, "weights_license": 4096}
 
 
 def check_manifest(directory: Path, manifest: Manifest) -> None:
     """Check what can be told without opening a graph.
 
     Raises:
-        StartupError: a number is out of range, graphs are missing or there twice, the pooling is unknown, or
-            a graph has other inputs or outputs than an encoder of these sizes. Graphs and outputs that this
-            version does not know are left out.
+        StartupError: a number is out of range, a name is too long, graphs are missing or there twice, the
+            pooling is unknown, or a graph has other inputs or outputs than an encoder of these sizes. Graphs
+            and outputs that this version does not know are left out.
     """
     path = directory / MANIFEST_NAME
     _check_sizes(path, manifest)
+    _check_texts(path, manifest)
     _check_defaults(path, manifest)
     graphs = [
         graph
@@ -82,6 +84,14 @@ def _check_sizes(path: Path, manifest: Manifest) -> None:
     for name, value, low, high in ranges:
         if not low <= value <= high:
             raise StartupError(f"{path}: {name} is {value}: it must be from {low} to {high}, {REMEDY}")
+
+
+def _check_texts(path: Path, manifest: Manifest) -> None:
+    """Check the length of texts that are in every response, in GetModel and in the log."""
+    for name, limit in _MAX_TEXT_BYTES.items():
+        size = len(getattr(manifest, name).encode())
+        if size > limit:
+            raise StartupError(f"{path}: {name} has {size} bytes, the limit is {limit}: {REMEDY}")
 
 
 def _check_defaults(path: Path, manifest: Manifest) -> None:

@@ -24,37 +24,46 @@ _MESSAGES: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 _KEY, _VALUE = 1, 2  # of an entry of TensorProto.external_data
-_LOCATION = b"location"
+_LOCATION, _OFFSET, _LENGTH = b"location", b"offset", b"length"
 
 
-def external_locations(graph: Path) -> frozenset[str]:
-    """Return the files that an ONNX file says its weights are in, as it names them.
+def external_locations(graph: Path) -> dict[str, int]:
+    """Return the files that an ONNX file says its weights are in, as it names them, and how far each is read.
 
     The server has no parser of ONNX, and needs none for this.
 
     Raises:
         StartupError: the file is not an ONNX model.
     """
+    ends: dict[str, int] = {}
     try:
         with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return frozenset(_locations(data))
+            for location, end in _locations(data):
+                ends[location] = max(end, ends.get(location, 0))
+            return ends
     except (OSError, ValueError, IndexError) as error:
         raise StartupError(f"{graph} is not valid ONNX: {error}") from error
 
 
-def _locations(data: mmap.mmap) -> Iterator[str]:
+def _locations(data: mmap.mmap) -> Iterator[tuple[str, int]]:
+    """Yield the file of each tensor that has one, and where the tensor ends in it."""
     waiting = [("model", 0, len(data))]
     while waiting:
         kind, position, end = waiting.pop()
-        if kind == "entry":
-            key, value = _entry(data, position, end)
-            if key == _LOCATION:
-                yield value.decode("utf-8")
-            continue
+        entries: dict[bytes, bytes] = {}
         for field in read_fields(data, position, end):
             part = _MESSAGES[kind].get(field.number)
-            if part is not None and field.wire_type == LENGTH_DELIMITED:
+            if part is None or field.wire_type != LENGTH_DELIMITED:
+                continue
+            if part == "entry":
+                entries |= [_entry(data, field.content, field.end)]
+            else:
                 waiting.append((part, field.content, field.end))
+        if _LOCATION in entries:
+            offset, length = (int(entries.get(key, b"0")) for key in (_OFFSET, _LENGTH))
+            if offset < 0 or length < 0:
+                raise ValueError("a tensor has a negative offset or length")
+            yield entries[_LOCATION].decode("utf-8"), offset + length
 
 
 def _entry(data: mmap.mmap, position: int, end: int) -> tuple[bytes, bytes]:
@@ -71,7 +80,7 @@ def graph_files(directory: Path, graph: str, listed: Collection[str]) -> frozens
     """Return every file of the graph, itself included, by the paths in the manifest.
 
     Raises:
-        StartupError: it has weights in a file that the manifest has no hash of.
+        StartupError: it has weights in a file that the manifest has no hash of, or beyond the end of a file.
     """
     locations = external_locations(directory / graph)
     paths = {location: str(PurePosixPath(graph).parent / location) for location in locations}
@@ -80,6 +89,13 @@ def graph_files(directory: Path, graph: str, listed: Collection[str]) -> frozens
             f"{directory / graph} has weights in {location!r}, of which the manifest has no hash: "
             "export the bundle again"
         )
+    for location, end in locations.items():
+        size = state_of(directory / paths[location]).size_bytes
+        if end > size:
+            raise StartupError(
+                f"{directory / graph} has weights up to byte {end} of {paths[location]!r}, which has {size}: "
+                "export the bundle again"
+            )
     return frozenset({graph, *paths.values()})
 
 

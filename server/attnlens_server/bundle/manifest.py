@@ -1,6 +1,7 @@
 """From a manifest that was checked to what the server knows of its model."""
 
 from attnlens.bundle import embedding_size, find_graph, max_dimensions
+from attnlens.costs import flops_per_token
 from attnlens.pattern_messages import read_pattern
 from attnlens.pooling import Pooling
 from attnlens.v1 import manifest_pb2 as pb
@@ -54,6 +55,7 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         max_positions=sizes.max_position_embeddings,
         hidden_size=sizes.hidden_size,
         num_layers=sizes.num_layers,
+        token_flops=flops_per_token(sizes.hidden_size, sizes.intermediate_size, sizes.num_layers),
         vocab_size=sizes.vocab_size,
         type_vocab_size=sizes.type_vocab_size,
         pad_token_id=sizes.pad_token_id,

@@ -173,6 +173,7 @@ class Model:
         max_positions: the longest input that the encoder has positions for.
         hidden_size: D.
         num_layers: L.
+        token_flops: Floating-point operations of the linear layers for one token.
         vocab_size: ids are 0 to vocab_size - 1.
         type_vocab_size: types of tokens are 0 to type_vocab_size - 1; 0: the graphs take none.
         pad_token_id: fills a batch up.
@@ -196,6 +197,7 @@ class Model:
     max_positions: int
     hidden_size: int
     num_layers: int
+    token_flops: int
     vocab_size: int
     type_vocab_size: int
     pad_token_id: int

@@ -1,6 +1,8 @@
 """Opening a bundle for serving: nothing is loaded that was altered or whose parity failed."""
 
+import dataclasses
 import hashlib
+import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ from attnlens_server.bundle.manifest import PRECISIONS, read_model
 from attnlens_server.bundle.model import ContributionsGraph, Graph, Kind, Model
 from attnlens_server.config import Precision, graph_precision
 from attnlens_server.errors import StartupError, UnusableGraphError
+
+logger = logging.getLogger(__name__)
 
 TOKENIZER_NAME = "tokenizer.json"
 CONFIG_NAME = "config.json"  # of a checkpoint
@@ -127,10 +131,20 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
         dense = open_dense(directory, manifest)
     except BundleError as error:
         raise StartupError(str(error)) from error
+    model = read_model(manifest, version, precision)
+    if model.contributions is not None and _races(directory / model.contributions.path):
+        logger.warning(
+            "%s: %s is not used. An earlier version wrote it with an operator (ScatterND) whose results vary "
+            "from run to run with several threads. Export the bundle again to explain embeddings by "
+            "contributions",
+            directory,
+            model.contributions.path,
+        )
+        model = dataclasses.replace(model, contributions=None)
     bundle = Bundle(
         directory=directory,
         manifest=manifest,
-        model=read_model(manifest, version, precision),
+        model=model,
         dense=dense,
         precision=precision,
         states=states,
@@ -141,6 +155,14 @@ def open_bundle(directory: Path, precision: Precision = "fp32") -> Bundle:
     for graph in graphs:
         graph_files(directory, graph.path, states)
     return bundle
+
+
+def _races(graph: Path) -> bool:
+    """Return whether a graph of contributions adds with ScatterND, of which ONNX Runtime loses updates.
+
+    Its weights are in another file, so the name of the operator is looked for without parsing.
+    """
+    return b"ScatterND" in graph.read_bytes()
 
 
 def _hint(directory: Path) -> str:

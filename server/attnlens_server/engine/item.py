@@ -137,6 +137,7 @@ class Item:
         reductions: what else to return of it, reduced.
         target: of contributions; None for the other graphs.
         left_out: the token that nothing attends to; None: all are there.
+        is_background: Whether its call needs many runs. Items of other calls overtake it.
         deadline: on the clock of `time.monotonic`; past it the item is dropped unrun. None: never.
         queued_at: on the same clock; set by the queue.
         future: resolves to an ItemResult; cancelling it drops the item unless it already runs.
@@ -149,6 +150,7 @@ class Item:
     reductions: tuple[WantedReduction, ...] = ()
     target: Target | None = None
     left_out: int | None = None
+    is_background: bool = False
     queued_at: float = 0.0
     future: "Future[ItemResult]" = field(default_factory=Future)
 

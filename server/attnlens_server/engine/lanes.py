@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from attnlens_server.engine.batch import Batch, pad
 from attnlens_server.engine.item import Item, ItemResult
-from attnlens_server.engine.outputs import reduced
+from attnlens_server.engine.outputs import reductions
 from attnlens_server.engine.queue import ItemQueue
 from attnlens_server.engine.scheduler import Scheduler
 from attnlens_server.engine.session import Session
@@ -105,7 +105,7 @@ class Lanes:
         parts = [
             (
                 tuple(outputs.part(row, item.num_tokens, wanted) for wanted in item.wanted),
-                tuple(reduced(outputs, row, item.num_tokens, wanted) for wanted in item.reductions),
+                reductions(outputs, row, item),
             )
             for row, item in enumerate(items)
         ]

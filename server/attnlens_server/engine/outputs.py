@@ -16,7 +16,14 @@ from attnlens.patterns import Band, Pattern
 from attnlens.pooling import pool
 from attnlens.reductions import Reduced, reduce
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.item import HeadSelection, TokenPooling, Wanted, WantedReduction, WeightedPooling
+from attnlens_server.engine.item import (
+    HeadSelection,
+    Item,
+    TokenPooling,
+    Wanted,
+    WantedReduction,
+    WeightedPooling,
+)
 
 
 class BatchOutputs(Protocol):
@@ -84,6 +91,15 @@ def put_together(
         return pattern.dense(rows)
     table = pattern if heads is None else pattern.of_heads(heads)
     return table.at(rows.shape[1]).dense(rows)
+
+
+def reductions(outputs: BatchOutputs, row: int, item: Item) -> tuple[Reduced, ...]:
+    """Return the reductions of an item. Equal ones are computed once and share their result."""
+    results: dict[WantedReduction, Reduced] = {}
+    for wanted in item.reductions:
+        if wanted not in results:
+            results[wanted] = reduced(outputs, row, item.num_tokens, wanted)
+    return tuple(results[wanted] for wanted in item.reductions)
 
 
 def reduced(outputs: BatchOutputs, row: int, num_tokens: int, wanted: WantedReduction) -> Reduced:

@@ -4,6 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
+from threading import get_ident
 
 from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.item import Item
@@ -12,6 +14,10 @@ from attnlens_server.errors import DeadlineError, ShuttingDownError
 logger = logging.getLogger(__name__)
 
 WINDOW = 512  # of the items that wait, how many are looked at for a batch
+# If no lane runs background items while they wait, one batch in this many does, whatever else waits.
+BACKGROUND_INTERVAL = 16
+# After any other item, one lane is kept free of background items for this long.
+INTERACTIVE_S = 2.0
 
 
 Choose = Callable[[Sequence[int], int], Collection[int]]
@@ -19,8 +25,9 @@ Choose = Callable[[Sequence[int], int], Collection[int]]
 
 
 class ItemQueue:
-    """Waiting items, oldest first. Any thread puts; a number of lanes take.
+    """Waiting items, oldest first, background items last. Any thread puts; a number of lanes take.
 
+    A batch has either background items only or none, so that a short request never runs in a batch of them.
     How many may wait is not decided here but before tokenization, by admission.
     """
 
@@ -29,13 +36,19 @@ class ItemQueue:
         self._num_lanes = num_lanes
         # Protects _waiting: one lane at a time chooses its batch. `put` never waits for it.
         self._choosing = threading.Lock()
-        self._waiting: list[Item] = []  # in order of arrival, those that were put after them in _arrived
+        # Sorted by is_background, then by arrival; those that were put after them are in _arrived.
+        self._waiting: list[Item] = []
+        self._num_overtaken = 0  # batches since background items were passed over first
         # Protects: _arrived holds what was put and no lane has seen, _num_tokens is the sum of the lengths
-        # in both lists, _num_idle the number of lanes inside `take`. Nothing is put once _closed is set.
+        # in both lists, _num_idle the number of lanes inside `take`, _background_lanes has the threads that
+        # run background items, and _interactive_until is when these may use all lanes again. Nothing is put
+        # once _closed is set.
         self._changed = threading.Condition()
         self._arrived: list[Item] = []
         self._num_tokens = 0
         self._num_idle = 0
+        self._background_lanes: set[int] = set()
+        self._interactive_until = 0.0
         self._closed = False
 
     @property
@@ -61,6 +74,8 @@ class ItemQueue:
             if self._closed:
                 raise ShuttingDownError("the server is shutting down: ask another one")
             self._arrived.extend(items)
+            if not all(item.is_background for item in items):
+                self._interactive_until = now + INTERACTIVE_S
             self._num_tokens += sum(item.num_tokens for item in items)
             self._changed.notify()
 
@@ -72,6 +87,9 @@ class ItemQueue:
         """
         with self._changed:
             self._num_idle += 1
+            if get_ident() in self._background_lanes:
+                self._background_lanes.remove(get_ident())
+                self._changed.notify()
         try:
             with self._choosing:
                 while True:
@@ -107,11 +125,26 @@ class ItemQueue:
     def _receive(self) -> bool:
         """Wait until something waits, and take over what has arrived. True: no more will."""
         with self._changed:
-            if not self._waiting:
-                self._changed.wait_for(lambda: self._arrived or self._closed)
-            self._waiting += self._arrived
-            self._arrived = []
+            while not (self._closed or self._may_take()):
+                self._changed.wait(self._time_to_background_s())
+            if self._arrived:
+                self._waiting += self._arrived
+                self._waiting.sort(key=attrgetter("is_background"))
+                self._arrived = []
             return self._closed
+
+    def _may_take(self) -> bool:
+        """Return whether an item waits that this lane may run."""
+        if self._time_to_background_s() is None:
+            return bool(self._waiting or self._arrived)
+        return not all(item.is_background for item in (*self._waiting[:1], *self._arrived))
+
+    def _time_to_background_s(self) -> float | None:
+        """Return how long the last free lane is still kept free of background items. None: It is not."""
+        if len(self._background_lanes) < max(1, self._num_lanes - 1):
+            return None
+        remaining_s = self._interactive_until - time.monotonic()
+        return remaining_s if remaining_s > 0 else None
 
     def _drop_dead(self) -> None:
         now = time.monotonic()
@@ -125,14 +158,33 @@ class ItemQueue:
             _fail_expired(item)
 
     def _next_batch(self, choose: Choose) -> Batch:
-        chosen = self._chosen(choose, [item.num_tokens for item in self._waiting[:WINDOW]])
+        first = self._first_candidate()
+        is_background = self._waiting[first].is_background
+        window = self._waiting[first : first + WINDOW]
+        lengths = [item.num_tokens for item in window if item.is_background == is_background]
+        chosen = {first + index for index in self._chosen(choose, lengths)}
         batch = [item for index, item in enumerate(self._waiting) if index in chosen]
         self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
         self._forget(batch)
         live = [item for item in batch if item.future.set_running_or_notify_cancel()]
         with self._changed:
+            if is_background:
+                self._background_lanes.add(get_ident())
             is_all = not self._waiting and not self._arrived
             return Batch(live, has_whole_machine=is_all and self._num_idle == self._num_lanes)
+
+    def _first_candidate(self) -> int:
+        """Return the index of the oldest item of the next batch."""
+        waiting = self._waiting
+        is_mixed = waiting[-1].is_background and not waiting[0].is_background
+        if not is_mixed or self._background_lanes:
+            self._num_overtaken = 0
+            return 0
+        self._num_overtaken += 1
+        if self._num_overtaken < BACKGROUND_INTERVAL:
+            return 0
+        self._num_overtaken = 0
+        return next(index for index, item in enumerate(waiting) if item.is_background)
 
     def _chosen(self, choose: Choose, lengths: Sequence[int]) -> set[int]:
         try:

@@ -5,27 +5,31 @@ Three things are done here because grpc.aio does not do them:
 - It parses requests outside of the handlers, where a failure is a traceback in the log and no error of ours.
   Here handlers get bytes, and parse them.
 - A request of millions of small messages takes many times its size once it is parsed, and blocks the event
-  loop until then. Here such messages are counted first.
+  loop until then. Here such messages are counted first, nested ones too: when a oneof is set repeatedly, the
+  parser keeps each replaced value until the whole message is freed.
 - It can't end a call whose client does not read: whatever is sent, the status too, waits behind the message
-  that has no room. Here such a call is dropped, and gRPC resets its stream.
+  that has no room. Here such a call is dropped, and gRPC resets its stream. The accept loop of grpc.aio keeps
+  a reference to the last call that it accepted, so `Calls.on_dropped` is there to accept another one.
 """
 
 import asyncio
+import functools
 import logging
 import secrets
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import grpc
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
-from attnlens.wire import LENGTH_DELIMITED, read_fields
+from attnlens.wire import LENGTH_DELIMITED, Field, read_fields
 from attnlens_server import errors
 from attnlens_server.grpc_api.responses import SENDING_COPIES
 from attnlens_server.grpc_api.status import CallStatus, call_status
@@ -46,6 +50,7 @@ CALL_RETRY_S = 0.25
 STATUS_GRACE_S = 1.0  # how long the status of a call that is given up may wait for room
 SMALL_BYTES = 1 << 16  # a request up to this size is parsed without a look
 MAX_OTHER_FIELDS = 1024  # of a larger one beside its texts
+FIELDS_PER_TEXT = 4  # nested fields: a compared pair has two inputs with one field each
 REQUEST_COPIES = 2  # its bytes, which gRPC keeps, and the message; small messages in it are counted as texts
 
 _creator: ContextVar[weakref.ref[AnyTask] | None] = ContextVar("creator", default=None)
@@ -72,9 +77,12 @@ def remember_creators(loop: asyncio.AbstractEventLoop) -> None:
 class _Life:
     """What must happen at the end of a call. It holds nothing of gRPC's, so that a call can be dropped."""
 
-    def __init__(self, task: AnyTask, memory: Reservation, record: RequestRecord) -> None:
+    def __init__(
+        self, task: AnyTask, memory: Reservation, record: RequestRecord, on_dropped: Callable[[], None]
+    ) -> None:
         self.memory = memory
         self.record = record
+        self._on_dropped = on_dropped
         self._loop = asyncio.get_running_loop()
         self._tasks = [weakref.ref(task), _creator.get()]
         self._timer: asyncio.TimerHandle | None = None
@@ -94,6 +102,7 @@ class _Life:
             task = reference() if reference else None
             if task is not None:
                 task.cancel()
+        self._on_dropped()
 
     def over(self) -> None:
         """The client has everything, or has left, or was left."""
@@ -118,6 +127,7 @@ class Call:
         self._context = context
         self._life = life
         self._stall_timeout_s = stall_timeout_s
+        self._has_sent_headers = False
 
     def budget(self) -> Budget:
         """Return what the call may take."""
@@ -134,7 +144,14 @@ class Call:
             CancelledError: the client has left.
         """
         try:
-            await asyncio.wait_for(self._context.write(message), self._stall_timeout_s)
+            # Not `wait_for`, which loses a cancellation that arrives as the write completes (Python 3.11).
+            async with asyncio.timeout(self._stall_timeout_s):
+                # On their own, since flow control does not hold headers up: gRPC rejects a status while the
+                # batch that has them waits with the first message.
+                if not self._has_sent_headers:
+                    self._has_sent_headers = True
+                    await self._context.send_initial_metadata(())
+                await self._context.write(message)
         except grpc.aio.InternalError as error:  # nobody to tell, nothing wrong here
             raise asyncio.CancelledError from error
         except TimeoutError as error:
@@ -153,14 +170,18 @@ class Call:
         """End the call with a status, or without one where the client does not read. Does not return."""
         self.record.ended(status.code.name, status.reason)
         self._life.end_after(self._stall_timeout_s if client_reads else STATUS_GRACE_S)
-        with suppress(grpc.aio.InternalError):  # the client has left, or its first message waits for room
+        with suppress(grpc.aio.InternalError):  # the client has left
             await self._context.abort(status.code, status.message, status.trailers)
         self._life.end()
         await asyncio.sleep(0)  # is cancelled
 
 
 class Calls:
-    """All calls that are not over, that is, whose clients do not have everything yet."""
+    """All calls that are not over, that is, whose clients do not have everything yet.
+
+    Attributes:
+        on_dropped: Called after a call was dropped because its client did not read.
+    """
 
     def __init__(
         self,
@@ -173,6 +194,7 @@ class Calls:
         log_requests: bool = False,
     ) -> None:
         """Count from nothing. `check_serving` raises where calls are not welcome now."""
+        self.on_dropped: Callable[[], None] = lambda: None
         self._log_requests = log_requests
         self._admission = admission
         self._max_calls = max_calls
@@ -200,7 +222,7 @@ class Calls:
         if self._log_requests:
             record.peer = peer_of(context.peer())
             record.request_id = _request_id(context)
-        life = _Life(task, Reservation(self._admission), record)
+        life = _Life(task, Reservation(self._admission), record, self.on_dropped)
 
         def over(_: object) -> None:
             life.over()
@@ -302,21 +324,48 @@ class Parser(Generic[Request, AnyJob]):
         """Look at no more fields than a request needs.
 
         Raises:
-            InvalidFieldsError: there are too many texts, or too many fields beside them.
+            InvalidFieldsError: there are too many texts, other fields or nested fields.
             ValueError, IndexError: there is something that no message of ours has.
         """
-        num_texts = num_others = 0
-        for field in read_fields(memoryview(data), 0, len(data)):
+        num_texts = num_others = num_nested = 0
+        max_nested = FIELDS_PER_TEXT * self.max_texts + MAX_OTHER_FIELDS
+        view = memoryview(data)
+        descriptor = cast("Descriptor", self.message_class.DESCRIPTOR)
+        for field in read_fields(view, 0, len(data)):
             is_text = (field.number, field.wire_type) == (inputs_number, LENGTH_DELIMITED)
             num_texts, num_others = num_texts + is_text, num_others + (not is_text)
             if num_texts > self.max_texts:
                 self._refuse(f"has more than {self.max_texts} texts, a request may have {self.max_texts}")
             if num_others > MAX_OTHER_FIELDS:
                 self._refuse(f"is among more than {MAX_OTHER_FIELDS} other fields")
+            for _ in _nested_fields(view, field, descriptor):
+                num_nested += 1
+                if num_nested > max_nested:
+                    self._refuse(f"and the other fields have more than {max_nested} nested fields")
 
     def _refuse(self, what: str) -> None:
         violation = errors.FieldViolation("inputs", f"{what}: send several requests")
         raise errors.InvalidFieldsError([violation])
+
+
+def _nested_fields(data: memoryview, field: Field, descriptor: Descriptor) -> Iterator[Field]:
+    """Yield the nested fields of a field.
+
+    Messages without submessages, such as TokenIds, are not entered: parsed, they take little more than their
+    bytes.
+    """
+    known = descriptor.fields_by_number.get(field.number)
+    inner = known.message_type if known is not None else None
+    if inner is None or field.wire_type != LENGTH_DELIMITED or not _has_messages(inner):
+        return
+    for each in read_fields(data, field.content, field.end):
+        yield each
+        yield from _nested_fields(data, each, inner)
+
+
+@functools.cache
+def _has_messages(descriptor: Descriptor) -> bool:
+    return any(field.message_type is not None for field in descriptor.fields)
 
 
 def _request_id(context: Context) -> str:

@@ -3,10 +3,6 @@
 import logging
 
 import grpc
-from google.protobuf.message import DecodeError
-
-# A client that has left before its reply was sent, and bytes that are no message for health or reflection.
-_CLIENTS_DOING = (grpc.aio.InternalError, DecodeError)
 
 
 def leave_out_what_clients_do() -> None:
@@ -16,4 +12,4 @@ def leave_out_what_clients_do() -> None:
 
 def _is_no_clients_doing(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, _CLIENTS_DOING)
+    return not isinstance(error, grpc.aio.InternalError)  # the client left before its reply was sent

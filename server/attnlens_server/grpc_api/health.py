@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from attnlens_server.grpc_api.status import parse_or_abort
+
+MAX_QUOTED_CHARACTERS = 100
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its package ships no types
+class HealthService:
     """Every service is NOT_SERVING from the start, until `set_serving`, and for good after `shut_down`."""
 
     def __init__(self, service_names: Sequence[str]) -> None:
@@ -40,12 +43,26 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it
             self._is_shut_down = True
             self._changed.notify_all()
 
-    async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve `Check` and `Watch`, whose requests arrive as bytes and are parsed here."""
+        serializer = HealthCheckResponse.SerializeToString
+        check: Any = self.Check
+        watch: Any = self.Watch
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serializer),
+            "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def Check(self, data: bytes, context: Context) -> HealthCheckResponse:
+        request = await parse_or_abort(HealthCheckRequest, data, context)
         if request.service not in self._statuses:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            quoted = repr(request.service[:MAX_QUOTED_CHARACTERS])
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {quoted} here")
         return HealthCheckResponse(status=self._statuses[request.service])
 
-    async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
+    async def Watch(self, data: bytes, context: Context) -> None:
+        request = await parse_or_abort(HealthCheckRequest, data, context)
         sent = None
         while not self._is_shut_down or sent != self._status_of(request.service):
             sent = self._status_of(request.service)

@@ -59,7 +59,7 @@ class ModelDescriber:
                 max_request_text_bytes=config.request_text_limit,
                 max_request_bytes=config.request_limit,
                 max_attention_queries=MAX_QUERIES,
-                max_masked_runs=config.max_masked_runs,
+                max_computed_tokens=config.max_computed_tokens,
             ),
             versions=versions,
             engine=engine.runtime.name,

@@ -1,11 +1,16 @@
 """Server reflection, so that grpcurl and its like need no .proto file."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
+
+from attnlens_server.grpc_api.status import parse_or_abort
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
@@ -15,12 +20,20 @@ def add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Non
     (gRFC A15), so the same handler serves both.
     """
     names = [*service_names, REFLECTION_V1, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server)
     servicer = reflection.aio.ReflectionServicer(service_names=names)
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+
+    async def reflect(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+        async def requests() -> AsyncIterator[ServerReflectionRequest]:
+            async for data in messages:
+                yield await parse_or_abort(ServerReflectionRequest, data, context)
+
+        async for response in servicer.ServerReflectionInfo(requests(), context):
+            yield response
+
+    behaviour: Any = reflect
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+        behaviour, response_serializer=ServerReflectionResponse.SerializeToString
     )
-    methods = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
-    server.add_generic_rpc_handlers((methods,))
+    for name in (REFLECTION_V1, reflection.SERVICE_NAME):
+        methods = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+        server.add_generic_rpc_handlers((methods,))

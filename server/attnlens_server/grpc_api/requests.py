@@ -1,5 +1,6 @@
 """From messages to jobs. Of checks only those that need the messages: numbers that no enum here has."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ from attnlens_server.serving.jobs import (
     TokenizeJob,
 )
 from attnlens_server.text import Input, TextPair, TokenIds
+
+MAX_INDICES = 4096  # of layers or heads in one query: no model has more, and longer lists are rejected
 
 Member = TypeVar("Member", bound=IntEnum)
 Choice = TypeVar("Choice", bound=str)
@@ -113,8 +116,14 @@ def input_of(message: pb.Input) -> Input:
         case "text_pair":
             return Input(text_pair=TextPair(message.text_pair.first, message.text_pair.second))
         case "token_ids":
-            return Input(token_ids=TokenIds(message.token_ids.ids, message.token_ids.type_ids))
+            ids = message.token_ids
+            return Input(token_ids=TokenIds(_copied(ids.ids), _copied(ids.type_ids)))
     return Input()
+
+
+def _copied(numbers: Sequence[int]) -> Sequence[int]:
+    """Copy an int32 field: a view of it would keep the whole request in memory."""
+    return array("i", numbers[:])  # a slice is a list, which is four times as fast to convert
 
 
 def prompt_of(request: Message, field: str = "prompt") -> Prompt | None:
@@ -141,8 +150,8 @@ def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation])
         queries.append(
             AttentionQuery(
                 role or OutputRole.ATTENTION_WEIGHTS,
-                message.layers,
-                message.heads,
+                _copied(message.layers[: MAX_INDICES + 1]),
+                _copied(message.heads[: MAX_INDICES + 1]),
                 view or (AttentionView.HEAD_MEAN if is_rollout else AttentionView.FULL),
                 reduction,
             )

@@ -1,14 +1,16 @@
 """How a request that is refused or failed is told: the status and the trailers of a gRPC call."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from attnlens.v1 import error_pb2 as pb
-from attnlens_server.errors import RequestError
+from attnlens_server.errors import MalformedRequestError, RequestError
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 ERROR_DOMAIN = "attnlens"
 # All trailers together should stay below 8 KiB, which is as much as peers accept. There the message stands
@@ -48,6 +50,21 @@ def call_status(error: RequestError) -> CallStatus:
     if error.retry_after_s is not None:
         trailers.append(("grpc-retry-pushback-ms", str(max(1, int(error.retry_after_s * 1000)))))
     return CallStatus(code, error.reason, error.message, tuple(trailers))
+
+
+async def parse_or_abort(
+    message_class: type[AnyMessage], data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+) -> AnyMessage:
+    """Parse a request, or end the call with INVALID_ARGUMENT. For services that do not use `Calls`.
+
+    Where grpc.aio parses a request itself, a malformed one ends with UNKNOWN and the name of a Python class.
+    """
+    try:
+        return message_class.FromString(data)
+    except DecodeError:
+        status = call_status(MalformedRequestError(len(data), message_class.DESCRIPTOR.full_name))
+    await context.abort(status.code, status.message, status.trailers)
+    raise AssertionError  # abort does not return
 
 
 def error_details(error: RequestError) -> pb.ErrorDetails:

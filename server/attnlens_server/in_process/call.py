@@ -90,6 +90,9 @@ class LocalCall:
         """Return the seconds to the deadline; None: there is none."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
+    async def send_initial_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """Do nothing: there is no connection."""
+
     async def write(self, message: bytes) -> None:
         """Send a message of a stream, as soon as the one before was taken."""
         await self._room.acquire()

@@ -1,6 +1,7 @@
 """The model and the thread that serves it: an event loop of its own, whatever loop the caller runs."""
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,11 @@ from attnlens_server.grpc_api.methods import handlers
 from attnlens_server.in_process.call import LocalCall
 from attnlens_server.served_model import ServedModel
 from attnlens_server.serving.service import State
+
+logger = logging.getLogger(__name__)
+
+_CANCEL_INTERVAL_S = 1.0
+_MAX_CANCELS = 30
 
 
 class Host:
@@ -98,11 +104,16 @@ class Host:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_calls(self) -> None:
+        """Cancel all calls until they have ended, so that one lost cancellation does not block `close`."""
         self._service.state = State.DRAINING
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        remaining = set(self._tasks)
+        for _ in range(_MAX_CANCELS):
+            for task in remaining:
+                task.cancel()
+            if remaining:
+                _, remaining = await asyncio.wait(remaining, timeout=_CANCEL_INTERVAL_S)
+        if remaining:
+            logger.error("%d calls ignore their cancellation; the model is closed anyway", len(remaining))
 
 
 class StartedCall:

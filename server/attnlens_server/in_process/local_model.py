@@ -30,7 +30,7 @@ class LocalSettings(TypedDict, total=False):
     max_batch_tokens: int
     max_attention_bytes: int
     explain: bool
-    max_masked_runs: int
+    max_computed_tokens: int
     max_queue: int
     max_inputs_per_request: int
     max_text_bytes: int

@@ -22,16 +22,43 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSL
             "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
         )
 
+    for path, part in ((certificate, "CERTIFICATE"), (key, "PRIVATE KEY"), (client_ca, "CERTIFICATE")):
+        if path is not None:
+            _check_part(path, part)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(certificate, key, refuse_passphrase)
-        if client_ca is not None:
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise StartupError(
+                f"{key} is not the private key of {certificate}: give the key that it was made for"
+            ) from error
+        raise StartupError(
+            f"{certificate} or {key} is damaged, it can't be read as PEM: write both again ({error})"
+        ) from error
+    if client_ca is not None:
+        try:
             context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        files = ", ".join(str(path) for path in (certificate, key, client_ca) if path)
-        raise StartupError(f"can't use the PEM files {files}: {error}") from error
+        except ssl.SSLError as error:
+            raise StartupError(
+                f"{client_ca} is damaged, its certificates can't be read as PEM: write it again ({error})"
+            ) from error
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _check_part(path: Path, part: str) -> None:
+    """Check that a PEM file can be read and has a part.
+
+    Raises:
+        StartupError: it can't, or has not.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StartupError(f"can't read the PEM file {path}: {error.strerror}") from error
+    if f"{part}-----".encode() not in content:
+        raise StartupError(f"{path} has no {part} in PEM: give a file that has a line -----BEGIN {part}-----")
 
 
 def validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:

@@ -8,7 +8,7 @@ Everything here runs on the event loop, so there are no locks.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,7 +38,15 @@ class Admission:
 
     @contextmanager
     def texts(self, kind: Kind, count: int) -> Iterator[None]:
-        """Hold `count` places at a graph while the block runs.
+        """Hold `count` places at a graph while the block runs. Raises as `take_texts`."""
+        self.take_texts(kind, count)
+        try:
+            yield
+        finally:
+            self.give_back_texts(kind, count)
+
+    def take_texts(self, kind: Kind, count: int) -> None:
+        """Take `count` places at a graph.
 
         Raises:
             OverloadedError: there are not as many now.
@@ -50,26 +58,27 @@ class Admission:
                 "EncodeStream, or start the server with a larger --max-queue",
                 metadata={"num_texts": str(count), "max_queue": str(self._max_texts)},
             )
-        if not self.try_texts(kind, count):
+        if self._num_texts[kind] + count > self._max_texts:
             raise OverloadedError(
                 f"{self._num_texts[kind]} texts wait or run, at most {self._max_texts} may, and the "
                 f"request has {count}: try again later",
                 retry_after_s=self._retry_after_s(kind),
             )
-        try:
-            yield
-        finally:
-            self.give_back_texts(kind, count)
-
-    def try_texts(self, kind: Kind, count: int) -> bool:
-        """Take `count` places at a graph if there are as many."""
-        if self._num_texts[kind] + count > self._max_texts:
-            return False
         self._num_texts[kind] += count
-        return True
+
+    def take_extra(self, kind: Kind, count: int) -> int:
+        """Take up to `count` more slots for a call that holds one. Half of the queue stays free for others.
+
+        Returns:
+            The number of slots taken, perhaps 0.
+        """
+        free = self._max_texts // 2 - self._num_texts[kind]
+        taken = max(0, min(count, free))
+        self._num_texts[kind] += taken
+        return taken
 
     def give_back_texts(self, kind: Kind, count: int) -> None:
-        """Give back what `try_texts` took."""
+        """Give back what was taken."""
         self._num_texts[kind] -= count
 
     def take_memory(self, size_bytes: int) -> None:
@@ -89,6 +98,49 @@ class Admission:
     def give_back_memory(self, size_bytes: int) -> None:
         """Give back what `take_memory` took."""
         self._num_bytes -= size_bytes
+
+
+class Slots:
+    """The queue slots that one call holds."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._counts: Counter[Kind] = Counter()
+
+    def acquire(self, counts: Mapping[Kind, int]) -> None:
+        """Acquire slots for several graphs.
+
+        Raises:
+            OverloadedError: Other calls hold them. Release those that were acquired.
+            RequestTooLargeError: The queue is too short, likewise.
+        """
+        for kind, count in counts.items():
+            self._admission.take_texts(kind, count)
+            self._counts[kind] += count
+
+    def shrink_to(self, kind: Kind, count: int) -> None:
+        """Release the slots for a graph beyond `count`."""
+        released = max(0, self._counts[kind] - count)
+        self._counts[kind] -= released
+        self._admission.give_back_texts(kind, released)
+
+    def release(self) -> None:
+        """Release all slots."""
+        for kind in tuple(self._counts):
+            self.shrink_to(kind, 0)
+
+    @contextmanager
+    def portion(self, kind: Kind, count: int) -> Iterator[int]:
+        """Hold slots for up to `count` items while the block runs. The call holds the first one already.
+
+        Yields:
+            The number of items that may be queued, at least 1.
+        """
+        extra = self._admission.take_extra(kind, count - 1)
+        try:
+            yield 1 + extra
+        finally:
+            self._admission.give_back_texts(kind, extra)
 
 
 class Reservation:

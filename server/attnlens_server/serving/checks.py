@@ -344,7 +344,7 @@ def _select(
     if not numbers:
         return tuple(range(count))
     if len(numbers) > count:
-        text = f"has {len(numbers)} numbers: the model has {count}, each may be asked for once"
+        text = f"has more than {count} numbers: the model has {count}, each may be requested once"
         violations.append(FieldViolation(field, text))
         return ()
     chosen: list[int] = []

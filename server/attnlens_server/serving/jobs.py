@@ -4,7 +4,6 @@ The fields have the names of those in `attnlens.v1`, whose .proto files say what
 them.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -66,8 +65,8 @@ class Job:
 
     @property
     def memory_bytes(self) -> int:
-        """What its texts take in memory: four bytes a character where one of a text is an emoji."""
-        return sum(sys.getsizeof(text) for given in self.inputs for text in given.texts)
+        """Memory of its texts (four bytes a character where one of them is an emoji) and token ids."""
+        return sum(given.memory_bytes for given in self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

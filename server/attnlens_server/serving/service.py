@@ -5,7 +5,7 @@ and the last steps of embeddings.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from enum import Enum
@@ -20,10 +20,11 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult, TokenPooling, Wanted
 from attnlens_server.serving.admission import Admission, Budget
-from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan
+from attnlens_server.serving.checks import Checks, EmbedPlan, EncodePlan, Part
 from attnlens_server.serving.explanations import ExplanationChecks, ExplanationService
 from attnlens_server.serving.jobs import EmbedJob, EncodeJob, Job, TokenizeJob
 from attnlens_server.serving.reduction_checks import check_rows
+from attnlens_server.serving.reduction_costs import ReductionCosts
 from attnlens_server.serving.results import (
     AttentionParts,
     EmbedResult,
@@ -97,6 +98,7 @@ class ModelService:
         self._model = bundle.model
         self._dense = bundle.dense
         self._window_bytes = config.max_message_bytes
+        self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
         self._runner = ItemRunner(engine)
         self.max_tokens = max_tokens
@@ -179,6 +181,7 @@ class ModelService:
             inputs, tokens = await self._described(job, plan, budget)
             tokenize_s = time.monotonic() - started
             parts = plan.parts
+            self._check_cost(plan, ((parts, encoded.num_tokens) for encoded in inputs))
             wanted = plan.wanted(parts)
             reduced = [part for part in parts if part[0].reduction is not None]
             items = [
@@ -211,6 +214,7 @@ class ModelService:
             pieces = cut_into_pieces(
                 inputs, plan, self._sizes, room_bytes=room_bytes, deadline=budget.deadline
             )
+            self._check_cost(plan, ((piece.parts, piece.item.num_tokens) for piece in pieces))
             window = Window(
                 lambda items, kind: self._engine.submit(items, kind=kind),
                 plan.kind,
@@ -302,6 +306,9 @@ class ModelService:
         # Texts are reduced where they run: at most one in each lane at a time.
         budget.memory.grow(sum(sorted(running)[-self._engine.num_lanes :]))
         return inputs, tokens
+
+    def _check_cost(self, plan: EncodePlan, runs: Iterable[tuple[Sequence[Part], int]]) -> None:
+        ReductionCosts(plan, self._model.token_flops).check(runs, self._max_computed_tokens)
 
     def _embed_items(self, inputs: Sequence[EncodedInput], plan: EmbedPlan, budget: Budget) -> Iterator[Item]:
         hidden = self._model.outputs.hidden_state("embeddings")

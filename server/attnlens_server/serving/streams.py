@@ -168,7 +168,7 @@ class _Run:
         size_bytes = sum(started.piece.memory_bytes for started in self.under_way) + piece.memory_bytes
         if len(self.under_way) >= WINDOW or size_bytes > window.max_bytes:
             return False
-        if not window.admission.try_texts(window.kind, 1):
+        if not window.admission.take_extra(window.kind, 1):
             return False
         if not window.memory.try_grow(piece.memory_bytes):
             window.admission.give_back_texts(window.kind, 1)

@@ -5,7 +5,7 @@ tokens, and `places` where they stand.
 """
 
 from attnlens_server.text.inputs import Input, InputEncoder, TextPair, TokenIds, portions
-from attnlens_server.text.tokenizer import TextEncoder
+from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
 from attnlens_server.text.tokens import EncodedInput, Tokens, TokenSource
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "TokenIds",
     "TokenSource",
     "Tokens",
+    "UntokenizableError",
     "portions",
 ]

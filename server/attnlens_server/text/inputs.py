@@ -1,12 +1,13 @@
 """From the inputs of a request to token ids, within the model's limit."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attnlens_server.errors import FieldViolation, InputTooLongError, InvalidFieldsError
-from attnlens_server.text.tokenizer import TextEncoder
+from attnlens_server.text.tokenizer import TextEncoder, UntokenizableError
 from attnlens_server.text.tokens import EncodedInput, Tokens, describe_ids, text_units
 
 # Inputs are encoded in portions of about this size, so that a large request neither keeps all workers from
@@ -56,6 +57,12 @@ class Input:
         num_ids = len(self.token_ids.ids) if self.token_ids else 0
         return num_ids + sum(len(text) for text in self.texts)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of its texts or token ids."""
+        numbers = (self.token_ids.ids, self.token_ids.type_ids) if self.token_ids else ()
+        return sum(map(sys.getsizeof, (*self.texts, *numbers)))
+
 
 class InputEncoder:
     """Turns checked inputs into token ids; refuses or cuts what is too long. Slow: for worker threads."""
@@ -81,15 +88,11 @@ class InputEncoder:
             InputTooLongError: an input has too many tokens, and `truncate` is false.
             InvalidFieldsError: a text has no tokens, or none that count.
         """
-        texts = [inputs[number].texts for number in numbers if inputs[number].texts]
+        texts = [(number, inputs[number].texts) for number in numbers if inputs[number].texts]
         from_text: Iterator[EncodedInput] = iter(())
         if texts and self._text_encoder is not None:  # without a tokenizer the checks have refused texts
-            num_excluded = (
-                self._text_encoder.num_prompt_tokens(prompt) if prompt and self._exclude_prompt else 0
-            )
-            encoded_texts = self._text_encoder.encode(
-                texts, prompt=prompt, with_record=with_records or with_units
-            )
+            num_excluded = self._num_prompt_tokens(prompt) if prompt and self._exclude_prompt else 0
+            encoded_texts = self._encode(texts, prompt, with_record=with_records or with_units)
             if with_units:
                 encoded_texts = [_with_units(encoded, keeps_record=with_records) for encoded in encoded_texts]
             if num_excluded:
@@ -111,9 +114,45 @@ class InputEncoder:
             if ids is not None:
                 result.append(EncodedInput(np.asarray(ids.ids, dtype=np.int64), len(ids.ids)))
             elif self._text_encoder is not None:
-                texts = [inputs[number].texts]
-                result += self._text_encoder.encode(texts, prompt=prompt, with_record=True, truncate=False)
+                texts = [(number, inputs[number].texts)]
+                result += self._encode(texts, prompt, with_record=True, truncate=False)
         return result
+
+    def _encode(
+        self,
+        texts: Sequence[tuple[int, tuple[str, ...]]],
+        prompt: str,
+        *,
+        with_record: bool,
+        truncate: bool = True,
+    ) -> list[EncodedInput]:
+        """Tokenize texts, each with the index of its input.
+
+        Raises:
+            InvalidFieldsError: A text can't be tokenized.
+        """
+        assert self._text_encoder is not None  # noqa: S101 - without it the checks have rejected texts
+        try:
+            return self._text_encoder.encode(
+                [text for _, text in texts], prompt=prompt, with_record=with_record, truncate=truncate
+            )
+        except UntokenizableError as error:
+            if len(texts) > 1 and not error.is_growth:  # find the text that fails
+                return [
+                    encoded
+                    for text in texts
+                    for encoded in self._encode([text], prompt, with_record=with_record, truncate=truncate)
+                ]
+            number, text = texts[0]
+            field = f"inputs[{number}].{'text' if len(text) == 1 else 'text_pair'}"
+            raise InvalidFieldsError([FieldViolation(field, str(error), number)]) from None
+
+    def _num_prompt_tokens(self, prompt: str) -> int:
+        assert self._text_encoder is not None  # noqa: S101 - as above
+        try:
+            return self._text_encoder.num_prompt_tokens(prompt)
+        except UntokenizableError as error:
+            raise InvalidFieldsError([FieldViolation("prompt", str(error))]) from None
 
     def describe(self, encoded: EncodedInput) -> Tokens:
         """Describe the tokens of an input that has its record, or was given as ids."""
@@ -142,7 +181,9 @@ class InputEncoder:
             raise InvalidFieldsError([FieldViolation(f"{field}.{name}", description, number)])
 
     def _from_ids(self, ids: TokenIds) -> EncodedInput:
-        kept, types = ids.ids[: self._max_tokens], ids.type_ids[: self._max_tokens]
+        is_left = self._text_encoder is not None and self._text_encoder.truncation_side == "left"
+        part = slice(-self._max_tokens, None) if is_left else slice(self._max_tokens)
+        kept, types = ids.ids[part], ids.type_ids[part]
         return EncodedInput(
             np.asarray(kept, dtype=np.int64),
             len(ids.ids),

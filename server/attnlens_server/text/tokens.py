@@ -54,13 +54,13 @@ class Record:
         encoding: the tokenizer's own record, with offsets.
         prompt: what was put before the first text.
         texts: the text, or both of a pair.
-        are_cut: for each text, whether tokens were cut off at its end.
+        lack_their_ends: For each text, whether tokens at its end were cut off.
     """
 
     encoding: tokenizers.Encoding
     prompt: str
     texts: tuple[str, ...]
-    are_cut: tuple[bool, ...]
+    lack_their_ends: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def describe(record: Record) -> Tokens:
                 sources[row] = second
     chars, bytes_ = ([NOWHERE] * len(sources) for _ in range(2))
     wholes = (record.prompt + record.texts[0], *record.texts[1:])
-    for text, source, is_cut in zip(wholes, (first, second), record.are_cut, strict=False):
+    for text, source, is_cut in zip(wholes, (first, second), record.lack_their_ends, strict=False):
         rows = [row for row, of_row in enumerate(sources) if of_row is source]
         places = token_places(
             text, [spellings[row] for row in rows], [reported[row] for row in rows], is_cut=is_cut

@@ -32,20 +32,28 @@ REQUEST_TIMEOUT_S = 10.0
 _READ_BYTES = 16 << 10
 _LINGER_S = 1.0  # how long a refused client may go on sending, so that it sees why
 _LINGER_BYTES = 1 << 20
+_PROBE_INTERVAL_S = 0.25
 _MAX_PATH = 64  # characters of it in the log
 _METHODS = ("GET", "POST")
 
 
 class HttpError(Exception):
-    """A request that is refused: a status, a reason for programs and a sentence for people."""
+    """A rejected request: a status, a reason for programs, a message, and the form field it is about."""
 
     def __init__(
-        self, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        field: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
         self.headers = headers or {}
+        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,10 @@ class HttpServer:
         self._check = check
         self._stall_timeout_s = stall_timeout_s
         self._connections: set[asyncio.Task[None]] = set()
+        # The connections that are waiting for a client, oldest first: closed first when there are too many.
+        self._idle: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Listen; return the port.
@@ -110,9 +121,10 @@ class HttpServer:
         Raises:
             OSError: the address can't be bound.
         """
-        handshake = {} if context is None else {"ssl_handshake_timeout": REQUEST_TIMEOUT_S}
+        # TLS starts in `_connected`, so that a connection counts against the limit during its handshake.
+        self._tls = context
         self._server = await asyncio.start_server(
-            self._connected, host, port, limit=_READ_BYTES, ssl=context, reuse_address=True, **handshake
+            self._connected, host, port, limit=_READ_BYTES, reuse_address=True
         )
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -128,29 +140,46 @@ class HttpServer:
             await asyncio.wait(self._connections)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= MAX_CONNECTIONS and not self._close_oldest_idle():
             writer.transport.abort()
             return
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - streams run this in a task of its own
         self._connections.add(task)
+        self._idle[task] = None
         record = RequestRecord("", _peer(writer))
         try:
-            await self._serve(reader, writer, record)
+            if self._tls is not None:
+                await writer.start_tls(self._tls, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
+            await self._serve(reader, writer, record, task)
         except TimeoutError:
             record.ended(SlowReaderError.status, SlowReaderError.reason)
         except (OSError, ssl.SSLError):
             record.left()
-        except asyncio.CancelledError:  # the server stops; Python 3.11 logs a cancelled task as a fault
+        except asyncio.CancelledError:  # stopped or evicted; Python 3.11 logs a cancelled task as a fault
             record.left()
         finally:
             self._connections.discard(task)
-            writer.transport.abort()  # what was to be sent has been sent, or is not wanted
+            self._idle.pop(task, None)
+            writer.transport.abort()  # no effect if the connection was closed properly
             if self._log_requests and record.method:
                 record.write()
 
+    def _close_oldest_idle(self) -> bool:
+        """Close the connection that has waited longest for its client. Return whether there was one."""
+        task = next(iter(self._idle), None)
+        if task is None:
+            return False
+        del self._idle[task]
+        task.cancel()
+        return True
+
     async def _serve(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record: RequestRecord
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        record: RequestRecord,
+        task: asyncio.Task[None],
     ) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         came_whole = False
@@ -160,8 +189,9 @@ class HttpServer:
             if request is None:
                 return
             came_whole = True
+            self._idle.pop(task, None)
             _note(request, record)
-            reply = await _unless_gone(self._answer(request), reader)
+            reply = await _unless_gone(self._answer(request), connection, reader, writer)
             if reply is None:
                 record.left()
                 return
@@ -183,12 +213,16 @@ class HttpServer:
         try:
             async with asyncio.timeout(self._stall_timeout_s):
                 await _send(connection, writer, reply)
+                record.ended(str(reply.status), "")
+                self._idle[task] = None
+                if not came_whole:
+                    await _linger(reader)
+                # Over TLS, `drain` does not wait for the socket. Aborting here would drop unsent bytes.
+                writer.close()
+                await writer.wait_closed()
         finally:
             if reply.over is not None:
                 reply.over()
-        record.ended(str(reply.status), "")
-        if not came_whole:
-            await _linger(reader)
 
     def _refused(self, error: HttpError, record: RequestRecord) -> HttpReply:
         """Return the reply that tells an error, and note it."""
@@ -265,14 +299,30 @@ def _too_large() -> HttpError:
     return HttpError(413, "BODY_TOO_LARGE", f"a body may have {MAX_BODY_BYTES} bytes: shorten the texts")
 
 
-async def _unless_gone(answer: Awaitable[HttpReply], reader: asyncio.StreamReader) -> HttpReply | None:
-    """Return the reply; give it up, and return None, once the client has left. It is read no further."""
+async def _unless_gone(
+    answer: Awaitable[HttpReply],
+    connection: h11.Connection,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> HttpReply | None:
+    """Return the reply, or None if the client disconnects first, which cancels `answer`.
+
+    The end of the input does not tell a closed connection from one that is only half closed. Interim
+    responses do: a closed peer answers them with a reset, any other client ignores them (RFC 9110, 15.2).
+    """
     answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(reader.read(1))
+    can_probe = connection.their_http_version == b"1.1"  # HTTP/1.0 has no interim responses
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-        has_left = leaving.done() and (leaving.exception() is not None or not leaving.result())
-        return None if has_left and not answering.done() else await answering
+        has_ended = leaving.done() and (leaving.exception() is not None or not leaving.result())
+        while has_ended and not answering.done():
+            if writer.transport.is_closing():
+                return None
+            if can_probe:
+                writer.write(connection.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            await asyncio.wait((answering,), timeout=_PROBE_INTERVAL_S)
+        return await answering
     finally:
         for task in (answering, leaving):
             task.cancel()

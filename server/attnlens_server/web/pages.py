@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attnlens.explanations import ExplainMethod, PairMatrix
 from attnlens.reductions import Reduction, SquareRoots
-from attnlens_server.bundle import Model
+from attnlens_server.bundle import Model, OutputRole
 from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.explanations import CompareJob, ExplainJob
 from attnlens_server.serving.explanations.jobs import Towards
@@ -22,6 +22,7 @@ from attnlens_server.serving.results import EncodedText, ReducedAttention
 from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 from attnlens_viewer import Page
+from attnlens_viewer.live import LiveModel
 from attnlens_viewer.results import OTHER_TEXT, OWN_VECTOR, ReadContrast, ReadMatrix, ReadText, page_of
 
 _ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=Reduction(form=SquareRoots())),)
@@ -70,11 +71,18 @@ class Pages:
 
     def __init__(self, service: ModelService, model: Model) -> None:
         self._service = service
-        self._model = model.name
         self._prompt = model.prompts.get(model.default_prompt_name, "")
         checks = service.explanations.checks
         self._can_explain = ExplainMethod.CONTRIBUTIONS in checks.methods
         self._has_matrix = PairMatrix.OUTPUT in checks.matrices
+        heads = [output.num_heads for output in model.outputs.layers(OutputRole.ATTENTION_WEIGHTS).values()]
+        self.model = LiveModel(
+            name=model.name,
+            num_layers=len(heads),
+            num_heads=max(heads, default=0),
+            max_tokens=service.max_tokens,
+            can_explain=self._can_explain,
+        )
 
     async def page(self, asked: Asked, budget: Budget) -> Page:
         """Return the page of one text or two.
@@ -128,7 +136,7 @@ class Pages:
         target = OWN_VECTOR if compared is None else OTHER_TEXT
         found: Sequence[Explanation | None] = explained or [None] * len(texts)
         return page_of(
-            self._model,
+            self.model.name,
             [
                 _read(text, self._prompt, each, said, target)
                 for text, each, said in zip(texts, encoded, found, strict=True)

@@ -1,8 +1,8 @@
-"""The paths of the viewer, and who may ask for them.
+"""The paths of the viewer, and which requests it accepts.
 
-What a page of another site could make a browser send is refused: a Host that is a name of somebody else's
-(DNS rebinding), an Origin that is not ours, a body that is not JSON (a browser sends JSON elsewhere only
-after a preflight, which is refused). No reply allows other origins anything.
+Requests that a page of another site could make a browser send are rejected: a Host that is an unknown name
+(DNS rebinding), an unknown Origin, and a body that is not JSON (browsers send JSON to other sites only after
+a preflight, which is rejected). No reply grants anything to other origins.
 """
 
 import ipaddress
@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import InputTooLongError, RequestError, StartupError
@@ -28,7 +29,17 @@ from attnlens_viewer.live import POLICY, live_files, live_reply
 MAX_PAGES = 2  # that are made at a time: the engine is there for gRPC first
 PAGE_TIMEOUT_S = 60.0
 _JSON = "application/json"
-_FIELDS = ("text", "other", "rather_than")
+_FIELDS = {"text": "the text", "other": "the second text", "rather_than": "the third text"}
+# The form field of each field path in the requests that `Pages` makes.
+_FORM_FIELDS = {
+    "inputs[0]": "text",
+    "pairs[0].a": "text",
+    "inputs[1]": "other",
+    "pairs[0].b": "other",
+    "contrast.nearer": "other",
+    "contrast.farther": "rather_than",
+    "contrast": "rather_than",
+}
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cache-Control": "no-store",
@@ -56,8 +67,10 @@ class Viewer:
         self._pages = pages
         self._host = config.viewer_host.lower()
         self._scheme = "http" if config.tls_cert is None else "https"
+        self._public_origin = config.viewer_origin and config.viewer_origin.lower()
+        self._names = {"localhost", self._host, urlsplit(self._public_origin or "").hostname}
         self._max_bytes = config.max_message_bytes
-        self._files = live_files()
+        self._files = live_files(pages.model)
         self._worker = Workers(1)  # packs pages, so that those of gRPC stay free
         self._num_pages = 0
         self._server = HttpServer(
@@ -88,15 +101,15 @@ class Viewer:
         self._worker.close()
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """Refuse hosts by name that are not this one: a name may be made to point anywhere.
+        """Reject unknown host names: whoever owns a name can point it at this server (DNS rebinding).
 
         Raises:
-            HttpError: it is refused.
+            HttpError: The host is an unknown name.
         """
         host = headers.get("host", "").lower()
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         name = name.removeprefix("[").removesuffix("]")
-        if name in ("localhost", self._host):
+        if name in self._names:
             return
         try:
             ipaddress.ip_address(name)
@@ -104,8 +117,8 @@ class Viewer:
             raise HttpError(
                 421,
                 "WRONG_HOST",
-                f"this server is not {name[:80]!r}: ask for it by its address, or by the name that "
-                "--viewer-host has",
+                f"this server does not accept the host name {name[:80]!r}: use its IP address, or start it "
+                "with --viewer-origin, for instance --viewer-origin https://lens.example.org",
             ) from None
 
     async def answer(self, request: HttpRequest) -> HttpReply:
@@ -156,14 +169,20 @@ class Viewer:
         return HttpReply(200, _JSON, body, _HEADERS, memory.release)
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Refuse what a page of another site sends.
+        """Reject requests from pages of other sites.
 
         Raises:
-            HttpError: it is refused.
+            HttpError: The request is rejected.
         """
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-        if origin not in (None, f"{self._scheme}://{headers['host']}") or site not in ("same-origin", "none"):
-            raise HttpError(403, "WRONG_ORIGIN", "pages of other sites may not ask here")
+        known = (None, f"{self._scheme}://{headers['host']}", self._public_origin)
+        if origin not in known or site not in ("same-origin", "none"):
+            raise HttpError(
+                403,
+                "WRONG_ORIGIN",
+                f"this server does not accept requests from the origin {(origin or 'unknown')[:80]!r}: if "
+                "this is its own public address, start it with --viewer-origin",
+            )
         if headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             raise HttpError(415, "WRONG_CONTENT_TYPE", f"send {_JSON}")
 
@@ -182,18 +201,32 @@ async def start_viewer(
 
 def refusal(error: HttpError) -> HttpReply:
     """Return the reply that tells an error."""
-    body = json.dumps({"error": str(error), "reason": error.reason}).encode()
+    field = {} if error.field is None else {"field": error.field}
+    body = json.dumps({"error": str(error), "reason": error.reason, **field}).encode()
     return HttpReply(error.status, _JSON, body, {**_HEADERS, **error.headers})
 
 
 def _http_error(error: RequestError) -> HttpError:
     after = error.retry_after_s
     headers = {} if after is None else {"Retry-After": str(math.ceil(after))}
-    message = error.message
-    if isinstance(error, InputTooLongError):  # the form has no `truncate`
-        num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]
-        message = f"a text has {num_tokens} tokens, the model takes {max_tokens}: shorten it"
-    return HttpError(_STATUSES.get(error.status, 500), error.reason, message, headers)
+    field, message = _form_error(error)
+    return HttpError(_STATUSES.get(error.status, 500), error.reason, message, headers, field=field)
+
+
+def _form_error(error: RequestError) -> tuple[str | None, str]:
+    """Return the form field of an error, or None, and a message that names it as the form does."""
+    for violation in error.violations:
+        field = _FORM_FIELDS.get(violation.field.removesuffix(".text"))
+        if field is None:
+            continue
+        description = violation.description
+        if isinstance(error, InputTooLongError):  # the form has no `truncate`
+            num_tokens, max_tokens = error.metadata["num_tokens"], error.metadata["max_tokens"]
+            description = f"has {num_tokens} tokens, the model takes {max_tokens}: shorten it"
+        elif violation.field == "contrast":
+            description = "has the same embedding as the second text: enter another text"
+        return field, f"{_FIELDS[field]} {description}"
+    return None, error.message
 
 
 def _asked(body: bytes) -> Asked:
@@ -213,11 +246,11 @@ def _asked(body: bytes) -> Asked:
     if unknown is not None:
         raise _invalid(f"no field {unknown[:40]!r} is known: use {', '.join(_FIELDS)}")
     if "text" not in fields:
-        raise _invalid("text is empty: send some text")
+        raise _invalid("the text is empty: enter a text", "text")
     if "rather_than" in fields and "other" not in fields:
-        raise _invalid("rather_than needs other: why nearer to it than to the third text?")
+        raise _invalid("the second text is empty: enter the text to compare with the third one", "other")
     return Asked(**fields)
 
 
-def _invalid(message: str) -> HttpError:
-    return HttpError(400, "INVALID_FIELD", message)
+def _invalid(message: str, field: str | None = None) -> HttpError:
+    return HttpError(400, "INVALID_FIELD", message, field=field)

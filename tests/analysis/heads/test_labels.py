@@ -55,20 +55,20 @@ def labels(
 )
 def test_a_label_begins_above_its_threshold(name: str, label: str, threshold: float) -> None:
     changed: dict[str, Any] = {name: np.array([threshold, threshold + 0.001])}
-    assert labels(dataclasses.replace(PATTERNS, **changed)) == {"0.1": [label]}
+    assert labels(dataclasses.replace(PATTERNS, **changed)) == {"L0H1": [label]}
     assert str(threshold) in RULES[label]
 
 
 def test_a_head_for_copies_needs_both_tests() -> None:
     on_text = dataclasses.replace(PATTERNS, duplicate=np.array([0.21, 0.19]))
     on_random = dataclasses.replace(COPIES, earlier_copy=np.array([0.21, 0.21]))
-    assert labels(on_text, on_random) == {"0.0": ["duplicate-token"]}
+    assert labels(on_text, on_random) == {"L0H0": ["duplicate-token"]}
     assert labels(on_text) == {}
 
 
 def test_induction_is_the_token_behind_the_copy() -> None:
     assert labels(PATTERNS, dataclasses.replace(COPIES, induction=np.array([0.2, 0.21]))) == {
-        "0.1": ["induction"]
+        "L0H1": ["induction"]
     }
 
 
@@ -90,4 +90,4 @@ def score(found: int, number: int, offset_scored: float) -> RelationScore:
 )
 def test_a_head_for_a_relation_beats_a_fixed_distance_clearly(relation: RelationScore, wins: bool) -> None:
     assert is_winner(relation) == wins
-    assert labels(PATTERNS, COPIES, relation) == ({"0.1": ["syntax:obj"]} if wins else {})
+    assert labels(PATTERNS, COPIES, relation) == ({"L0H1": ["syntax:obj"]} if wins else {})

@@ -1,6 +1,7 @@
 """What is measured at each length, and which lengths are."""
 
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,11 @@ from attnlens_analysis.profile import (
     measure,
     overtaking,
     parse_lengths,
+    reliability,
 )
 from attnlens_analysis.profile import lengths as lengths_module
+from attnlens_analysis.profile.measure import summary
+from attnlens_analysis.profile.trace import Run
 from attnlens_server.bundle import Bundle, open_bundle
 
 pytest.importorskip("onnx")  # of the extra `export`
@@ -108,6 +112,25 @@ def profile_with(*attention_shares: float) -> Profile:
 def test_where_attention_overtakes_the_rest(shares: tuple[float, ...], length: int | None) -> None:
     assert profile_with(*shares).overtakes_at == length
     assert (str(length) in overtaking(profile_with(*shares))) == (length not in {None, 16})
+
+
+def test_runs_that_disagree_are_reported() -> None:
+    quiet, busy = (5.0, 5.0), (5.0, 35.0)
+    steady = summary_of([quiet, quiet, (5.1, 5.0), quiet, quiet])
+    disturbed = summary_of([quiet, busy, quiet, busy, (6.0, 5.0)])
+    assert disturbed.shares == steady.shares  # the quickest runs are the same
+    assert reliability(Profile("m", "fp32", ("softmax",), 1, (steady,))) == ""
+    profile = Profile("m", "fp32", ("softmax",), 1, (steady, disturbed))
+    assert profile.unreliable_lengths == (64,)
+    warning = reliability(profile)
+    assert "at 64 tokens the runs disagree on shares by up to 38 percentage points" in warning
+    assert warning in as_page(profile)
+
+
+def summary_of(runs: Sequence[tuple[float, float]]) -> LengthProfile:
+    """The profile of runs of one projection and one product of scores. A run before them is not timed."""
+    traced = [Run(sum(us), (("projections", us[0]), ("scores", us[1])), {}, 0) for us in ((9.0, 9.0), *runs)]
+    return summary(64, traced)
 
 
 def test_the_page_and_the_chart_are_well_formed_and_escaped() -> None:

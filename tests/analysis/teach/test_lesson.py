@@ -9,7 +9,7 @@ import pytest
 
 from attnlens_analysis.errors import TextError, UnknownHeadError, UnknownTokenError
 from attnlens_analysis.teach import Question, ask, make_lesson
-from attnlens_analysis.teach.content import Lesson
+from attnlens_analysis.teach.content import Bars, Lesson
 from attnlens_analysis.teach.render import as_html, as_markdown, as_text
 
 pytest.importorskip("onnx")  # of the extra `export`
@@ -39,6 +39,18 @@ def words(lesson: Lesson, place: int) -> str:
     step = lesson.steps[place - 1]
     cells = [cell for row in step.table.rows for cell in row] if step.table else []
     return " ".join([*step.text, *cells])
+
+
+def test_punctuation_is_no_piece_of_a_word(lesson: Lesson) -> None:
+    picture = lesson.steps[0].picture
+    assert isinstance(picture, Bars)
+    pieces = dict(zip(picture.labels, picture.values, strict=True))
+    assert (pieces["tired"], pieces["."], pieces["didn't"]) == (1, 1, 3)
+
+
+def test_nobody_in_layer_0_is_sent_there(lesson: Lesson, hostile: Lesson) -> None:
+    assert "--layer 0" in lesson.steps[1].to_try[0]
+    assert "--layer 0" not in hostile.steps[1].to_try[0]
 
 
 # Computed apart, by PyTorch in float64. The place of the step, then what it says.

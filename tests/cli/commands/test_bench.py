@@ -1,4 +1,4 @@
-"""`attnlens bench` as a process: MiniLM for a moment, a user's own texts, mistakes."""
+"""`attnlens bench` as a process: a small bundle for a moment, a user's own texts, mistakes."""
 
 import os
 import pty
@@ -18,12 +18,13 @@ from schemas import conforms
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
+def test_measurements_as_json(run: Run, small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle = small_bundle("wordpiece")
     texts = tmp_path / "my texts.txt"
     texts.write_text("It rained.\n\n" + "word " * 400 + "\n" + "so it was wet\n" * 5, encoding="utf-8")
     result = run(
         "bench",
-        minilm_bundle,
+        bundle,
         "--seconds",
         "0.02",
         "--threads",
@@ -40,11 +41,11 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     assert report["texts"]["source"] == f"8 texts of {texts}"
     assert (report["texts"]["cut"], report["texts"]["p50_tokens"], report["texts"]["p100_tokens"]) == (
         1,
-        6,  # [CLS] so it was wet [SEP]
-        256,
+        7,  # [CLS], four words in five pieces, [SEP]
+        34,
     )
     assert {(cell["threads"], cell["length"]) for cell in report["graph"]} == {
-        (1, length) for length in (16, 64, 128, 256)
+        (1, length) for length in (16, 34)
     }
     settings = report["settings"]
     assert {(setting["threads"], setting["lanes"]) for setting in settings} == {(1, 1)}
@@ -56,7 +57,7 @@ def test_minilm_as_json(run: Run, minilm_bundle: Path, tmp_path: Path) -> None:
     assert [load["rate"] for load in report["loads"]] == [20, 60.5]
     assert all(load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"] for load in report["loads"])
     words = shlex.split(report["command"])
-    assert words[:3] == ["attnlens", "serve", str(minilm_bundle)]
+    assert words[:3] == ["attnlens", "serve", str(bundle)]
     given = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in _pairs(words[3:])}
     assert given == report["best"]
     assert report["comparison"] is None
@@ -105,7 +106,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
     lines = result.stdout.splitlines()
     assert "random texts (lengths log-normal, median 32, sigma 1, cut at" in lines[0]
     assert lines[-1].startswith(f"    attnlens serve {bundle} --threads 2 --lanes ")
-    assert sum(line.endswith("<- best ") for line in lines) == 1
+    assert sum(line.endswith("<- best") for line in lines) == 1
     assert "gRPC, tokenization and pooling come on top" in result.stdout
     assert max(len(line) for line in lines[1:-1]) <= 80
     assert "…" not in result.stdout
@@ -130,7 +131,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (["--precision", "bf16"], 2, "precision is bf16, which ONNX Runtime does not have on a CPU"),
         (["--device", "GPU"], 2, "device is 'GPU', and it is for --engine openvino"),
         (["--precision", "fp16"], 1, "has no graph in fp16: export it again with --precision fp16"),
-        (["--device-id", "-1"], 2, "device_id is -1: it must be from 0 to 1023"),
+        (["--device-id", "-1"], 2, "--device-id is -1: it must be from 0 to 1023"),
         (["--provider", "cuda"], 1, "provider cuda was asked for, but this build of ONNX Runtime has only"),
     ],
 )

@@ -140,7 +140,8 @@ def test_more_dimensions_than_the_model_has_fail_before_anything_is_read(
     server: ScriptedServer, run: Run
 ) -> None:
     result = run("embed", "--address", server.address, "--dimensions", "5", stdin=subprocess.PIPE)
-    assert (result.returncode, result.stderr) == (1, "attnlens embed: dimensions is 5: scripted has 4\n")
+    message = "attnlens embed: invalid value for '--dimensions': is 5: scripted has 4\n"
+    assert (result.returncode, result.stderr) == (2, message)
 
 
 @pytest.mark.parametrize("suffix", ["npy", "jsonl"])

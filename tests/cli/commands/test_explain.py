@@ -46,13 +46,15 @@ def test_every_token_has_its_score_and_a_bar(ask: Run, minilm_server: ServerProc
         [text] = client.explain([SENTENCE])
     shown = lines[1:18]
     assert [line.split()[0] for line in shown] == [*text.labels, "(baseline)"]
+    assert "█" not in shown[-1]
     values = [numbers_of(line)[0] for line in shown]
     np.testing.assert_allclose(values, [*text.values, text.scores[0].baseline], atol=6e-5)
     bars = [line.count("█") for line in shown]
     assert bars[2] == 30
     assert max(bars) == 30
     assert lines[18].startswith("contributions: sum 1.000000, the target is 1.000000 (off by ")
-    assert lines[19].startswith("Note on contributions: exact sums, ")
+    assert lines[19] == "The baseline, which belongs to no token, is 8 % of the target."
+    assert " ".join(lines).endswith("Add --verify to compare with leaving out each word.")
     assert "\x1b" not in result.stdout
 
 
@@ -62,11 +64,18 @@ def test_verify_leaves_out_each_token_and_says_how_well_it_agrees(ask: Run) -> N
     [animal] = [line for line in lines if line.startswith("animal")]
     assert numbers_of(animal) == [0.2813, 0.1609]
     assert "leave_one_out: sum 0.5156; these need not add up to anything." in lines
-    [verdict] = [line for line in lines if line.startswith("Verified")]
-    assert verdict == (
-        "Verified on this text: contributions ranks 14 tokens like leave-one-out, Spearman 0.86."
-    )
-    assert "Not verified: 1 token of this text" in ask("explain", "a", "--verify").stdout
+    assert lines[-2] == "contributions: Spearman 0.86 with leave-one-out over 14 tokens of this text."
+    assert "--verify" not in lines[-1]
+    single = ask("explain", "a", "--verify").stdout
+    assert "contributions: no rank correlation, because 1 token of this text can be left out." in single
+
+
+def test_words_are_spelled_as_in_the_text(ask: Run) -> None:
+    lines = ask("explain", "It was Unbelievably wet.", "--words", "--prompt", "So ").stdout.splitlines()
+    words = [line.split("  ")[0] for line in lines[1:9]]
+    assert words == ["[CLS]", "So (prompt)", "It", "was", "Unbelievably", "wet", ".", "[SEP]"]
+    result = ask("compare", "It was wet.", "RAIN", "--words", "--matrix", "interaction").stdout
+    assert re.search(r"^ +\[CLS\] +RAIN +\[SEP\]$", result, re.MULTILINE)
 
 
 def test_a_contrast_has_bars_of_either_sign(ask: Run) -> None:
@@ -109,7 +118,9 @@ def test_many_tokens_are_shown_from_the_largest(ask: Run) -> None:
     values = [abs(numbers_of(line)[0]) for line in lines[1:21]]
     assert values == sorted(values, reverse=True)
     assert re.match(r"\d+ more tokens: [+-]0\.", lines[22])
-    assert len(ask("explain", text, "--top", "3").stdout.splitlines()) == 8
+    shown = ask("explain", text, "--top", "3").stdout.splitlines()
+    assert [bool(numbers_of(line)) for line in shown[1:6]] == [True] * 5  # 3 tokens, baseline, the rest
+    assert not any(numbers_of(line) for line in shown[6:])
 
 
 def test_compare_explains_both_texts_and_shows_their_pairs(ask: Run) -> None:
@@ -117,6 +128,7 @@ def test_compare_explains_both_texts_and_shows_their_pairs(ask: Run) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "all-MiniLM-L6-v2: cosine 0.6674"
+    assert "attnlens explain TEXT --to TEXT --verify" in result.stdout
     assert A in lines
     assert B in lines
     [row] = [line for line in lines if line.startswith("guitar") and "█" not in line]

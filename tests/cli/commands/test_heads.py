@@ -1,6 +1,7 @@
 """`attnlens heads` on MiniLM, files of every kind, mistakes."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -84,7 +85,13 @@ def test_a_treebank_in_every_form(run: Run, minilm_bundle: Path, treebank: Path,
     assert "b" not in links.tags
     assert "mine &amp; yours.conllu" in page
     assert "@" not in page.split("<body>")[1].split("<script>")[0].replace("@15d613d", "")
-    assert "\n| 0.2 | 1.000 | " in (tmp_path / "h.md").read_text("utf-8")
+    for table in page.split("<table>")[1:]:  # headings are aligned as their columns
+        heading, *rows = (
+            re.findall(r"<t[hd]([^>]*)>", row) for row in table.split("</table>")[0].split("<tr>")[1:]
+        )
+        assert all([cell.removeprefix(' scope="col"') for cell in heading] == row for row in rows)
+    assert "mean weight on the next token" in page
+    assert "\n| L0H2 | 1.000 | " in (tmp_path / "h.md").read_text("utf-8")
 
 
 def test_the_terminal_shows_labels_rules_and_the_licence(run: Run, minilm_bundle: Path) -> None:
@@ -94,9 +101,9 @@ def test_the_terminal_shows_labels_rules_and_the_licence(run: Run, minilm_bundle
     assert lines[0] == "all-MiniLM-L6-v2: 72 heads"
     assert "CC BY-SA 4.0" in result.stdout
     assert any(
-        line.split()[:1] == ["0.2"] and line.endswith("previous-token") for line in map(str.rstrip, lines)
+        line.split()[:1] == ["L0H2"] and line.endswith("previous-token") for line in map(str.rstrip, lines)
     )
-    assert any(line.split()[:4] == ["obj", "2.0", "to", "head"] for line in lines)
+    assert any(line.split()[:4] == ["obj", "L2H0", "to", "head"] for line in lines)
     assert "- syntax:RELATION: best head for the relation" in result.stdout
     assert "A label says where attention goes" in result.stdout
     assert max(map(len, lines)) <= 80

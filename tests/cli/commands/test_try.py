@@ -1,6 +1,7 @@
 """`attnlens try`: tokens, vector, contributions, attention and similarity, by a server of its own."""
 
 import shlex
+import shutil
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from attnlens_cli.sources.child_server import child_server
 from attnlens_client import Client
 from compatibility_bundle import RELEASED_BUNDLE
 from served import ServerProcess
+from small_files import sign
 
 FIRST, SECOND = "The animal didn't cross the street because it was too tired.", "\x1b[31mAn animal."
 
@@ -70,6 +72,18 @@ def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
     assert serve == f"  attnlens serve org/name --cache {shlex.quote(str(cache))}"
     assert shlex.split(view)[2] == ("the cat's mat. " * 40)[:69] + "…"
     assert python.count("the cat's mat.") < 10
+
+
+def test_a_bundle_without_a_tokenizer_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    bundle = shutil.copytree(RELEASED_BUNDLE, tmp_path / "bundle")
+    (bundle / "tokenizer.json").unlink()
+    sign(bundle)
+    result = run_try(bundle, "It rained.")
+    assert result.exit_code == 1
+    assert (
+        "has no tokenizer, and this command sends text: make a bundle with `attnlens export" in result.stderr
+    )
+    assert "token_ids" not in result.stderr
 
 
 def test_a_source_that_is_nothing_is_refused_before_a_server_starts(tmp_path: Path) -> None:

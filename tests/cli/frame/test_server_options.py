@@ -1,10 +1,12 @@
 """The commands that ask a server: wrong options, no server, another program, replies that are wrong."""
 
 import json
+import os
 import re
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 from attnlens.v1 import encoder_service_pb2 as pb
 from scripted import ScriptedServer, fails, violation
@@ -24,6 +27,16 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
     ("args", "line"),
     [
         (["embed", "--dimensions", "99999999999999"], "embed: invalid value for '--dimensions': "),
+        (["explain", "a", "--dimensions", "99999999999"], "explain: invalid value for '--dimensions': "),
+        (["compare", "a", "b", "--dimensions", "99999999999"], "compare: invalid value for '--dimensions': "),
+        (["attend", "a", "--layer", "1", "--layer", "2"], "attend: --layer is given 2 times: give it once"),
+        (["serve", "x", "--max-queue", "0"], "serve: --max-queue is 0: it must be from 1 to"),
+        (["serve", "x", "--port", "65536"], "serve: --port is 65536: it must be from 0 to"),
+        (["serve", "x", "--tls-key", "x"], "serve: --tls-cert and --tls-key belong together"),
+        (
+            ["serve", "x", "--address", "unix:x", "--port", "5"],
+            "serve: --address and --port are both given: give --address alone",
+        ),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
         (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is not a number"),
@@ -48,6 +61,51 @@ def test_a_value_out_of_range_is_a_mistake(run: Run, args: list[str], line: str)
     result = run(*args)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"attnlens {line}")
+
+
+def test_a_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "attnlens.toml"
+    path.write_text('[serve]\nmax-queue = 0\n[embed]\ndimensions = "x"\n')
+    for args, message in (
+        (["serve", "x"], "--max-queue is 0: it must be"),
+        (["embed"], "'--dimensions': 'x' is"),
+    ):
+        result = run("--config-file", path, *args)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+        assert message in result.stderr
+        assert result.stderr.endswith(f"(from {path})\n")
+
+
+@pytest.mark.parametrize("name", ["--tls-ca", "--tls-cert"])
+def test_a_tls_file_without_its_part_is_named(run: Run, tmp_path: Path, name: str) -> None:
+    key, damaged = tmp_path / "key.pem", tmp_path / "damaged.pem"
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(key)
+    damaged.write_text("\n".join(f"-----{end}-----" for end in ("BEGIN CERTIFICATE", "END CERTIFICATE")))
+    more = ["--tls-key", key] if name == "--tls-cert" else []
+    result = run("info", name, key, *more)
+    assert f"invalid value for '{name}': {key} has no CERTIFICATE in PEM" in result.stderr
+    result = run("info", name, damaged, *more)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"attnlens info: invalid value for '{name}': {damaged} ")
+
+
+def test_a_reader_that_leaves_early_is_no_failure(server: ScriptedServer) -> None:
+    """As `attnlens info | head -1` does; `--json` is written without rich."""
+    for options in ([], ["--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "attnlens_cli.main", "info", "--address", server.address, *options]
+        with os.fdopen(writing, "wb") as output:
+            result = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (0, b"")
+
+
+def test_a_value_that_the_model_does_not_take_is_reported_with_its_option(
+    server: ScriptedServer, run: Run
+) -> None:
+    result = run("embed", "--dimensions", "999", "--address", server.address, input="a\n")
+    assert result.returncode == 2
+    assert result.stderr == "attnlens embed: invalid value for '--dimensions': is 999: scripted has 4\n"
 
 
 class _NotGrpc(socketserver.StreamRequestHandler):

@@ -3,21 +3,20 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from attnlens.bundle import read_manifest
 from attnlens_cli.sources.cache import entry_of, wanted
 from attnlens_cli.sources.source import Checkpoint
 from attnlens_client import Client
 from served import ServerProcess
 from small_bundles import MODELS, copy_without_json
+from small_files import write_pooling_files
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_served_by_a_process_that_never_had_pytorch(tmp_path: Path) -> None:
     checkpoint, cache = tmp_path / "tiny", tmp_path / "cache"
     MODELS["wordpiece"].make().save_pretrained(checkpoint)
     copy_without_json("wordpiece", checkpoint)
+    write_pooling_files(checkpoint, 96)
     with ServerProcess(checkpoint, "--cache", str(cache)) as server, Client(server.address) as client:
         assert client.embed(["a text"]).shape == (1, 96)
         assert client.get_model().name == "tiny"

@@ -1,6 +1,7 @@
 """A checkpoint becomes a bundle once. What exports here is a program that copies a bundle."""
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnlens_cli.commands.serving.serve import serve
+from attnlens_cli.frame.failures import FAILURE, REPORTED_COMMAND, report
 from attnlens_cli.sources import resolve as resolve_module
 from attnlens_cli.sources.cache import default_directory, entry_of, wanted
 from attnlens_cli.sources.resolve import resolve
@@ -124,6 +126,18 @@ def test_a_bundle_of_any_directory_has_a_name_that_lists_and_files_can_have(
         assert entry.reason_to_export() == "it is not in the cache yet"
 
 
+DEEP = "[" * 200_000  # what a parser that recurses can't read
+
+
+def record_of(bundle: Path) -> Path:
+    return bundle.with_name(f".{bundle.name}.json")
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
 def _append(path: Path, text: str) -> None:
     path.write_text(path.read_text() + text)
 
@@ -147,7 +161,9 @@ def _damage_a_file(bundle: Path) -> None:
         (lambda _, bundle: _damage_a_file(bundle), "model.onnx was altered: its SHA-256 is "),
         (lambda _, bundle: (bundle / "manifest.json").write_text("{"), "manifest.json is not a manifest"),
         (lambda _, bundle: _append(bundle / "manifest.json", "\n"), "was replaced since"),
-        (lambda _, bundle: bundle.with_name(f".{bundle.name}.json").write_text("[]"), "nothing says what "),
+        (lambda _, bundle: record_of(bundle).write_text("[]"), "nothing says what "),
+        (lambda _, bundle: record_of(bundle).write_text(DEEP), "nothing says what "),
+        (lambda _, bundle: replace_by_pipe(record_of(bundle)), "nothing says what "),
         (lambda _, bundle: shutil.rmtree(bundle), "it is not in the cache yet"),
     ],
 )
@@ -188,6 +204,18 @@ def test_a_change_in_a_module_of_any_name_is_noticed(checkpoint: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("exporter")
+def test_the_export_reports_failures_as_those_of_the_command_that_was_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with click.Context(serve, info_name="attnlens serve"):
+        resolve(checkpoint, tmp_path / "cache", "fp32")
+    assert f"{REPORTED_COMMAND}=attnlens serve\n" in (tmp_path / "environment").read_text()
+    monkeypatch.setenv(REPORTED_COMMAND, "attnlens serve")
+    assert report(click.ClickException("no such model"), "attnlens export", debug=False) == FAILURE
+    assert capsys.readouterr().err.endswith("\nattnlens serve: no such model\n")
+
+
+@pytest.mark.usefixtures("exporter")
 def test_files_that_no_export_reads_change_nothing(checkpoint: Path, tmp_path: Path) -> None:
     resolved(checkpoint, tmp_path / "cache")
     (checkpoint / "model.onnx").touch()
@@ -198,6 +226,48 @@ def test_files_that_no_export_reads_change_nothing(checkpoint: Path, tmp_path: P
     assert len(calls(tmp_path)) == 1
 
 
+@pytest.mark.usefixtures("exporter")
+def test_what_the_cache_did_not_write_is_moved_aside(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    directory = entry_of(cache, wanted(Checkpoint("", checkpoint), "fp32")).directory
+    directory.mkdir(parents=True)
+    (directory / "thesis.tex").write_text("years of work")
+    assert resolved(checkpoint, cache) == directory
+    [kept] = cache.glob(f"{directory.name}.kept-*")
+    assert (kept / "thesis.tex").read_text() == "years of work"
+    assert f"kept what was there as {kept}\n" in capfd.readouterr().err
+    assert resolved(checkpoint, cache) == directory
+    assert len(calls(tmp_path)) == 1
+
+
+@pytest.mark.usefixtures("exporter")
+def test_a_list_of_modules_that_cannot_be_parsed_is_left_to_the_export(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    (checkpoint / "modules.json").write_text(DEEP)
+    resolved(checkpoint, tmp_path / "cache")
+    assert len(calls(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["modules.json", "config.json", "1_Pooling/config.json"])
+def test_a_pipe_in_a_checkpoint_is_refused_unread(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    replace_by_pipe(checkpoint / name)
+    with pytest.raises(click.ClickException, match=f"{name} is not a regular file: replace it"):
+        resolved(checkpoint, tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("exporter")
+@pytest.mark.parametrize("path", ["../outside", "1_Pooling/../../outside"])
+def test_files_outside_of_a_checkpoint_are_not_read(path: str, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (checkpoint / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
+    before = wanted(Checkpoint("", checkpoint), "fp32")
+    (tmp_path / "outside" / "secrets.txt").touch()
+    assert wanted(Checkpoint("", checkpoint), "fp32") == before
+
+
 def test_options_of_the_users_own_exports_do_not_decide_what_is_exported(
     exporter: Exporter, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +275,8 @@ def test_options_of_the_users_own_exports_do_not_decide_what_is_exported(
     monkeypatch.setenv("ATTNLENS_EXPORT_POOLING", "cls")
     monkeypatch.setenv("ATTNLENS_CONFIG_FILE", "attnlens.toml")
     resolved(checkpoint, tmp_path / "cache")
-    assert "ATTNLENS" not in (tmp_path / "environment").read_text()
+    names = (line.partition("=")[0] for line in (tmp_path / "environment").read_text().splitlines())
+    assert [name for name in names if name.startswith("ATTNLENS")] == []
 
 
 def test_an_export_that_fails_leaves_nothing_and_its_exit_code_stays(
@@ -299,6 +370,39 @@ def test_sigterm_ends_the_export_and_the_command(
     assert result.exit_code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import click
+from attnlens_cli.commands.serving.serve import serve
+from attnlens_cli.sources import resolve
+sys.executable, checkpoint, cache = sys.argv[1:]
+resolve.find_spec = lambda _: True
+with click.Context(serve):
+    resolve.resolve(Path(checkpoint), Path(cache), "fp32")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a feature of Linux")
+def test_an_export_ends_when_its_parent_is_killed(checkpoint: Path, tmp_path: Path) -> None:
+    script = tmp_path / "slow_exporter"
+    program = (
+        "import signal, sys; from attnlens_cli.frame.stopping import end_with_parent; end_with_parent(); "
+        "print('started', file=sys.stderr, flush=True); signal.pause()"
+    )
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n')
+    script.chmod(0o755)
+    command = [sys.executable, "-c", PROGRAM, str(script), str(checkpoint), str(tmp_path / "cache")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as parent:
+        assert parent.stderr is not None
+        assert b"started\n" in iter(parent.stderr.readline, b"")
+        parent.kill()
+        parent.communicate(timeout=30)  # the child has the other end of the pipe
+    entry = entry_of(tmp_path / "cache", wanted(find_checkpoint(checkpoint), "fp32"))
+    with entry.locked():
+        assert entry.reason_to_export() == "it is not in the cache yet"
 
 
 def test_without_the_extra_one_line_says_what_to_install(

@@ -68,7 +68,7 @@ def test_a_directory_that_is_neither_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     assert refusal(str(tmp_path)) == (
         f"{tmp_path} is not a bundle (it has no manifest.json) and not a checkpoint (it has no config.json): "
-        r"it holds 0/, 0\x1b.txt, 1\x1b.txt, 2\x1b.txt, 3\x1b.txt and 3 more"
+        r"it contains 0/, 0\x1b.txt, 1\x1b.txt, 2\x1b.txt, 3\x1b.txt and 3 more"
     )
 
 

@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnlens.reductions import Reduction, TopK
 from attnlens.v1.encoder_service_pb2 import Input
 from attnlens.v1.manifest_pb2 import Architecture
 from attnlens.v1.model_pb2 import Limits, Model
 from attnlens_client import AttentionQuery, TokenIds
 from attnlens_client.core import plans
+from attnlens_client.core.explanations.plans import explain
 from attnlens_client.core.models import model_info
 from attnlens_client.core.splitting import (
     Cost,
     calls_at_a_time,
     embed_response_bytes,
+    encode_computed_tokens,
     encode_response_bytes,
     split,
 )
@@ -26,16 +29,24 @@ LIMITS = st.integers(min_value=0, max_value=50)
 
 
 def _model(**limits: Any) -> ModelInfo:
-    sizes = Architecture(hidden_size=384, num_layers=6, num_heads=12)
+    sizes = Architecture(hidden_size=384, intermediate_size=1536, num_layers=6, num_heads=12)
     return model_info(Model(architecture=sizes, embedding_size=384, max_tokens=256, limits=Limits(**limits)))
 
 
-TEXT = st.builds(Cost, st.integers(1, 100), st.integers(1, 100), st.integers(0, 100))
+TEXT = st.builds(Cost, *[st.integers(low, 100) for low in (1, 1, 0, 0)])
 MAX_BYTES = st.integers(0, 300)
 
 
 @given(
-    st.lists(TEXT), st.integers(1, 20), LIMITS, LIMITS, MAX_BYTES, MAX_BYTES, MAX_BYTES, st.integers(0, 99)
+    st.lists(TEXT),
+    st.integers(1, 20),
+    LIMITS,
+    LIMITS,
+    MAX_BYTES,
+    MAX_BYTES,
+    MAX_BYTES,
+    MAX_BYTES,
+    st.integers(0, 99),
 )
 def test_runs_cover_the_texts_in_order_and_keep_the_limits(
     texts: list[Cost],
@@ -45,6 +56,7 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
     max_request: int,
     max_response: int,
     max_text: int,
+    max_cost: int,
     fixed: int,
 ) -> None:
     limits = _model(
@@ -53,6 +65,7 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
         max_message_bytes=max_response,
         max_request_text_bytes=max_text,
         max_request_bytes=max_request,
+        max_computed_tokens=max_cost,
     ).limits
     runs = [texts[run] for run in split(texts, limits, batch_size, fixed)]
     assert [text for run in runs for text in run] == texts
@@ -60,10 +73,24 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
         assert 1 <= len(run) <= batch_size
         assert len(run) <= (max_inputs or batch_size)
         assert len(run) <= max(1, max_queue // 4) or not max_queue
-        request, response, text = map(sum, zip(*run, strict=True))
+        request, response, text, computed = map(sum, zip(*run, strict=True))
         assert len(run) == 1 or max_request == 0 or request + fixed <= max_request
         assert len(run) == 1 or max_response == 0 or response <= max_response
         assert len(run) == 1 or max_text == 0 or text <= max_text
+        assert len(run) == 1 or max_cost == 0 or computed <= max_cost
+
+
+def test_runs_of_explain_are_bounded_by_the_text_and_not_by_the_longest_input() -> None:
+    """120 short texts for a model of 8,192 tokens are a few calls, not one per text."""
+    sizes = Architecture(hidden_size=384, num_layers=6, num_heads=12)
+    limits = Limits(max_computed_tokens=1 << 18, max_message_bytes=1 << 22)
+    model = model_info(Model(architecture=sizes, embedding_size=384, max_tokens=8192, limits=limits))
+    texts = ["nine short words, and a full stop."] * 120
+    count = {
+        method: len(list(explain(texts, methods=method).requests(model, 120)))
+        for method in ("contributions", "leave_one_out", "contribution_norm")
+    }
+    assert count == {"contributions": 1, "leave_one_out": 1, "contribution_norm": 14}
 
 
 @pytest.mark.parametrize(
@@ -129,12 +156,39 @@ def test_the_bytes_of_a_prompt_count_for_each_text(
         list(plans.embed(["x" * (16 - size)], **options).requests(model, 100))
 
 
+@pytest.mark.parametrize(("limit", "runs"), [(0, [6]), (10_000, [6]), (1_000, [2, 2, 2]), (1, [1] * 6)])
+def test_texts_are_split_by_what_they_cost_to_explain(limit: int, runs: list[int]) -> None:
+    model = _model(max_computed_tokens=limit)
+    for methods, expected in (("leave_one_out", runs), ("contributions", [6])):
+        plan = explain(["x" * 18] * 6, methods=methods)  # type: ignore[arg-type]
+        assert [len(each.inputs) for _, each in plan.requests(model, 100)] == expected
+
+
+def test_texts_are_split_by_what_their_reductions_cost() -> None:
+    model = _model(max_computed_tokens=3_000)
+    texts = ["word " * 100] * 64
+    for reduction, is_split in ((Reduction(level="words", form=TopK(5)), True), (None, False)):
+        plan = plans.encode(texts, attention=AttentionQuery(reduction=reduction), hidden_states=False)
+        requests = [request for _, request in plan.requests(model, 100)]
+        assert (len(requests) > 1) == is_split
+        costs = encode_computed_tokens(plan.template, plan.queries, texts_of(texts), model)
+        assert all(sum(costs[: len(each.inputs)]) <= 3_000 for each in requests)
+
+
+def texts_of(texts: list[str]) -> list[Input]:
+    return [Input(text=text) for text in texts]
+
+
 def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
     model = _model(max_text_bytes=10, max_request_text_bytes=20)
     [(_, request)] = plans.embed([("abcde", "fghij"), ("é", "é"), [1] * 99]).requests(model, 100)
     assert len(request.inputs) == 3
     with pytest.raises(InvalidRequestError, match=r"texts\[1\] has 11 bytes, a text may have 10"):
         list(plans.tokenize(["a", ("abcde", "fghijk")]).requests(model, 100))
+    with pytest.raises(
+        InvalidRequestError, match=r"a text may have 10: truncate cuts tokens, .* --max-text-bytes"
+    ):
+        list(plans.embed(["a" * 11], truncate=True).requests(model, 100))
     assert len(list(plans.embed([TokenIds([1] * 99)], prompt="p" * 10).requests(model, 100))) == 1
 
 

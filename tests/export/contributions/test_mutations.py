@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,31 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
+from attnlens_export import ExportOptions, export_bundle
 from attnlens_export.contributions import transposes
 from attnlens_export.contributions.flow import Flow, find_flows
 from attnlens_export.contributions.graph import contributions_graph
-from attnlens_export.contributions.measure import make_feed, measure_case
-from attnlens_export.contributions.result import Completeness, ContributionsResult
+from attnlens_export.contributions.heads import limit_to_sweep
+from attnlens_export.contributions.measure import (
+    make_feed,
+    measure_case,
+    measure_contributions,
+    measure_slope,
+)
+from attnlens_export.contributions.result import Completeness, ContributionsResult, HeadGates
 from attnlens_export.contributions.state import SweepState
 from attnlens_export.contributions.sweep import sweep
 from attnlens_export.contributions.writer import GraphWriter
 from attnlens_export.errors import GraphError
+from attnlens_export.graph.names import CONTRIBUTIONS_PATH, HEAD_CONTRIBUTIONS
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph
-from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs
-from attnlens_model import Encoder
+from attnlens_export.parity.grid import Case, Inputs, Padding, make_inputs, small_grid
+from attnlens_export.parity.measure import Subject
+from attnlens_model import Encoder, new_encoder
+from configs import small_config
+from tampered import change_graph
 
 Run = Callable[[dict[str, Any]], dict[str, np.ndarray]]
 
@@ -147,6 +160,74 @@ def test_other_mistakes_fail_their_gates(biased: TracedGraph, tiny_encoder: Enco
     assert not ContributionsResult(()).passed
 
 
+HEAD_MISTAKES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "reversed": lambda heads: heads[:, :, ::-1],
+    "of another layer": lambda heads: heads[:, ::-1],
+    "times -7": lambda heads: heads * np.float32(-7),
+    "one too large": lambda heads: heads * np.array([1, 1, 1.01, 1], np.float32),
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *HEAD_MISTAKES])
+def test_wrong_head_contributions_fail_the_gate(
+    biased: TracedGraph, tiny_encoder: Encoder, mistake: str | None
+) -> None:
+    config = tiny_encoder.config
+    graph = contributions_graph(biased, config, ())
+    limit_to_sweep(graph.proto)
+    run = opened(graph)
+
+    def changed(feed: dict[str, Any]) -> dict[str, np.ndarray]:
+        found = run(feed)
+        heads = found[HEAD_CONTRIBUTIONS]
+        return found | {HEAD_CONTRIBUTIONS: HEAD_MISTAKES[mistake](heads) if mistake else heads}
+
+    error = measure_slope(changed, config, config.hidden_size)
+    lines = HeadGates("1x16", error, 0.0, 0.0, 1e-5).failures()
+    assert [("head contributions miss the change" in line) for line in lines] == ([True] if mistake else [])
+
+
+def test_a_gate_that_closes_another_head_fails(tmp_path: Path, quick: ExportOptions) -> None:
+    """The embedding without some heads is that of PyTorch without the same heads."""
+
+    def measured_with(change: Callable[[onnx.GraphProto], None]) -> ContributionsResult:
+        config = small_config()
+        directory = tmp_path / change.__name__
+        export_bundle(config, directory, quick)
+        change_graph(directory, CONTRIBUTIONS_PATH, change)
+        subject = Subject(directory, new_encoder(config, seed=0), config, "", small_grid(16))
+        return measure_contributions(subject, lambda *_: None)
+
+    def unchanged(_graph: onnx.GraphProto) -> None:
+        pass
+
+    def other_layer(graph: onnx.GraphProto) -> None:
+        """Layer 0 reads the gates of layer 1, in the sweep as well: scores add up all the same."""
+        first, second = [
+            node for node in graph.node if node.op_type == "Gather" and "head_gates" in node.input
+        ]
+        first.input[1] = second.input[1]
+
+    def never_closed(graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            if node.output[0].startswith("gated_"):
+                node.op_type = "Identity"
+                del node.input[1:]
+
+    assert measured_with(unchanged).failures() == []
+    assert any("embedding differs from PyTorch" in line for line in measured_with(other_layer).failures())
+    assert any("without some heads" in line for line in measured_with(never_closed).failures())
+
+
+@pytest.mark.parametrize("measure", ["incompleteness", "alone_error", "embedding_error"])
+def test_the_gate_is_1e_5(measure: str) -> None:
+    exact: dict[str, Any] = dict.fromkeys(("incompleteness", "alone_error", "embedding_error"), 0.0)
+    exact |= {"case": "case", "padding_score": 0.0, "is_finite": True}
+    assert not Completeness(**exact | {measure: 1e-5}).failures()
+    for error in (1.1e-5, np.nan):
+        assert len(Completeness(**exact | {measure: error}).failures()) == 1
+
+
 def small_graph(*nodes: onnx.NodeProto) -> tuple[GraphWriter, str]:
     """A graph from embeddings (B, T, D) over a bias to `out`, and the name of a gradient."""
     graph = onnx.GraphProto()
@@ -170,6 +251,18 @@ def test_what_can_not_be_gone_back_through_is_refused_by_name() -> None:
     del shapeless[0].shapes["gradient"]
     with pytest.raises(GraphError, match=r"the trace does not tell the shape of 'gradient'"):
         sweep(SweepState(shapeless[0], ()), "out", shapeless[1])
+
+
+def test_what_is_subtracted_gets_the_opposite_gradient() -> None:
+    writer, gradient = small_graph(helper.make_node("Sub", ["bias", "embedded"], ["out"]))
+    state = SweepState(writer, ())
+    transposes.TRANSPOSES["Sub"](state, writer.graph.node[0], gradient)
+    [node] = [made for made in writer.graph.node if made.output[0] == state.gradient("embedded")]
+    numbers = np.array([[[1.0, -2.0, 0.0, 3.0]]], dtype=np.float32)
+    feed = {name: writer.weights.get(name, numbers) for name in node.input}
+    assert gradient in feed
+    [found] = ReferenceEvaluator(node).run(None, feed)
+    np.testing.assert_array_equal(found, -numbers)
 
 
 def test_an_operator_without_a_rule_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +304,7 @@ def test_flows() -> None:
         helper.make_node("Mul", ["context", "activated"], ["gated"]),
         helper.make_node("Mul", ["context", "linear"], ["square"]),
         helper.make_node("Mul", ["embedded", "constant_0"], ["zeros"]),
+        helper.make_node("Mul", ["activated", "gated"], ["square of activations"]),
     ]
     weights = {"weight": np.ones((4, 4), np.float32), "constant_0": np.zeros((), np.float32)}
     flows = find_flows(onnx.GraphProto(node=nodes), weights, ())
@@ -226,6 +320,7 @@ def test_flows() -> None:
         Flow.ACTIVATED,
         Flow.FROZEN,
         Flow.CONSTANT,
+        Flow.FROZEN,
     ]
 
 

@@ -22,7 +22,7 @@ from configs import small_config
 # The mechanisms that no family of BERT's kind has, a layer each. The longest text is beyond every window.
 MECHANISMS: list[dict[str, Any]] = [
     {"kind": "longformer", "num_heads": 4, "window": 4, "num_global_tokens": 2},
-    {"kind": "big_bird", "num_heads": 4, "block_size": 2, "num_random_blocks": 1},
+    {"kind": "big_bird", "num_heads": 4, "block_size": 4, "num_random_blocks": 1},
     {"kind": "overlapping", "num_heads": 4, "overlap": 3},
     {"kind": "mixture", "num_heads": 6, "shared_heads": 2, "active_heads": 2},
     {"kind": "composed", "num_heads": 4},

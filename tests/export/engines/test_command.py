@@ -88,7 +88,9 @@ def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CP
 
 def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Path) -> None:
     fp32, bf16 = Precision.PRECISION_FP32, Precision.PRECISION_BF16
-    faithful = FaithfulnessResult("", 10, 9.0, (Measured(ExplainMethod.CONTRIBUTIONS, 0.8, 0.0, 0.4),))
+    faithful = FaithfulnessResult(
+        "", 10, 9.0, (Measured(ExplainMethod.CONTRIBUTIONS, 0.8, 0.7, 0.9, 10, 0.4),)
+    )
     record_faithfulness(bundle, faithful)
     record(bundle, [result_of(bf16, passed=False), result_of(fp32, passed=True)])
     record(bundle, [result_of(bf16, passed=True, device="GPU")])

@@ -188,7 +188,6 @@ def test_a_batch_is_split_and_padded_as_a_server_does() -> None:
     assert [part.inputs.input_ids.sum() for part in parts] == [7 * 34, 7 * 63, 7 * 33]
 
 
-@pytest.mark.slow
 def test_minilm_passes_in_every_lower_precision_that_is_there(minilm_bundle: Path) -> None:
     available, missing = find_engine().choose(minilm_bundle)
     assert ("bf16" in available) is (multiplies_bf16() is not False)

@@ -23,6 +23,7 @@ from attnlens_export.faithfulness.texts import TokenizedText, read_texts, tokeni
 from attnlens_model import read_config
 from pages.blocks import blocks_of
 from pages.shown import difference
+from small_bundles import export_small
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 # Of tokens 1 to 14, by another program.
@@ -58,16 +59,16 @@ def of_minilm(minilm_bundle: Path) -> FaithfulnessResult:
 def test_the_pages_show_what_is_measured(
     of_minilm: FaithfulnessResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In docs/bundle.md the table, in docs/explanations.md two figures of it."""
+    """In docs/bundle.md the table, in docs/explanations.md a figure of it."""
     show_faithfulness(of_minilm)
     [table] = [block.shown for block in blocks_of("docs/bundle.md") if "--faithfulness" in block.code]
     printed = capsys.readouterr().out
     assert "contributions" in printed
     assert difference(table, f"parity\n{printed}") == ""
     measured = {each.method: each.rank_correlation for each in of_minilm.methods}
-    [told] = [block.code for block in blocks_of("docs/explanations.md") if "check measured it" in block.code]
-    for method in (ExplainMethod.CONTRIBUTIONS, ExplainMethod.ROLLOUT):
-        assert f"{method.name.lower()}: Spearman {measured[method]:.2f} with" in told
+    [told] = [block.shown for block in blocks_of("docs/explanations.md") if "--verify" in block.code]
+    expected = measured[ExplainMethod.CONTRIBUTIONS]
+    assert f"contributions: Spearman {expected:.2f} with leave-one-out, measured for" in told
 
 
 def test_methods_of_minilm_are_ordered_as_they_were_measured(of_minilm: FaithfulnessResult) -> None:
@@ -107,36 +108,80 @@ def test_the_deletion_difference_by_hand() -> None:
     assert found == pytest.approx([best - worst, worst - best])
 
 
+NAN = float("nan")
 RESULT = FaithfulnessResult(
     "lines.txt",
     12,
     15.5,
     (
-        Measured(Control.RANDOM, 0.01, 0.1, 0.02),
-        Measured(ExplainMethod.CONTRIBUTIONS, 0.85, 0.01, 0.48),
-        Measured(ExplainMethod.ROLLOUT, float("nan"), 0.02, 0.09),
+        Measured(Control.RANDOM, 0.01, -0.1, 0.12, 12, 0.02),
+        Measured(ExplainMethod.CONTRIBUTIONS, 0.85, 0.83, 0.87, 11, 0.48),
+        Measured(ExplainMethod.OUTPUT_SHARE, 0.5, 0.4, 0.6, 12, NAN),
+        Measured(ExplainMethod.ROLLOUT, NAN, NAN, NAN, 0, 0.09),
     ),
 )
 
 
 def test_figures_go_into_manifest_and_report_once(minilm_bundle: Path, tmp_path: Path) -> None:
     bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
-    before = (bundle / "parity" / "report.md").read_text(encoding="utf-8")
+    before, _, _ = (bundle / "parity" / "report.md").read_text("utf-8").partition("## Faithfulness")
     for _ in range(2):
         record(bundle, RESULT)
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest)
-    best = manifest.faithfulness[0]
+    assert len(manifest.faithfulness) == 3  # the rank correlation of rollout is not known
+    best, shares, _ = manifest.faithfulness
     assert (best.method, best.control) == (explanation_pb2.ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS, "")
     assert {found.control for found in manifest.faithfulness} == {"", "random numbers"}
-    assert manifest.faithfulness[0].num_texts == 12
+    assert (best.num_texts, best.interval_low, best.interval_high) == (11, 0.83, 0.87)
+    assert np.isnan(shares.deletion_difference)
     page = (bundle / "parity" / "report.md").read_text(encoding="utf-8")
     assert page.startswith(before)
     assert page.count("## Faithfulness of explanations") == 1
-    assert "| contributions | 0.850 | 0.010 | 0.480 |" in page
+    assert "| contributions | 0.850 | 0.830 to 0.870 | 11 | 0.480 |" in page
+    assert "| output share | 0.500 | 0.400 to 0.600 | 12 |  |" in page
     report = json.loads((bundle / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["faithfulness"]["num_texts"] == 12
     assert report["passed"]
+
+
+def test_the_interval_is_that_of_a_bootstrap_over_texts() -> None:
+    values = np.random.default_rng(1).normal(0.7, 0.1, 200)
+    low, high = measure._interval(values)
+    error = values.std(ddof=1) / np.sqrt(200)
+    assert (low, high) == pytest.approx(
+        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=error / 5
+    )
+    assert measure._interval(values) == (low, high)
+    assert measure._interval(np.full(3, 0.5)) == (0.5, 0.5)
+    assert np.isnan(measure._interval(values[:1])).all()
+
+
+def test_an_export_measures_rank_correlations_and_bounds_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = export_small("wordpiece", tmp_path, faithfulness=True)
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest)
+    found = {each.control or str(each.method): each for each in manifest.faithfulness}
+    assert found.keys() == {"1", "2", "3", "4", "5", *Control}
+    for each in found.values():
+        assert -1 <= each.interval_low <= each.rank_correlation <= each.interval_high <= 1
+        assert (each.num_texts, np.isnan(each.deletion_difference)) == (30, True)
+    assert found["3"].rank_correlation == 1
+    assert "## Faithfulness of explanations" in (bundle / "parity" / "report.md").read_text("utf-8")
+
+    texts = tokenize(bundle, read_texts(None), 34)
+    weights = measure._weights(read_config(bundle / "config.json"))
+    ten = sum(len(text.ranked) * len(text.ids) for text in texts[:10]) * weights
+    for limit, count in ((ten, 10), (ten - 1, 0)):
+        monkeypatch.setattr(measure, "EXPORT_WORK", limit)
+        result = measure.measure_at_export(bundle)
+        assert (result.num_texts if result else 0) == count
+    for file in ("tokenizer.json", "onnx/model_contributions.onnx"):
+        (bundle / file).rename(bundle / "away")
+        assert measure.measure_at_export(bundle) is None
+        (bundle / "away").rename(bundle / file)
 
 
 def test_what_can_not_be_measured_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
@@ -158,10 +203,12 @@ def test_the_command_measures_and_records(small_bundle: Callable[[str], Path], t
     bundle = shutil.copytree(small_bundle("wordpiece"), tmp_path / "bundle")
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(read_texts(None)[:11]), encoding="utf-8")
-    options = ["--faithfulness", "--texts", str(texts), "--parity-tokens", "7"]
+    options = ["--faithfulness", "--contribution-norm", "--texts", str(texts), "--parity-tokens", "7"]
     ended = CliRunner().invoke(check, [str(bundle), *options])
     assert ended.exit_code == 0, ended.output
     assert "Faithfulness of explanations, 11 texts" in ended.output
     assert "leave one out" in ended.output
-    assert len(read_manifest(bundle).faithfulness) == 7
-    assert "--texts needs --faithfulness" in CliRunner().invoke(check, [str(bundle), *options[1:]]).output
+    assert len(read_manifest(bundle).faithfulness) == 8
+    for option in (options[1:2], options[2:4]):
+        refused = CliRunner().invoke(check, [str(bundle), *option])
+        assert f"{option[0]} needs --faithfulness" in refused.output

@@ -18,11 +18,13 @@ from attnlens_cli.commands.bundles.export import export
 from attnlens_export import AccuracyError, ExportOptions, Int8, SourceError, export_bundle
 from attnlens_export.check import check_bundle
 from attnlens_export.contents import bundle_files
+from attnlens_export.int8 import precision
 from attnlens_export.int8.recipes import MIN_EXACT_COLUMNS
 from attnlens_export.int8.result import Gate, Int8Result
 from attnlens_export.int8.texts import (
     KINDS,
     read_kinds,
+    split_texts,
 )
 from attnlens_export.parity.grid import small_grid
 from odd_models import OddModel
@@ -55,10 +57,12 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert [(gate.text_kind, gate.limit) for gate in gates] == [
         *((kind, limit) for kind in KINDS for limit in (0.99, 0.9)),
         ("", 1e-5),
+        ("", 0),  # repeated runs
     ]
     assert [gate.found for gate in gates] == [
         *(cosine for kind in made.kinds for cosine in (kind.mean_cosine, kind.min_cosine)),
         made.alone_error,
+        0,
     ]
     assert 0.99 <= made.mean_cosine < 1
     assert 0.9 <= made.min_cosine <= made.mean_cosine
@@ -75,6 +79,10 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert made.num_calibration_texts == len(calibration)
     # The empty text is the only one that every encoder will see.
     assert set(texts) & set(calibration) == {""}
+    selection = [text for kind in read_kinds(None).values() for text in split_texts(kind).selection]
+    assert made.num_selection_texts == len(selection)
+    assert set(texts) & set(selection) == {""}
+    assert made.num_judged_graphs == 1
     assert made.num_tokens > 5 * len(texts)
     assert len(made.products) == 6
     methods = {product.method for product in made.products}
@@ -145,7 +153,7 @@ def test_a_gate_that_nothing_meets_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_it_is_refused(tmp_path: Path) -> None:
     OddModel("Bert", {"num_hidden_layers": 1}).make().save_pretrained(tmp_path / "source")
-    options = ExportOptions(grid=small_grid(2), precisions=[Int8()])
+    options = ExportOptions(pooling="mean", grid=small_grid(2), precisions=[Int8()])
     with pytest.raises(SourceError, match="calibrated with texts, and there is no tokenizer"):
         export_bundle(tmp_path / "source", tmp_path / "bundle", options)
 
@@ -158,3 +166,19 @@ def test_its_options_need_it(option: tuple[str, object], tmp_path: Path) -> None
     result = CliRunner().invoke(export, arguments)
     assert result.exit_code == 2
     assert "need --precision int8" in result.output
+
+
+def test_a_graph_that_fails_on_unseen_texts_is_replaced_by_one_of_a_stricter_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first search may use up the gate twenty times."""
+    gate = Gate(min_mean_cosine=0.99998, min_cosine=0.9995)
+    monkeypatch.setattr(precision, "SEARCH_SHARES", (20.0, 0.5))
+    bundle = export_small("wordpiece", tmp_path, precisions=[Int8(gate)])
+    made = quantization(bundle)
+    assert made.num_judged_graphs == 2
+    assert made.mean_cosine >= 0.99998
+    monkeypatch.setattr(precision, "SEARCH_SHARES", (20.0,))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(AccuracyError, match="1 graphs in int8 pass on the texts that selected them and fail"):
+        export_small("wordpiece", tmp_path / "again", precisions=[Int8(gate)])

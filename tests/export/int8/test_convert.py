@@ -103,7 +103,7 @@ def integer_products(model: onnx.ModelProto) -> int:
 
 @dataclass(frozen=True)
 class MiniLM:
-    """MiniLM's graph, embedders of the texts to verify with, and of others that are real."""
+    """MiniLM's graph, embedders of the texts that judge it, and of other real texts."""
 
     written: Written
     kinds: dict[str, Embedder]
@@ -122,8 +122,8 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
             for kind, texts in kinds.items()
         }
 
-    halves = {kind: split_texts(texts) for kind, texts in read_kinds(None).items()}
-    calibration = embedders({kind: half[0] for kind, half in halves.items()})
+    sets = {kind: split_texts(texts) for kind, texts in read_kinds(None).items()}
+    calibration = embedders({kind: split.calibration for kind, split in sets.items()})
     with STSB.open(encoding="utf-8", newline="") as file:
         sentences = [row[0] for row in itertools.islice(csv.reader(file), 0, 1500, 7)]
     words = sorted({word for sentence in sentences for word in re.findall(r"\w+", sentence)})[::5]
@@ -131,7 +131,7 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
     graph = embeddings_graph(trace(checkpoint.encoder, checkpoint.config))
     directory = tmp_path_factory.mktemp("minilm_int8")
     written = write_graph(graph, [each.batches for each in calibration.values()], directory)
-    return MiniLM(written, embedders({kind: half[1] for kind, half in halves.items()}), others)
+    return MiniLM(written, embedders({kind: split.judgement for kind, split in sets.items()}), others)
 
 
 def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> None:

@@ -7,6 +7,8 @@ from attnlens_export.int8 import search
 from attnlens_export.int8.agreement import (
     Agreement,
     KindAgreement,
+    Vectors,
+    compare,
 )
 from attnlens_export.int8.products import Group
 from attnlens_export.int8.recipes import Method
@@ -64,6 +66,31 @@ def test_a_search_keeps_a_part_of_the_gate_in_reserve() -> None:
     tightened = Gate(0.999, 0.995).tightened(0.9)
     assert tightened.min_mean_cosine == pytest.approx(0.9991)
     assert tightened.min_cosine == pytest.approx(0.9955)
+
+
+def test_a_nan_cosine_fails_the_gate() -> None:
+    for figure, cosines in (("mean", (np.nan, 0.9999)), ("smallest", (0.9999, np.nan))):
+        [failure] = Int8Result(Gate(0.999, 0.995), agreement(prose=cosines), 7, 90, 0.0).failures()
+        assert f"the {figure} cosine" in failure
+
+
+@pytest.mark.parametrize("alone_error", [2e-5, np.nan])
+def test_vectors_that_depend_on_the_batch_fail_the_gate(alone_error: float) -> None:
+    found = agreement(prose=(0.9999, 0.9999))
+    assert not Int8Result(Gate(0.999, 0.995), found, 7, 90, 1e-5).failures()
+    [failure] = Int8Result(Gate(0.999, 0.995), found, 7, 90, alone_error).failures()
+    assert "a text alone and in a batch differ by" in failure
+
+
+def test_the_nearest_text_is_another_text() -> None:
+    degrees = np.deg2rad([0, 10, 25, 90])
+    moved = np.deg2rad([0, 16, 25, 90])  # the second text is nearer to the third now
+    expected, found = (
+        {"prose": Vectors(embeddings, embeddings)}
+        for embeddings in (np.stack([np.cos(angles), np.sin(angles)], axis=1) for angles in (degrees, moved))
+    )
+    assert compare(found, expected).neighbour_agreement == 0.75
+    assert compare(expected, expected).neighbour_agreement == 1
 
 
 def agreement(**kinds: tuple[float, float]) -> Agreement:

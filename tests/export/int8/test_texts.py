@@ -1,5 +1,6 @@
 """The texts of int8: read, divided, written."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,15 @@ def test_given_texts_are_a_kind_besides_the_others(tmp_path: Path) -> None:
     assert kinds == read_kinds(None)
 
 
-def test_no_text_of_this_package_is_in_both_halves_but_the_empty_one() -> None:
-    for texts in read_kinds(None).values():
-        calibration, verification = split_texts(texts)
-        assert set(calibration) & set(verification) <= {""}
-        assert min(len(calibration), len(verification)) >= 30
+def test_the_three_sets_share_no_text_but_the_empty_one() -> None:
+    for kind, texts in read_kinds(None).items():
+        sets = split_texts(texts)
+        for first, second in itertools.combinations(map(set, sets), 2):
+            assert first & second == ({""} if kind == "very_short" else set())
+        assert set().union(*sets) == set(texts)
+        assert [len(members) for members in sets] == pytest.approx(
+            [len(texts) / 2, len(texts) / 4, len(texts) / 4], abs=2
+        )
 
 
 def test_written_texts_are_read_by_kind(tmp_path: Path) -> None:

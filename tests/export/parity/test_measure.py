@@ -101,6 +101,8 @@ def test_inputs_are_reproducible_and_padded_as_named(tiny_config: EncoderConfig)
             assert mask[:, -1].all()
         if case.padding in (Padding.RIGHT, Padding.MIDDLE):
             assert mask[:, 0].all()
+    middles = [make_inputs(case, tiny_config) for case in full_grid(40) if case.padding is Padding.MIDDLE]
+    assert any((np.diff(each.attention_mask) > 0).any() for each in middles), "no text goes on behind padding"
 
 
 def test_inputs_use_the_whole_vocabulary_and_every_token_type(tiny_config: EncoderConfig) -> None:
@@ -238,6 +240,20 @@ def test_every_gate_can_fail(
     assert all(line.startswith("model.onnx at ") for line in result.failures())
 
 
+def test_a_text_that_is_nan_alone_fails(
+    tiny_encoder: Encoder, tiny_config: EncoderConfig, graph_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_what_is_alone(outputs: Tensors, inputs: Inputs) -> None:
+        if len(inputs.input_ids) == 1:
+            outputs["last_hidden_state"][...] = np.nan
+
+    monkeypatch.setattr(TamperedGraph, "change", staticmethod(lose_what_is_alone), raising=False)
+    monkeypatch.setattr(parity, "Graph", TamperedGraph)
+    result = measure(tiny_encoder, tiny_config, graph_dir, [Case(2, 7, Padding.LEFT)])
+    assert not result.passed
+    assert ["text alone and in the batch differ by nan" in line for line in result.failures()] == [True]
+
+
 def test_a_causal_encoder_must_not_look_ahead(
     tiny_config: EncoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +299,7 @@ def test_a_local_layer_must_not_look_out_of_its_window(tiny_config: EncoderConfi
     for layer in (0, 1):
         graph.change = look_too_far(layer)
         found.append(run_case(graph, case, make_inputs(case, config), config).invariants.masked_weight)
-    assert found == [0, pytest.approx(1e-12)]  # layer 0 is global, layer 1 local
+    assert found == [0, pytest.approx(1e-12, rel=1e-6, abs=0)]  # layer 0 is global, layer 1 local
 
 
 def test_the_worst_failure_comes_first(

@@ -114,7 +114,6 @@ def test_a_mistake_is_found(
     print(f"{kind}: {mistake}: {found.max_abs_error:.2f} in {where}")  # noqa: T201 - shown by -rP
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRACED)
 def test_an_export_with_a_mistake_in_the_traced_encoder_is_refused(
     kind: str, encoders: dict[str, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,8 +134,9 @@ def test_an_export_with_a_mistake_in_the_traced_encoder_is_refused(
         assert calls
         return graph
 
+    options = ExportOptions(pooling="mean", grid=tiny_grid(config), tracer=tracer)
     with pytest.raises(ParityError) as refusal:
-        export_bundle(source, tmp_path / "bundle", ExportOptions(grid=tiny_grid(config), tracer=tracer))
+        export_bundle(source, tmp_path / "bundle", options)
     assert not (tmp_path / "bundle").exists()
     # The same number is the worst one: nothing else than the mistake was found.
     case_and_place = expected.partition(" at ")[2].partition(" is ")[0]

@@ -11,15 +11,18 @@ from click.testing import CliRunner, Result
 from attnlens.bundle import read_manifest
 from attnlens.v1.manifest_pb2 import Pooling
 from attnlens_cli.commands.bundles.export import export
+from attnlens_export import SourceError
 from attnlens_export.check import check_bundle
 from attnlens_export.parity.grid import small_grid
 from attnlens_export.published.heads import find_head
+from attnlens_export.published.pooling import POOLINGS, check_pooling_known
 from attnlens_model import load_checkpoint
 from odd_models import OddModel
 from small_bundles import MODELS, TOKENIZERS
 from small_files import write
 
 ONE_LAYER = {"num_hidden_layers": 1, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+DECODER = {"num_hidden_layers": 1, "pad_token_id": 0, "head_dim": 32, "num_key_value_heads": 3}
 T5_SIZES = {"d_model": 96, "d_ff": 160, "num_layers": 1, "num_heads": 3, "d_kv": 32, "num_decoder_layers": 2}
 
 
@@ -44,13 +47,11 @@ def run_export(*arguments: object) -> Result:
         ("DistilBert", "ForSequenceClassification", "a classifier or a reranker"),
         ("ModernBert", "ForSequenceClassification", "a classifier or a reranker"),
         ("T5", "ForSequenceClassification", "a classifier or a reranker"),
-        ("Qwen3", "ForCausalLM", "a language model without a modules.json that says how to embed"),
     ],
 )
 def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what: str, tmp_path: Path) -> None:
     changes = ONE_LAYER | {"cls_token_id": 1, "sep_token_id": 1}
     changes |= T5_SIZES if name == "T5" else {}
-    changes |= {"num_key_value_heads": 3} if name == "Qwen3" else {}
     changes |= {"pad_token_id": 1} if "Roberta" in name else {}
     OddModel(name, changes).make(kind).save_pretrained(tmp_path)
     head = find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors)
@@ -60,10 +61,17 @@ def test_a_head_that_was_trained_for_a_task_is_found(name: str, kind: str, what:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("Bert", "Model"), ("Bert", "ForPreTraining"), ("Albert", "ForPreTraining"), ("Electra", "ForMaskedLM")],
+    [
+        ("Bert", "Model"),
+        ("Bert", "ForPreTraining"),
+        ("Albert", "ForPreTraining"),
+        ("Electra", "ForMaskedLM"),
+        ("Qwen3", "ForCausalLM"),
+    ],
 )
 def test_a_head_of_pretraining_is_none(name: str, kind: str, tmp_path: Path) -> None:
-    OddModel(name, ONE_LAYER).make(kind).save_pretrained(tmp_path)
+    changes = {"num_key_value_heads": 3} if name == "Qwen3" else {}
+    OddModel(name, ONE_LAYER | changes).make(kind).save_pretrained(tmp_path)
     assert find_head(tmp_path, load_checkpoint(tmp_path).unused_tensors) is None
 
 
@@ -93,20 +101,41 @@ def test_older_files_of_sparse_and_late_interaction_models_are_known(
     assert head.what.startswith(what)
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_a_language_model_is_an_embedder_only_with_the_files_of_one(is_tied: bool, tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 1, "pad_token_id": 0, "head_dim": 32, "num_key_value_heads": 3}
-    model = OddModel("Qwen3", sizes | {"tie_word_embeddings": is_tied}).make("ForCausalLM")
-    model.save_pretrained(tmp_path)
-    unused = load_checkpoint(tmp_path).unused_tensors
-    assert unused == (() if is_tied else ("lm_head.weight",))
-    head = find_head(tmp_path, unused)
-    assert head is not None
-    assert head.tensors == unused
-    kinds = ["Transformer", "Pooling", "Normalize"]
+@pytest.mark.parametrize(
+    ("odd", "kind"),
+    [
+        (OddModel("Bert", ONE_LAYER), "Model"),
+        (OddModel("Bert", ONE_LAYER), "ForMaskedLM"),
+        (OddModel("Qwen3", DECODER), "Model"),
+        (OddModel("Qwen3", DECODER), "ForCausalLM"),
+        (OddModel("Qwen3", DECODER | {"tie_word_embeddings": True}), "ForCausalLM"),
+        (OddModel("Llama", DECODER), "Model"),
+        (OddModel("Gemma3Text", DECODER | {"query_pre_attn_scalar": 32}), "Model"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_does_not_say_how_it_is_pooled_needs_a_pooling(
+    odd: OddModel, kind: str, tmp_path: Path, output: Path
+) -> None:
+    odd.make(kind).save_pretrained(tmp_path)
+    result = run_export(tmp_path, "--output", output)
+    assert result.exit_code == 1
+    assert "does not say how its token vectors become an embedding" in result.stderr
+    assert f"--pooling {'|'.join(POOLINGS)}" in result.stderr
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("kinds", [[], ["Transformer"], ["Transformer", "Pooling", "Normalize"]])
+def test_only_a_listed_pooling_says_how_a_checkpoint_is_pooled(kinds: list[str], tmp_path: Path) -> None:
     types = [{"path": str(i), "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
-    write(tmp_path / "modules.json", types)
-    assert find_head(tmp_path, unused) is None
+    if kinds:
+        write(tmp_path / "modules.json", types)
+    check_pooling_known(tmp_path, "mean")
+    if "Pooling" in kinds:
+        check_pooling_known(tmp_path, None)
+    else:
+        with pytest.raises(SourceError, match=r"does not say how .* become an embedding"):
+            check_pooling_known(tmp_path, None)
 
 
 def test_the_original_colbert_is_known_by_its_class_and_tensor(tmp_path: Path) -> None:
@@ -150,7 +179,7 @@ def test_what_sentence_transformers_calls_no_embedding_model_is_refused(
     result = run_export(theirs[name], "--output", output)
     assert result.exit_code == 1
     assert f"this checkpoint is {what}" in result.stderr
-    assert "add --without-head for the token vectors and attention weights" in result.stderr
+    assert "add --without-head, with the --pooling of your choice, for the token vectors" in result.stderr
     assert "--skip-module" not in result.stderr
     assert not output.exists()
 
@@ -173,14 +202,14 @@ def test_the_encoder_of_a_reranker_is_exported_only_when_asked_for_and_with_a_wa
     assert SentenceTransformer(str(output), device="cpu").encode(["w1"]).shape == (1, 96)
 
 
-def test_a_classifier_without_other_files_says_that_its_pooling_is_a_default(
+def test_a_classifier_needs_a_pooling_beside_the_decision_to_leave_its_head_out(
     tmp_path: Path, output: Path
 ) -> None:
     source = save("ForSequenceClassification", tmp_path / "source")
-    assert run_export(source, "--output", output).exit_code == 1
+    assert run_export(source, "--output", output, "--pooling", "mean").exit_code == 1
     result = run_export(source, "--output", output, "--without-head")
-    assert result.exit_code == 0, result.output
-    assert "the default, see --pooling and --normalize: the checkpoint is no embedding model" in result.stdout
+    assert result.exit_code == 1
+    assert f"choose with --pooling {'|'.join(POOLINGS)}" in result.stderr
 
 
 def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: Path, output: Path) -> None:
@@ -189,7 +218,7 @@ def test_the_other_heads_of_bge_m3_and_code_that_was_not_run_are_told(tmp_path: 
         (source / name).touch()
     config = json.loads((source / "config.json").read_text("utf-8"))
     write(source / "config.json", config | {"auto_map": {"AutoModel": "modeling.MyModel"}})
-    result = run_export(source, "--output", output)
+    result = run_export(source, "--output", output, "--pooling", "cls")
     assert result.exit_code == 0, result.output
     first, second = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
     assert first.startswith("warning: colbert_linear.pt and sparse_linear.pt are left out: the bundle gives")

@@ -157,7 +157,7 @@ def test_a_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
     expected = read(source / "tokenizer.json")
     expected["padding"] = None
     expected["truncation"] = {
-        "direction": "Right",
+        "direction": "Left",
         "max_length": 24,
         "strategy": "LongestFirst",
         "stride": 0,
@@ -166,7 +166,7 @@ def test_a_tokenizer_is_written_with_the_limit_of_the_bundle_and_described(
     assert "w\N{LATIN SMALL LETTER U WITH DIAERESIS}" in (bundle / "tokenizer.json").read_text("utf-8")
     written = Tokenizer.from_file(str(bundle / "tokenizer.json"))
     assert written.truncation == {
-        "direction": "right",
+        "direction": "left",
         "max_length": 24,
         "strategy": "longest_first",
         "stride": 0,

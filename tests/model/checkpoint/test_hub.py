@@ -2,16 +2,22 @@
 
 import functools
 import json
-import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from transformers import BertConfig, BertModel
 
 from attnlens_model import CheckpointError, load_checkpoint
@@ -103,34 +109,63 @@ def test_a_cached_checkpoint_needs_no_network(
     assert checkpoint.directory == repository / "snapshots" / COMMIT
     assert checkpoint.commit == COMMIT
     assert load_checkpoint(checkpoint.directory).commit == ""  # a directory may have been changed since
-    with pytest.raises(CheckpointError, match="did not provide it at revision 'v2'"):
-        load_checkpoint("org/name", revision="v2")
     with pytest.raises(
-        CheckpointError, match="no directory 'org/other' here, and the Hugging Face Hub did not"
+        CheckpointError, match=r"the model org/name at revision 'v2' is neither in the cache of"
     ):
+        load_checkpoint("org/name", revision="v2")
+    with pytest.raises(CheckpointError, match=r"there is no directory org/other, and the model org/other is"):
         load_checkpoint("org/other")
 
 
+def http_error(kind: Any) -> Exception:
+    """An error of the hub, whose message is a paragraph of the library's own."""
+    response = SimpleNamespace(headers={}, request=None)
+    error: Exception = kind("404 Client Error. Please try again..", response=response)
+    return error
+
+
 @pytest.mark.parametrize(
-    "failure",
+    ("failure", "message"),
     [
-        LocalEntryNotFoundError("no connection"),
-        HFValidationError("bad id"),
-        ConnectionError("reset"),
-        RemoteProtocolError("peer closed connection"),
-        json.JSONDecodeError("Expecting value", "<html>", 0),
+        (
+            LocalEntryNotFoundError("try again.."),
+            r"nor could it be fetched \(LocalEntryNotFoundError\): check the",
+        ),
+        (ConnectionError("reset"), r"\(ConnectionError\): check the network connection"),
+        (
+            HFValidationError("bad id"),
+            r"'org/name' is neither a directory nor a valid hub id: check the spelling",
+        ),
+        (
+            RemoteProtocolError("peer closed"),
+            r"did not provide org/name at revision 'v1' \(RemoteProtocolError\)",
+        ),
+        (
+            json.JSONDecodeError("Expecting value", "<html>", 0),
+            r"\(JSONDecodeError\): try again later, or give a",
+        ),
+        (
+            http_error(RepositoryNotFoundError),
+            r"Hub has no public model org/name, .*: check the spelling, or set",
+        ),
+        (
+            http_error(GatedRepoError),
+            r"access to org/name is restricted: accept its terms on its page, and set",
+        ),
+        (http_error(RevisionNotFoundError), r"org/name has no revision 'v1': name a branch, tag or commit"),
     ],
-    ids=lambda failure: type(failure).__name__,
+    ids=lambda value: type(value).__name__,
 )
-def test_a_failure_of_the_hub_is_one_error_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception
+def test_a_failure_of_the_hub_is_one_sentence_with_one_remedy(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, message: str
 ) -> None:
     def fail(*_: object, **__: object) -> str:
         raise failure
 
     monkeypatch.setattr(hub, "snapshot_download", fail)
-    with pytest.raises(CheckpointError, match=rf"{re.escape(str(failure))}.* or give a directory") as caught:
-        load_checkpoint("bert-base-uncased")
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint("org/name", revision="v1")
+    assert str(failure) not in str(caught.value)
     assert caught.value.__cause__ is failure
 
 

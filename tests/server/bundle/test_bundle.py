@@ -12,7 +12,9 @@ import onnx
 import pytest
 
 from attnlens_server.bundle import open_bundle
+from attnlens_server.config import ServerConfig
 from attnlens_server.errors import StartupError
+from attnlens_server.served_model import ServedModel
 from tampered import (
     ATTENTIONS,
     EMBEDDINGS,
@@ -59,6 +61,68 @@ def test_a_manifest_that_points_outside_is_refused(bundle: Path, path: str) -> N
     with manifest_of(bundle) as manifest:
         manifest["files"].append({"path": path, "size_bytes": "1", "sha256": "0"})
     assert f"names a file outside the bundle: {path}" in refusal(bundle)
+
+
+def test_a_file_that_is_listed_twice_is_refused_before_it_is_read(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["files"] += [file for file in manifest["files"] if file["path"] == EMBEDDINGS] * 99
+        manifest["files"][0]["sha256"] = "0"
+    assert f"lists {EMBEDDINGS} 100 times" in refusal(bundle)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("model_name", 256), ("source", 4096)])
+def test_a_text_for_every_response_is_limited(bundle: Path, name: str, limit: int) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest[name] = "n" * limit
+    assert open_bundle(bundle).manifest
+    with manifest_of(bundle) as manifest:
+        manifest[name] = "n" * (1 << 20)
+    assert f"{name} has {1 << 20} bytes, the limit is {limit}" in refusal(bundle)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("length", str(1 << 40)), ("offset", str(1 << 40)), ("length", "-1")]
+)
+def test_weights_beyond_the_end_of_their_file_are_refused(bundle: Path, key: str, value: str) -> None:
+    model = onnx.load(bundle / ATTENTIONS, load_external_data=False)
+    tensor = next(each for each in model.graph.initializer if each.external_data)
+    entry = next(each for each in tensor.external_data if each.key == key)
+    entry.value = value
+    (bundle / ATTENTIONS).write_bytes(model.SerializeToString())
+    put_hashes_right(bundle)
+    message = refusal(bundle)
+    assert ATTENTIONS in message
+    assert "negative" in message if value == "-1" else "has weights up to byte 1099" in message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        (
+            "a" * 10_000_000,
+            "has 10000000 bytes, and a text with its prompt may have 131072: start the server",
+        ),
+        ("the " * 1000, r"has \d+ tokens, and the model takes \d+: export the bundle again"),
+    ],
+)
+def test_a_default_prompt_that_leaves_no_room_for_a_text_is_refused(
+    bundle: Path, prompt: str, why: str
+) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["prompts"] = {"long": prompt}
+    ServedModel(ServerConfig(bundle=bundle))
+    with manifest_of(bundle) as manifest:
+        manifest["default_prompt_name"] = "long"
+    with pytest.raises(StartupError, match=f"the default prompt {why}"):
+        ServedModel(ServerConfig(bundle=bundle))
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["architecture"]["vocab_size"] = 7
+        manifest["architecture"]["pad_token_id"] = 0
+    with pytest.raises(StartupError, match=r"tokenizer\.json has the id \d+, and the model only ids below 7"):
+        ServedModel(ServerConfig(bundle=bundle))
 
 
 def test_a_graph_without_a_hash_is_refused(bundle: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attnlens_server.engine.item import Item
-from attnlens_server.engine.queue import ItemQueue
+from attnlens_server.engine.queue import BACKGROUND_INTERVAL, ItemQueue
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
@@ -105,6 +105,53 @@ def test_a_closed_queue_gives_what_it_has_then_nothing_and_takes_no_more() -> No
         queue.put([make_item(4)])
     assert queue.taken() == [item]
     assert queue.taken() == []
+
+
+def make_background(length: int) -> Item:
+    return Item(np.ones(length, dtype=np.int64), (), is_background=True)
+
+
+def test_other_items_overtake_background_items_and_never_share_a_batch_with_them() -> None:
+    queue = make_queue(max_tokens=64)
+    background = [make_background(8) for _ in range(4)]
+    early, late = make_item(8), make_item(8)
+    queue.put([*background[:2], early, *background[2:]])
+    queue.put([late])
+    assert queue.taken() == [early, late]
+    assert queue.taken() == background
+    assert queue.num_tokens == 0
+
+
+def test_background_items_get_a_batch_now_and_then_while_others_wait() -> None:
+    queue, background = make_queue(max_tokens=8), [make_background(8), make_background(8)]
+    queue.put([*background, *(make_item(8) for _ in range(2 * BACKGROUND_INTERVAL))])
+    taken = [queue.taken() for _ in range(2 * BACKGROUND_INTERVAL)]
+    places = [index + 1 for index, items in enumerate(taken) if items[0].is_background]
+    assert places == [BACKGROUND_INTERVAL, 2 * BACKGROUND_INTERVAL]
+
+
+def test_a_lane_is_kept_free_of_background_items_for_a_while_after_others() -> None:
+    queue = make_queue(max_tokens=8, num_lanes=2)
+    queue.put([make_item(8)])
+    assert len(queue.taken()) == 1
+    background, taken = [make_background(8) for _ in range(3)], SimpleQueue[list[Item]]()
+    queue.put(background)
+    assert queue.taken() == background[:1]
+    threading.Thread(target=lambda: taken.put(queue.taken()), daemon=True).start()
+    wait_until(lambda: queue.num_idle == 1)
+    item = make_item(8)
+    queue.put([item])
+    assert taken.get(timeout=10) == [item]
+    assert queue.taken() == background[1:2]  # this lane runs nothing else any more
+
+
+def test_background_items_use_all_lanes_when_nothing_else_was_there_for_a_while() -> None:
+    queue = make_queue(max_tokens=8, num_lanes=2)
+    background, taken = [make_background(8) for _ in range(2)], SimpleQueue[list[Item]]()
+    queue.put(background)
+    assert queue.taken() == background[:1]
+    threading.Thread(target=lambda: taken.put(queue.taken()), daemon=True).start()
+    assert taken.get(timeout=10) == background[1:]
 
 
 def test_idle_lanes_share_what_waits() -> None:

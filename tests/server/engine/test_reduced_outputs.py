@@ -9,7 +9,8 @@ import pytest
 from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.reductions import Reduction, TextUnits, TopK, TopWeights, reduce
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
-from attnlens_server.engine.outputs import HostOutputs, reduced
+from attnlens_server.engine.item import Item
+from attnlens_server.engine.outputs import HostOutputs, reduced, reductions
 from attnlens_server.serving.checks import QueryPlan
 from attnlens_server.serving.jobs import AttentionView
 from attnlens_server.serving.sizes import working_bytes
@@ -75,6 +76,22 @@ def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
             np.testing.assert_array_equal(found.data.rest, result.data.rest)
         else:
             np.testing.assert_array_equal(found.data, result.data, strict=True)
+
+
+def test_equal_reductions_of_a_text_are_computed_once() -> None:
+    layers, outputs = outputs_of(None)
+    asked = [TopK(2), TopK(3), TopK(2), TopK(2)]
+    plans = [
+        QueryPlan(
+            index, OutputRole.ATTENTION_WEIGHTS, (layers[0],), (0,), AttentionView.FULL, Reduction(form=form)
+        )
+        for index, form in enumerate(asked)
+    ]
+    wanted = [plan.wanted_reduction(plan.outputs, UNITS) for plan in plans]
+    item = Item(np.zeros(TOKENS, np.int64), (), reductions=tuple(each for each in wanted if each))
+    found = reductions(outputs, 1, item)
+    assert found[0] is found[2] is found[3]
+    assert [each.data.values.shape[-1] for each in found if isinstance(each.data, TopWeights)] == [2, 3, 2, 2]
 
 
 def test_putting_weights_together_counts() -> None:

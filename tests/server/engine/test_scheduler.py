@@ -40,6 +40,12 @@ def test_a_batch_of_several_texts_is_within_every_limit(lengths: list[int], limi
         assert num_tokens * max(chosen) <= limits.max_square_tokens
 
 
+def test_the_memory_of_attention_grows_with_the_square_of_the_longest_text() -> None:
+    limits = BatchLimits(10_000, max_square_tokens=3 * 100**2)
+    assert len(pack([100] * 10, limits)) == 3
+    assert len(pack([50] * 20, limits)) == 12
+
+
 @given(waiting, limits)
 def test_a_text_waits_for_at_most_as_many_batches_as_texts_came_before(
     lengths: list[int], limits: BatchLimits

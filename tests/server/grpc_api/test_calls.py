@@ -1,14 +1,26 @@
-"""From bytes to requests, and how much of them is looked at before they are refused."""
+"""Parsing and limits of request bytes, and the end of calls that are cancelled or not read."""
 
-from typing import TypeVar
+import asyncio
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
+import grpc
 import pytest
 from google.protobuf.message import Message
 
 from attnlens.v1 import encoder_service_pb2 as pb
+from attnlens.wire import start_field
+from attnlens_client.core.events import Event, Failed, Reply, Start
 from attnlens_server.errors import InvalidFieldsError, MalformedRequestError
-from attnlens_server.grpc_api.calls import SMALL_BYTES, Parser
+from attnlens_server.grpc_api import calls as calls_module
+from attnlens_server.grpc_api.calls import SMALL_BYTES, Call, Calls, Parser, remember_creators
+from attnlens_server.grpc_api.methods import SERVICE_NAME
+from attnlens_server.in_process.call import CallError, LocalCall
+from attnlens_server.serving.admission import Admission
+from attnlens_server.serving.workers import Workers
+from bench.studies.raw_http2 import RawClient, method
 
+ABORTED = grpc.StatusCode.ABORTED.value[0]
 INPUTS = pb.EmbedRequest.INPUTS_FIELD_NUMBER
 AnyRequest = TypeVar("AnyRequest", bound=Message)
 
@@ -60,7 +72,101 @@ def test_fields_without_end_are_not_all_looked_at(field: bytes) -> None:
         parser_of(pb.EncodeRequest, 512).parse(broken_behind)
 
 
+def wrapped(number: int, content: bytes) -> bytes:
+    """A length-delimited field."""
+    return start_field(number, len(content)) + content
+
+
+SWITCHED = b"\x12\x00\x1a\x00" * (1 << 16)  # text_pair {} token_ids {}, again and again
+REDUCTION = pb.AttentionQuery.REDUCTION_FIELD_NUMBER
+FORMS = wrapped(REDUCTION, b"\x3a\x00\x42\x00" * (1 << 16))
+
+
+@pytest.mark.parametrize(
+    ("message_class", "inputs_number", "data"),
+    [
+        (pb.EmbedRequest, INPUTS, wrapped(INPUTS, SWITCHED)),
+        (pb.CompareRequest, 2, wrapped(2, wrapped(1, SWITCHED))),
+        (pb.ExplainRequest, 2, wrapped(9, SWITCHED)),
+        (pb.EncodeRequest, INPUTS, wrapped(pb.EncodeRequest.ATTENTION_FIELD_NUMBER, FORMS)),
+    ],
+    ids=["an input", "an input of a pair", "the other text", "a reduction"],
+)
+def test_a_oneof_that_is_set_again_and_again_is_refused_before_it_is_parsed(
+    message_class: type[Message], inputs_number: int, data: bytes
+) -> None:
+    with pytest.raises(InvalidFieldsError, match="more than 3072 nested fields"):
+        parser_of(message_class, 512, inputs_number).parse(data)
+
+
+def test_a_request_of_large_pairs_and_queries_is_parsed() -> None:
+    pair = pb.Input(text_pair=pb.TextPair(first="x" * 200, second="y"))
+    request = pb.CompareRequest(pairs=[pb.ComparedPair(a=pair, b=pair)] * 512)
+    assert parser_of(pb.CompareRequest, 512, 2).parse(request.SerializeToString()) == request
+
+
 def test_what_hides_texts_behind_a_group_is_no_message_of_ours() -> None:
     """A parser skips a group that it does not know, and reads on."""
     with pytest.raises(MalformedRequestError):
         parser_of(pb.EmbedRequest, 512).parse(b"\x7b\x7c" + b"\x12\x00" * SMALL_BYTES)
+
+
+def some_calls(stall_timeout_s: float) -> Calls:
+    admission = Admission(max_texts=1, max_bytes=1 << 20, retry_after_s=lambda _: 1.0)
+    return Calls(admission, lambda: None, Workers(1), max_calls=1, stall_timeout_s=stall_timeout_s)
+
+
+async def test_a_cancellation_is_not_lost_when_it_arrives_as_a_message_is_taken() -> None:
+    """A stream of endless messages, whose reader takes one and cancels in the same turn of the event loop."""
+    calls = some_calls(stall_timeout_s=3600)
+
+    async def stream(request: pb.EncodeStreamRequest, call: Call) -> None:
+        del request
+        while True:
+            await call.write(b"message")
+
+    handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
+    events: SimpleQueue[Event] = SimpleQueue()
+    call = LocalCall(Start(7, "EncodeStream", pb.EncodeStreamRequest(), None), handle, events)
+    task = asyncio.create_task(call.run())
+    while events.empty():
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the second message waits for its reader
+    call.give_room()
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=60)
+    assert done, "the call goes on"
+    *replies, end = [events.get_nowait() for _ in range(events.qsize())]
+    assert all(isinstance(reply, Reply) for reply in replies)
+    assert isinstance(end, Failed)
+    assert cast("CallError", end.error).code() == grpc.StatusCode.CANCELLED
+
+
+async def test_a_client_that_leaves_the_first_message_unread_gets_a_status_when_it_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls_module, "STATUS_GRACE_S", 0.05)
+    remember_creators(asyncio.get_running_loop())
+    calls, dropped = some_calls(stall_timeout_s=0.05), asyncio.Event()
+    calls.on_dropped = dropped.set
+
+    async def stream(request: pb.EncodeStreamRequest, call: Call) -> None:
+        del request
+        await call.write(b"message")
+
+    handle = calls.handler(parser_of(pb.EncodeStreamRequest, 1), stream, "EncodeStream")
+    behaviour: Any = handle  # bytes in, bytes out
+    handlers: dict[str, Any] = {"EncodeStream": grpc.unary_stream_rpc_method_handler(behaviour)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        with RawClient(f"127.0.0.1:{port}", window_bytes=0) as client:
+            reply = client.call(method("EncodeStream"), b"")
+            await dropped.wait()
+            client.allow(1 << 16)
+            await asyncio.to_thread(client.wait_for_ends, [reply], 10)
+        assert (reply.status, reply.reason, bytes(reply.data[5:])) == (ABORTED, "SLOW_READER", b"message")
+    finally:
+        await server.stop(None)

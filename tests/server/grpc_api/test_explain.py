@@ -105,14 +105,19 @@ def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServ
     assert contributions.baseline == pytest.approx(0.082509, abs=TOLERANCE)
     assert contributions.sum == pytest.approx(1, abs=1e-5)
     assert shares.sum == pytest.approx(1, abs=1e-6)
-    assert not effects.HasField("baseline")
-    assert not effects.HasField("expected")
     assert rollout.sum == pytest.approx(1, abs=1e-6)
     for token, weight in RECEIVED.items():
         assert from_tensor(received.values)[token] == pytest.approx(weight, abs=TOLERANCE)
-    assert received.expected == 16
+    for ranking in (effects, rollout, received):
+        assert not ranking.HasField("baseline")
+        assert not ranking.HasField("expected")
     assert received.sum == pytest.approx(16, abs=1e-5)
-    assert not any(scores.HasField("faithfulness") for scores in text.scores)
+    measured = {
+        each.method: each.rank_correlation for each in stub.GetModel(pb.GetModelRequest()).model.faithfulness
+    }
+    for scores in text.scores:
+        assert scores.HasField("faithfulness") == (scores.method in measured)
+        assert scores.faithfulness == measured.get(scores.method, 0)
 
 
 def test_the_scores_of_a_pair_are_those_of_another_program(stub: EncoderServiceStub) -> None:
@@ -158,6 +163,7 @@ def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minil
     found = from_tensor(text.scores[0].values)
     for token in range(1, ids.shape[1] - 1):
         assert found[token] == pytest.approx((whole - embed(token)) @ other, abs=1e-5)
+    assert np.isnan(found[[0, -1]]).all()  # special tokens
 
 
 # --- every target, pooling and cut ----------------------------------------------------------------
@@ -382,18 +388,17 @@ def test_a_wrong_pair_is_told_by_its_place(stub: EncoderServiceStub) -> None:
 
 
 def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub) -> None:
-    texts, methods = ["word " * 200] * 6, [EXPLAIN_METHOD_LEAVE_ONE_OUT]
+    texts, methods = ["word " * 200] * 7, [EXPLAIN_METHOD_LEAVE_ONE_OUT]
     with pytest.raises(grpc.RpcError) as caught:
         explain(stub, *texts, methods=methods)
     failure = read_failure(caught.value)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_EXPENSIVE")
-    assert failure.metadata == {"num_runs": "1200", "max_masked_runs": "1024"}
-    assert "needs 1200 runs of the model with a token left out" in failure.message
-    assert "a request may need 1024: send fewer" in failure.message
+    assert failure.metadata == {"computed_tokens": str(7 * 200 * 202), "max_computed_tokens": str(1 << 18)}
+    assert "methods[0] needs 282800 computed tokens, a request may need 262144" in failure.message
 
 
 def test_the_model_says_what_can_be_asked_for(stub: EncoderServiceStub) -> None:
     model = stub.GetModel(pb.GetModelRequest()).model
-    assert list(model.explain_methods) == [1, 2, 3, 4, 5]
+    assert list(model.explain_methods) == [1, 2, 3, 4, 5, 6]
     assert list(model.pair_matrices) == [1, 2, 3]
-    assert model.limits.max_masked_runs == 1024
+    assert model.limits.max_computed_tokens == 1 << 18

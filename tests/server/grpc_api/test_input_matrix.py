@@ -100,14 +100,13 @@ def test_other_matrices_have_no_baselines(stub: EncoderServiceStub) -> None:
 
 
 def test_more_runs_than_a_request_may_need_are_refused(stub: EncoderServiceStub) -> None:
-    request = pb.CompareRequest(
-        pairs=[pair_of(A, B)] * 2, matrix=PAIR_MATRIX_INPUT, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT]
-    )
-    stub.Compare(request, timeout=60)  # 2 (384 + 7 + 1) runs, and 2 (7 + 5) without a token
-    request.pairs.append(pair_of(A, B))
+    pairs = [pair_of(A, B)] * 48
+    request = pb.CompareRequest(pairs=pairs, matrix=PAIR_MATRIX_INPUT, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT])
     with pytest.raises(grpc.RpcError) as caught:
         stub.Compare(request, timeout=60)
     failure = read_failure(caught.value)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_TOO_EXPENSIVE")
-    assert failure.metadata == {"num_runs": str(3 * (392 + 12)), "max_masked_runs": "1024"}
-    assert "ask for fewer dimensions of an input matrix" in failure.message
+    swept, masked = 2 * (384 * 7 + 8 * 9), 7 * 9 + 5 * 7
+    assert failure.metadata["computed_tokens"] == str(48 * (swept + masked))
+    assert f"matrix needs {48 * swept} of {48 * (swept + masked)} computed tokens" in failure.message
+    assert "ask for fewer dimensions, or leave out leave-one-out" in failure.message

@@ -344,7 +344,7 @@ def test_every_bad_field_of_encode_is_named(stub: EncoderServiceStub) -> None:
 def test_a_list_of_layers_longer_than_the_model_is_not_read_to_its_end(stub: EncoderServiceStub) -> None:
     query = pb.AttentionQuery(layers=[0] * 500_000)
     assert fail(stub.Encode, pb.EncodeRequest(inputs=inputs("a"), attention=[query])).violations == {
-        "attention[0].layers": "has 500000 numbers: the model has 6, each may be asked for once"
+        "attention[0].layers": "has more than 6 numbers: the model has 6, each may be requested once"
     }
 
 

@@ -9,7 +9,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DATA_TYPE_FLOAT16
 from attnlens_server.bundle import Layout, OutputRole, RowSum
-from attnlens_server.grpc_api.requests import embed_job, encode_job
+from attnlens_server.grpc_api.requests import MAX_INDICES, embed_job, encode_job
 from attnlens_server.serving.jobs import FLOAT16, AttentionView, Prompt
 from attnlens_server.text import Input, TextPair, TokenSource
 
@@ -46,6 +46,31 @@ def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> 
     assert job.inputs == [Input(text_pair=TextPair("a", "b")), Input()]
     assert (job.prompt, job.normalize, job.data_type) == (Prompt(text=""), False, FLOAT16)
     assert not job.violations
+
+
+def test_a_job_keeps_nothing_of_the_message() -> None:
+    """A view of one field would keep all memory of the message, which may be many times its size."""
+    given = pb.Input(token_ids=pb.TokenIds(ids=[101, 102], type_ids=[0, 1]))
+    request = pb.EncodeRequest(inputs=[given], attention=[pb.AttentionQuery(layers=[1], heads=[2])])
+    job = encode_job(request)
+    ids, query = request.inputs[0].token_ids, request.attention[0]
+    for numbers in (ids.ids, ids.type_ids, query.layers, query.heads):
+        numbers[0] = 7
+    copied = job.inputs[0].token_ids
+    assert copied is not None
+    found = (copied.ids, copied.type_ids, job.attention[0].layers, job.attention[0].heads)
+    assert [list(each) for each in found] == [[101, 102], [0, 1], [1], [2]]
+
+
+def test_lists_that_no_model_has_layers_for_are_not_copied_in_full() -> None:
+    query = pb.AttentionQuery(layers=[0] * 100_000, heads=[0] * 100_000)
+    [read] = encode_job(pb.EncodeRequest(inputs=[pb.Input(text="a")], attention=[query])).attention
+    assert (len(read.layers), len(read.heads)) == (MAX_INDICES + 1, MAX_INDICES + 1)
+
+
+def test_token_ids_are_part_of_the_memory_of_a_job() -> None:
+    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=range(10_000)))]))
+    assert job.memory_bytes > 40_000
 
 
 def test_both_requests_for_attention_become_the_same_job() -> None:

@@ -1,6 +1,7 @@
 """Errors as trailers: whatever is wrong with a request, they fit."""
 
 import urllib.parse
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from attnlens_server.errors import FieldViolation
 from attnlens_server.grpc_api.status import call_status, error_details
 from attnlens_server.serving.admission import Admission, Reservation
 
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 MAX_TRAILER_BYTES = 8 << 10  # what peers accept, all trailers together
 
 ODD = "\N{GRINNING FACE}" * 1000
@@ -61,6 +63,8 @@ def test_details_name_fields_inputs_figures_and_when_to_come_back() -> None:
     assert not details.HasField("retry_delay")
     later = error_details(errors.OverloadedError("full", retry_after_s=0.25))
     assert later.retry_delay.ToMilliseconds() == 250
+    trailers = dict(call_status(errors.OverloadedError("full", retry_after_s=0.25)).trailers)
+    assert trailers["grpc-retry-pushback-ms"] == "250"
 
 
 def every_error(kind: type[errors.RequestError] = errors.RequestError) -> list[type[errors.RequestError]]:
@@ -71,6 +75,13 @@ def every_error(kind: type[errors.RequestError] = errors.RequestError) -> list[t
 def test_every_reason_and_status_has_a_number(kind: type[errors.RequestError]) -> None:
     assert ErrorReason.Value(f"ERROR_REASON_{kind.reason}") > 0
     assert grpc.StatusCode[kind.status] is not grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("kind", every_error()[1:])
+def test_every_reason_has_the_status_that_the_page_states(kind: type[errors.RequestError]) -> None:
+    rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count("|") > 3]
+    [status] = [row[2] for row in rows if row[1].strip() == f"`{kind.reason}`"]
+    assert status.strip() == f"`{kind.status}`"
 
 
 def test_a_long_text_is_cut_between_characters() -> None:

@@ -39,6 +39,17 @@ def test_a_large_prompt_is_measured_once_and_not_for_each_text() -> None:
     assert seconds_to_refuse(many) < 50 * seconds_to_refuse(one)
 
 
+def test_the_prompt_counts_for_each_text_of_a_request() -> None:
+    config = ServerConfig(bundle=Path(), max_text_bytes=100, max_request_text_bytes=250)
+    checks = Checks(make_model(), config, max_tokens=8, has_tokenizer=True, takes_pairs=True)
+    prompt = Prompt(text="p" * 90)
+    checks.embed(EmbedJob(inputs=[Input(text="a")] * 2, prompt=prompt))
+    with pytest.raises(
+        InvalidFieldsError, match="has 273 bytes of text with the prompt, a request may have 250"
+    ):
+        checks.embed(EmbedJob(inputs=[Input(text="a")] * 3, prompt=prompt))
+
+
 WEIGHTS = [
     Output(f"weights.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, heads, row_sum=RowSum.ONE)
     for layer, heads in enumerate((4, 4, 2))

@@ -13,8 +13,9 @@ import pytest
 import safetensors.numpy
 from onnx import helper
 
-from attnlens.explanations import ExplainMethod, PairMatrix
+from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.pooling import Pooling
+from attnlens.reductions import Reduction
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
@@ -33,7 +34,7 @@ from attnlens_server.serving.admission import Budget, Reservation
 from attnlens_server.serving.explanations import CompareJob, ExplainJob
 from attnlens_server.serving.explanations.jobs import Towards
 from attnlens_server.serving.explanations.results import Comparison, Explanation
-from attnlens_server.serving.jobs import EmbedJob, Prompt
+from attnlens_server.serving.jobs import AttentionQuery, EmbedJob, EncodeJob, Prompt
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TokenSource
@@ -44,6 +45,7 @@ CONTRIBUTIONS = "onnx/model_contributions.onnx"
 OLD_BUNDLE = Path(__file__).parents[2] / "compatibility" / "v0.1.0" / "bundle"
 TEXTS = ["the man and the cat", "a cat", "in the house of the old man"]
 MASKED = (ExplainMethod.LEAVE_ONE_OUT,)
+NORM = (ExplainMethod.CONTRIBUTION_NORM,)
 
 Open = Callable[..., AbstractAsyncContextManager[ModelService]]
 
@@ -151,6 +153,53 @@ async def test_an_input_matrix_adds_up_through_dense_layers_and_without_the_prom
             assert total == pytest.approx(first @ second, abs=1e-4)
 
 
+async def test_the_norm_is_that_of_the_contributions_towards_each_component(dense_bundle: Path) -> None:
+    async with serving(dense_bundle) as service:
+        for dimensions in (10, 4):
+            for level in ExplainLevel:
+                common: dict[str, Any] = {"dimensions": dimensions, "level": level}
+                columns = []
+                for unit_vector in np.eye(dimensions, dtype=np.float32):
+                    [text] = await explain(service, TEXTS[2], target=Towards(direction=unit_vector), **common)
+                    columns.append(text.scores[0].values)
+                for target in (Towards(), Towards(other=Input(text="the cat"))):
+                    [found] = await explain(service, TEXTS[2], methods=NORM, target=target, **common)
+                    [scores] = found.scores
+                    np.testing.assert_allclose(scores.values, np.linalg.norm(columns, axis=0), rtol=1e-5)
+                    assert (scores.baseline, scores.expected) == (None, None)
+
+
+async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bundle: Path) -> None:
+    fields: dict[str, Any] = {"methods": (ExplainMethod.CONTRIBUTIONS, *MASKED), "head_contributions": True}
+    async with serving(dense_bundle) as service:
+        [own] = await vectors(service, TEXTS[0])
+        direction = own.astype(np.float32)
+        [near] = await explain(service, TEXTS[0], target=Towards(direction=direction), **fields)
+        for scale in (1e36, 1e-36):
+            target = Towards(direction=(direction * scale).astype(np.float32))
+            [far] = await explain(service, TEXTS[0], target=target, **fields)
+            assert far.target_value == pytest.approx(scale, rel=1e-5)
+            for one, other in zip(near.scores, far.scores, strict=True):
+                np.testing.assert_allclose(other.values, one.values * scale, rtol=1e-5)
+                assert other.sum == pytest.approx(one.sum * scale, rel=1e-5)
+            assert near.head_contributions is not None
+            assert far.head_contributions is not None
+            np.testing.assert_allclose(far.head_contributions, near.head_contributions * scale, rtol=1e-5)
+        columns = []  # towards each component
+        for unit_vector in np.eye(10, dtype=np.float32):
+            target = Towards(direction=unit_vector)
+            [text] = await explain(service, TEXTS[0], target=target, pooling=Pooling.CLS)
+            columns.append(text.scores[0].values)
+        token = int(np.argmax(np.abs(columns).sum(axis=0)))
+        assert np.abs(columns)[:, token].sum() > 1
+        longest = Towards(direction=np.float32(3.4e38) * np.sign(np.array(columns)[:, token]))
+        with pytest.raises(
+            InvalidFieldsError, match=r"direction is too long: .* overflows float32"
+        ) as caught:
+            await explain(service, TEXTS[0], target=longest, pooling=Pooling.CLS)
+        assert [violation.field for violation in caught.value.violations] == ["direction"]
+
+
 async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(dense_bundle: Path) -> None:
     async with serving(dense_bundle) as service:
         [text] = await explain(service, TEXTS[0], prompt=Prompt(name="query"), methods=MASKED)
@@ -210,6 +259,8 @@ async def test_a_bundle_of_before_says_what_it_lacks_and_does_the_rest() -> None
         ) as caught:
             await explain(service, "a cat")
         assert "or ask for EXPLAIN_METHOD_LEAVE_ONE_OUT" in caught.value.message
+        with pytest.raises(NotSupportedError, match=r"CONTRIBUTION_NORM .*has no graph of contributions"):
+            await explain(service, "a cat", methods=NORM)
         [text] = await explain(service, "a cat", methods=methods)
         assert text.target_value == pytest.approx(1)
         assert text.scores[1].sum == pytest.approx(1, abs=1e-6)
@@ -225,16 +276,23 @@ async def test_a_bundle_of_before_says_what_it_lacks_and_does_the_rest() -> None
         assert compared.similarity == pytest.approx(first @ second, abs=1e-5)
 
 
+async def test_contributions_that_an_earlier_version_wrote_with_a_race_are_not_served(
+    copied: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    added = helper.make_node("ScatterND", ["direction", "input_ids", "direction"], ["sum"], reduction="add")
+    change_graph(copied, CONTRIBUTIONS, lambda graph: graph.node.append(added))
+    async with serving(copied) as service:
+        with pytest.raises(NotSupportedError, match=r"CONTRIBUTIONS can't be used here.*export it again"):
+            await explain(service, "a cat")
+        assert (await vectors(service, "a cat")).shape == (1, 10)  # the rest is served
+    assert "Export the bundle again to explain embeddings by contributions" in caplog.text
+
+
 async def test_a_server_that_does_not_explain_says_so(dense_bundle: Path) -> None:
     async with serving(dense_bundle, explain=False) as service:
         assert service.explanations.checks.methods == ()
         with pytest.raises(NotSupportedError, match="--no-explain"):
             await explain(service, "a cat")
-    async with serving(dense_bundle, max_masked_runs=0) as service:
-        with pytest.raises(NotSupportedError, match="--max-masked-runs 0"):
-            await explain(service, "a cat", methods=MASKED)
-        with pytest.raises(NotSupportedError, match=r"PAIR_MATRIX_INPUT .* --max-masked-runs 0"):
-            await compare(service, "a cat", "a cat")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +405,7 @@ async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: P
             await explain(service, "a cat")
     async with serving(dense_bundle, max_queue=2) as service:
         [pair] = await compare(service, TEXTS[2], "a cat")
-        with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
+        with service.admission.texts("contributions", 2), pytest.raises(OverloadedError):
             await compare(service, "a cat", "the cat", methods=MASKED)
     async with serving(dense_bundle) as service:
         [other] = await explain(service, TEXTS[2], methods=MASKED)
@@ -371,16 +429,61 @@ async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_ru
         assert service._engine.lanes["contributions"].num_computed_tokens == 0
 
 
-async def test_too_many_runs_are_refused_before_anything_runs(dense_bundle: Path) -> None:
-    async with serving(dense_bundle, max_masked_runs=8) as service:
-        before = service._engine.lanes["embeddings"].num_computed_tokens
-        with pytest.raises(TooExpensiveError, match=r"needs 9 runs .* may need 8"):
-            await explain(service, "the man and the cat", prompt=Prompt(text="a cat "), methods=MASKED)
-        assert service._engine.lanes["embeddings"].num_computed_tokens == before
+async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, max_computed_tokens=64) as service:
+        embeddings = service._engine.lanes["embeddings"]
+        with pytest.raises(
+            TooExpensiveError, match=r"^methods\[0\] needs 99 computed .* may need 64: .* --max-"
+        ) as caught:
+            await explain(
+                service, "the man and the cat", prompt=Prompt(text="a cat "), methods=MASKED
+            )  # 9 x 13
+        assert caught.value.metadata == {"computed_tokens": "99", "max_computed_tokens": "64"}
+        assert [violation.field for violation in caught.value.violations] == ["methods[0]"]
+        assert embeddings.num_computed_tokens == 0
         assert len(await compare(service, "a", "the", matrix=PairMatrix.INTERACTION)) == 1
+        with pytest.raises(TooExpensiveError, match=r"methods\[0\] needs 80 computed .* may need 64"):
+            await explain(service, "a", methods=NORM)  # 2 x 10 dimensions x 4 tokens
+        assert len(await explain(service, "a", "the", methods=NORM, dimensions=4)) == 2
         contributions = service._engine.lanes["contributions"]
         before = contributions.num_computed_tokens
-        with pytest.raises(TooExpensiveError, match=r"needs 17 runs .* may need 8"):  # 10 + 6 + 1
+        with pytest.raises(TooExpensiveError, match=r"^matrix needs \d+ computed tokens"):
             await compare(service, "the cat", "the man and the cat")
+        with pytest.raises(TooExpensiveError, match=r"^matrix needs \d+ of \d+ computed tokens"):
+            await compare(service, "the cat", "the man and the cat", methods=MASKED)
         assert contributions.num_computed_tokens == before
-        assert len(await compare(service, "a", "the", dimensions=3)) == 1  # 3 + 4 + 1
+        assert len(await compare(service, "a", "the", dimensions=3)) == 1
+
+
+async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, max_computed_tokens=40) as service:
+        query = AttentionQuery(reduction=Reduction(level="words"))
+        cheap, costly = (
+            EncodeJob(inputs=[Input(text="a cat")] * count, attention=[query] * 2) for count in (1, 500)
+        )
+        attention = service._engine.lanes["attention"]
+        with pytest.raises(TooExpensiveError, match=r"^attention\[0\].reduction needs \d+ computed tokens"):
+            await service.encode(costly, budget(service))
+        with pytest.raises(TooExpensiveError):
+            [part async for part in service.stream(costly, budget(service))]
+        assert attention.num_computed_tokens == 0
+        assert len((await service.encode(cheap, budget(service))).texts) == 1
+
+
+async def test_a_light_call_is_served_while_heavy_ones_run(dense_bundle: Path) -> None:
+    async with serving(dense_bundle, max_queue=32) as service:
+        await explain(service, "a cat")  # opens the graph
+        text = [Input(text="the cat and the man " * 4)]
+        job = CompareJob(inputs=text, seconds=text, matrix=PairMatrix.INPUT)
+        heavy = [asyncio.ensure_future(service.explanations.compare(job, budget(service))) for _ in range(8)]
+        lane = service._engine.lanes["contributions"]
+        before = lane.num_live_tokens
+        while lane.num_live_tokens < before + 500:
+            await asyncio.sleep(0)
+        for methods in ((), MASKED):
+            await explain(service, *["a cat"] * 4, methods=methods)
+            assert not any(call.done() for call in heavy)
+        assert len({len(call.pairs) for call in await asyncio.gather(*heavy)}) == 1
+        for kind in ("embeddings", "contributions"):
+            with service.admission.texts(kind, 32):
+                pass

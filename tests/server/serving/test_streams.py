@@ -121,16 +121,18 @@ async def test_pieces_come_in_order_and_give_back_what_they_took() -> None:
 
 @pytest.mark.parametrize(
     ("max_texts", "max_bytes", "window_bytes", "expected"),
-    [(100, 1000, 1000, 32), (4, 1000, 1000, 5), (100, 35, 1000, 3), (100, 1000, 25, 2), (0, 10, 0, 1)],
+    [(100, 1000, 1000, 32), (4, 1000, 1000, 3), (100, 35, 1000, 3), (100, 1000, 25, 2), (0, 10, 0, 1)],
 )
 async def test_one_piece_is_always_under_way_and_more_where_there_is_room(
     max_texts: int, max_bytes: int, window_bytes: int, expected: int
 ) -> None:
-    """Of places the caller holds the first one itself."""
+    """The caller holds the first slot itself, and half of the queue stays free for other calls."""
     engine, admission = InstantEngine(), make_admission(max_texts, max_bytes)
     async with aclosing(run(engine, pieces_of(50), admission, window_bytes)) as results:
         await anext(results)
         assert len(engine.items) == expected
+        await until_noted()
+        assert admission._num_texts.total() == 0  # no piece waits or runs
 
 
 async def test_a_slow_reader_holds_no_places() -> None:
@@ -169,6 +171,16 @@ def test_what_can_never_fit_is_no_matter_of_time() -> None:
         Reservation(admission).grow(50)
     other.release()
     Reservation(admission).grow(50)
+
+
+def test_refused_memory_is_not_counted() -> None:
+    admission = make_admission(1, 100)
+    first, second = Reservation(admission), Reservation(admission)
+    first.grow(60)
+    assert not second.try_grow(50)
+    second.release()
+    assert not second.try_grow(50)
+    assert second.try_grow(40)
 
 
 async def test_of_pieces_that_fail_only_the_first_is_told(caplog: pytest.LogCaptureFixture) -> None:

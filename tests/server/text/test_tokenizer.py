@@ -1,14 +1,17 @@
 """Tokens and their places in the text, counted by hand."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlens_server.config import ConfigError
-from attnlens_server.errors import StartupError
-from attnlens_server.text import TextEncoder, TokenSource
+from attnlens_server.errors import InputTooLongError, InvalidFieldsError, StartupError
+from attnlens_server.text import Input, InputEncoder, TextEncoder, TextPair, TokenIds, TokenSource
+from attnlens_server.text.growth import _growth_of_charsmap
 from attnlens_server.text.tokens import utf8_offsets
 from token_places import SpelledToken, described
 
@@ -76,6 +79,22 @@ def test_a_long_text_is_cut_before_its_last_special_token_and_says_so(text_encod
     assert cut.input_ids[-1] == whole.input_ids[-1]
 
 
+@pytest.mark.parametrize("num_tokens", [1, 4, 5])
+def test_the_longest_text_has_as_many_tokens_as_the_limit(num_tokens: int) -> None:
+    encoder = InputEncoder(None, 4, exclude_prompt=False)
+    inputs = [Input(token_ids=TokenIds(range(num_tokens)))]
+    if num_tokens > 4:
+        with pytest.raises(InputTooLongError, match="has 5 tokens, the model takes 4"):
+            encoder.encode(inputs, range(1), prompt="", truncate=False)
+        return
+    [encoded] = encoder.encode(inputs, range(1), prompt="", truncate=False)
+    assert encoded.num_tokens == encoded.num_tokens_total == num_tokens
+
+
+def test_the_separator_at_its_end_is_not_a_token_of_a_prompt(text_encoder: TextEncoder) -> None:
+    assert text_encoder.num_prompt_tokens("query: ") == len(["[CLS]", "query", ":"])
+
+
 def test_encoding_without_a_record_gives_the_same_ids(text_encoder: TextEncoder) -> None:
     texts = [("Zoë's café",), ("",), ("東京 😀",), ("cat " * 30,), ("a cat", "the mat")]
     fast = text_encoder.encode(texts)
@@ -105,3 +124,79 @@ def test_a_broken_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupError, match=r"tokenizer\.json is not a tokenizer"):
         TextEncoder(tmp_path / "tokenizer.json", max_tokens=16)
+
+
+# --- tokenizers that would harm a server ----------------------------------------------------------
+
+
+def changed(minilm_dir: Path, tmp_path: Path, **parts: Any) -> Path:
+    """Write MiniLM's tokenizer with some parts replaced."""
+    content = json.loads((minilm_dir / "tokenizer.json").read_text())
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content | parts))
+    return path
+
+
+def replace_all(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def test_ids_beyond_the_vocabulary_are_refused(minilm_dir: Path, tmp_path: Path) -> None:
+    encoder = TextEncoder(minilm_dir / "tokenizer.json", max_tokens=16)
+    encoder.check_ids(30522)
+    with pytest.raises(StartupError, match=r"has the id 30521, and the model only ids below 30521"):
+        encoder.check_ids(30521)
+    processor = json.loads((minilm_dir / "tokenizer.json").read_text())["post_processor"]
+    processor["special_tokens"]["[SEP]"]["ids"] = [40000]
+    with pytest.raises(StartupError, match="has the id 40000"):
+        TextEncoder(changed(minilm_dir, tmp_path, post_processor=processor), 16).check_ids(30522)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "growth"),
+    [
+        (replace_all({"String": "a"}, "b" * (1 << 20)), "1048576"),
+        (replace_all({"Regex": "a*"}, "b" * 5000), "5001"),
+        ({"type": "Sequence", "normalizers": [replace_all({"String": "a"}, "aa")] * 20}, "1048576"),
+        ({"type": "Prepend", "prepend": "a" * 5000}, "5001"),
+    ],
+)
+def test_a_normalizer_that_makes_too_much_of_a_text_is_refused(
+    minilm_dir: Path, tmp_path: Path, normalizer: dict[str, Any], growth: str
+) -> None:
+    with pytest.raises(StartupError, match=rf"can make {growth} bytes of one .* the limit is 4096: export"):
+        TextEncoder(changed(minilm_dir, tmp_path, normalizer=normalizer), 16)
+
+
+def test_the_growth_of_a_charsmap_is_its_longest_replacement() -> None:
+    charsmap = (8).to_bytes(4, "little") + bytes(8) + b"ab\0" + b"x" * 70 + b"\0"
+    assert _growth_of_charsmap(charsmap) == 70
+
+
+def test_texts_that_grow_beyond_the_limit_are_rejected_and_others_are_not(
+    minilm_dir: Path, tmp_path: Path
+) -> None:
+    path = changed(minilm_dir, tmp_path, normalizer=replace_all({"String": "a"}, "b " * 1000))
+    inputs = InputEncoder(TextEncoder(path, 16), 16, exclude_prompt=False)
+    texts = [Input(text="c" * 5000), Input(text="a" * 5000), Input(text="aa")]
+    for indices in (range(3), range(1, 2)):
+        with pytest.raises(InvalidFieldsError, match=r"more than 4194304 bytes once .* normalized") as caught:
+            inputs.encode(texts, indices, prompt="", truncate=True)
+        assert caught.value.violations[0].field == f"inputs[{indices.start}].text"
+    assert [text.num_tokens for text in inputs.encode(texts, range(2, 3), prompt="", truncate=True)] == [16]
+    assert inputs.encode(texts, range(1), prompt="", truncate=True)
+
+
+def test_a_text_that_makes_the_tokenizer_panic_is_named(minilm_dir: Path, tmp_path: Path) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    inputs = InputEncoder(
+        TextEncoder(changed(minilm_dir, tmp_path, pre_tokenizer=split), 16), 16, exclude_prompt=True
+    )
+    endless = "a" * 40 + "!"
+    texts = [Input(text="fine"), Input(text=endless), Input(text_pair=TextPair("fine", endless))]
+    for indices, field in ((range(3), "inputs[1].text"), (range(2, 3), "inputs[2].text_pair")):
+        with pytest.raises(InvalidFieldsError, match="makes the model's tokenizer fail") as caught:
+            inputs.encode(texts, indices, prompt="", truncate=True)
+        assert [violation.field for violation in caught.value.violations] == [field]
+    with pytest.raises(InvalidFieldsError, match=r"^prompt makes"):
+        inputs.encode(texts, range(1), prompt=endless, truncate=True)

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 import pytest
+import trustme
 
 from attnlens_server.web import http_server
 from attnlens_server.web.http_server import (
@@ -24,7 +27,8 @@ HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
 class Small:
     """A server that says how long a body was; `/wait` lasts until `go` is set, `/large` is a large reply."""
 
-    def __init__(self, *, log_requests: bool = False) -> None:
+    def __init__(self, *, log_requests: bool = False, large_bytes: int = 64 << 20) -> None:
+        self.large_bytes = large_bytes
         self.go = asyncio.Event()
         self.waiting = 0
         self.over = 0
@@ -42,7 +46,7 @@ class Small:
                 self.waiting -= 1
         if request.target == "/fault":
             raise RuntimeError("secret")
-        size = 64 << 20 if request.target == "/large" else 0
+        size = self.large_bytes if request.target == "/large" else 0
         return HttpReply(200, "text/plain", str(len(request.body)).encode() + bytes(size), {}, self.done)
 
     def done(self) -> None:
@@ -185,6 +189,64 @@ async def test_too_many_connections_are_closed_and_those_that_end_make_room(smal
     assert await small.ask(HEAD + b"Content-Length: 0\r\n\r\n") == (200, "0")
     for each in writers:
         each.close()
+
+
+SMALL_BUFFER = 32 << 10
+
+
+async def tls_server(small: Small) -> ssl.SSLContext:
+    """Start `small` with TLS and small send buffers. Return a context that trusts it."""
+    authority = trustme.CA()
+    context, trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(trusting)
+    small.port = await small.server.start("127.0.0.1", 0, context)
+    assert small.server._server is not None
+    for listening in small.server._server.sockets:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+    return trusting
+
+
+async def test_a_large_reply_over_tls_is_complete() -> None:
+    small = Small(large_bytes=3 << 20)
+    trusting = await tls_server(small)
+    for _ in range(10):
+        raw = socket.create_connection(("127.0.0.1", small.port))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        reader, writer = await asyncio.open_connection(sock=raw, ssl=trusting, server_hostname="127.0.0.1")
+        writer.write(HEAD.replace(b"POST / ", b"GET /large ") + b"\r\n")
+        _, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert len(body) == 1 + (3 << 20)
+        writer.close()
+    await small.server.stop(0)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_silent_connections_make_room_for_a_request(small: Small, has_tls: bool) -> None:
+    trusting = None
+    if has_tls:
+        await small.server.stop(0)
+        small = Small()
+        trusting = await tls_server(small)
+    silent = [await asyncio.open_connection("127.0.0.1", small.port) for _ in range(MAX_CONNECTIONS + 2)]
+    async with asyncio.timeout(http_server.REQUEST_TIMEOUT_S / 2):  # closed before they time out
+        assert await sent_to(silent[0][0]) == await sent_to(silent[1][0]) == b""
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port, ssl=trusting)
+    writer.write(HEAD + b"\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    for _, each in (*silent, (reader, writer)):
+        each.close()
+    await small.server.stop(0)
+
+
+async def test_a_client_that_closes_only_its_sending_side_gets_its_reply(small: Small) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+    writer.write(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write_eof()
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 \r\n\r\n"
+    small.go.set()
+    assert b"HTTP/1.1 200 " in await reader.read()
+    writer.close()
 
 
 async def test_a_fault_is_told_by_a_number_alone(small: Small, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,13 +6,18 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
 from attnlens_client import AttentionQuery, Client
+from attnlens_server.config import ConfigError, ServerConfig
+from attnlens_server.web import Viewer
+from attnlens_server.web.http_server import HttpError, HttpRequest
+from attnlens_viewer.live import LiveModel
 from served import ServerProcess
 
 JSON = {"Content-Type": "application/json"}
@@ -91,6 +96,11 @@ def test_every_reply_forbids_what_it_need_not_allow(asker: Asker) -> None:
 
 REFUSED: dict[str, tuple[int, str, tuple[Any, ...]]] = {
     "another site's name": (421, "WRONG_HOST", ("GET", "/", None, {"Host": "evil.example:80"})),
+    "the public name, which was not configured": (
+        421,
+        "WRONG_HOST",
+        ("GET", "/", None, {"Host": "lens.example.org"}),
+    ),
     "a name that begins like ours": (
         421,
         "WRONG_HOST",
@@ -143,6 +153,53 @@ def test_what_is_refused_has_a_reason(asker: Asker, case: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:80", "192.0.2.7"])
 def test_addresses_are_hosts_since_no_name_can_be_made_to_point_here(asker: Asker, host: str) -> None:
     assert asker.ask("GET", "/", None, {"Host": host}).status == 200
+
+
+ORIGIN = "https://lens.example.org"
+
+
+@pytest.fixture
+def proxied() -> Viewer:
+    """A viewer behind a proxy that terminates TLS."""
+    model = LiveModel(name="m", num_layers=1, num_heads=1, max_tokens=8, can_explain=True)
+    config = ServerConfig(bundle=Path(), viewer_host="0.0.0.0", viewer_origin=ORIGIN)
+    return Viewer(cast("Any", None), cast("Any", SimpleNamespace(model=model)), config)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("lens.example.org", ORIGIN, 400),  # the body is empty
+        ("lens.example.org:8080", ORIGIN, 400),
+        ("127.0.0.1:8080", ORIGIN, 400),  # a proxy that does not pass the name on
+        ("192.0.2.7:8080", "http://192.0.2.7:8080", 400),
+        ("lens.example.org", "http://lens.example.org:81", 403),
+        ("lens.example.org", "https://evil.example", 403),
+        ("lens.example.org", "null", 403),
+        ("evil.example", ORIGIN, 421),
+    ],
+)
+async def test_a_public_origin_is_accepted_and_no_other(
+    proxied: Viewer, host: str, origin: str, status: int
+) -> None:
+    headers = {"host": host, "origin": origin, "content-type": "application/json"}
+
+    async def ask() -> None:
+        proxied.check_host(headers)
+        await proxied.answer(HttpRequest("POST", "/page", headers, b""))
+
+    with pytest.raises(HttpError) as refused:
+        await ask()
+    assert refused.value.status == status
+    await proxied.stop(0)
+
+
+@pytest.mark.parametrize(
+    "origin", ["lens.example.org", "https://lens.example.org/", "https://a b", "ftp://a", ""]
+)
+def test_a_public_origin_is_checked_at_the_start(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"viewer_origin is .*: give scheme and host as browsers show them"):
+        ServerConfig(bundle=Path(), viewer_origin=origin)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import { Chips } from "../chips";
 import { signedBackground } from "../colour";
 import type { ContrastData } from "../data";
 import { element, section, short } from "../dom";
-import { signedText } from "../numbers";
+import { plainText, signedText } from "../numbers";
 import type { Actions, Frame, View } from "../state";
 import { summed, visibleUnits, type Unit } from "../units";
 import { aboutScores } from "./text_view";
@@ -12,7 +12,7 @@ import { aboutScores } from "./text_view";
 export class ContrastView implements View {
   readonly element: HTMLElement;
   private readonly chips: Chips;
-  private readonly bars = new Bars("What speaks for the nearer text (+) and for the farther one (−)");
+  private readonly bars = new Bars("Words that pull the text to the first (+) and to the second (−)");
   private units: Unit[] = [];
   private hover: number | null = null;
 
@@ -25,11 +25,10 @@ export class ContrastView implements View {
       this.bars.draw(contrast.scores, this.units, place);
     };
     this.chips = new Chips("Tokens of the text, nearer or farther", { hover: point, choose: point });
-    const lead = element("span", {}, "Nearer to ", quoted(contrast.nearer), ", rather than to ", quoted(contrast.farther), ".");
     this.element = section(
       "contrast",
-      "Rather than",
-      lead,
+      "Closer to one text than to another",
+      lead(contrast),
       this.chips.element,
       this.bars.element,
       element("p", { class: "about" }, aboutScores(contrast.scores)),
@@ -47,6 +46,13 @@ export class ContrastView implements View {
     this.chips.paint(values.map((value) => signedBackground(value / extent)), values.map((value) => signedText(value)));
     this.bars.draw(this.contrast.scores, this.units, this.hover);
   }
+}
+
+function lead({ nearer, farther, scores: { sum } }: ContrastData): HTMLElement {
+  const texts = [quoted(nearer), " than with ", quoted(farther), "."];
+  if (sum === null) return element("span", {}, "Which words make the cosine similarity higher with ", ...texts);
+  const difference = `${plainText(Math.abs(sum))} ${sum < 0 ? "lower" : "higher"}`;
+  return element("span", {}, "The cosine similarity is ", element("b", {}, difference), " with ", ...texts);
 }
 
 function quoted(text: string): HTMLElement {

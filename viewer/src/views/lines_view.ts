@@ -37,8 +37,8 @@ export class LinesView {
     this.frame = frame;
     this.space.style.height = `${frame.units.length * LINE + 2 * PAD}px`;
     if (frame.chosen !== this.chosen) {
+      if (this.chosen >= 0) this.reveal(frame.chosen); // the map opens at its beginning
       this.chosen = frame.chosen;
-      this.reveal(frame.chosen);
     }
     this.paint();
   }

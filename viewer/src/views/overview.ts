@@ -87,7 +87,7 @@ export class Overview implements View {
     const strip = element("i", { class: "strip", hidden: true });
     const name = `Layer ${layer}, head ${head}${labels.length ? `: ${labels.join(", ")}` : ""}`;
     const tag = element("span", { class: "tag", "aria-hidden": "true" }, labels.length ? "•" : "");
-    const caption = element("span", { class: "caption", "aria-hidden": "true" }, `${layer}.${head}`);
+    const caption = element("span", { class: "caption", "aria-hidden": "true" }, `L${layer}H${head}`);
     const attributes = { type: "button", class: "head", "aria-label": name, "aria-pressed": "false", title: name, tabindex: -1 };
     const button = element("button", attributes, canvas, strip, tag, caption);
     button.addEventListener("click", () => this.actions.change({ layer, head }));

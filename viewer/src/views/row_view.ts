@@ -21,7 +21,9 @@ export class RowView {
     const { units, matrix, row } = frame;
     const weights = matrix.values.subarray(row * matrix.size, (row + 1) * matrix.size);
     const top = largest(weights, SHOWN);
-    this.caption.replaceChildren(element("b", { dir: "auto" }, short(units[row].shown)), ` (${short(units[row].spelling)}) attends to`);
+    const { shown, spelling } = units[row];
+    const spelled = spelling.toLowerCase() === shown.toLowerCase() ? "" : ` (${short(spelling)})`;
+    this.caption.replaceChildren(element("b", { dir: "auto" }, short(shown)), `${spelled} attends to`);
     this.body.replaceChildren(
       ...top.map((place) => {
         const bar = element("i", { class: "plus" });

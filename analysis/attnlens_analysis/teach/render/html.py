@@ -35,7 +35,8 @@ def _step(step: Step) -> Iterator[str]:
     yield from (f"<p>{escape(paragraph)}</p>" for paragraph in step.text)
     if step.table is not None:
         yield _table(step.table)
-    yield f"<figure>{picture(step.picture)}</figure>"
+    kind = "bars" if isinstance(step.picture, Bars) else "grid"
+    yield f"<figure class='{kind}'>{picture(step.picture)}</figure>"
     if step.caveat:
         yield f"<p class='mind'><b>Mind:</b> {escape(step.caveat)}</p>"
     what, *code = step.to_try

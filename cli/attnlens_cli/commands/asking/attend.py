@@ -8,7 +8,7 @@ import click
 
 from attnlens_cli.commands.options import check_prompt, check_sendable
 from attnlens_cli.files.new_file import checked_path
-from attnlens_cli.frame.sections import SectionCommand, in_section
+from attnlens_cli.frame.sections import SectionCommand, SingleOption, in_section
 from attnlens_cli.frame.server_options import ServerOptions, server_options
 from attnlens_cli.show.printable import printable_json
 
@@ -73,6 +73,7 @@ Example:
 @_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @_which(
     "--layer",
+    cls=SingleOption,
     metavar="NUMBER|mean|all",
     callback=_number_or_word,
     shell_complete=_complete_word,
@@ -80,6 +81,7 @@ Example:
 )
 @_which(
     "--head",
+    cls=SingleOption,
     metavar="NUMBER|mean|all",
     callback=_number_or_word,
     shell_complete=_complete_word,

@@ -10,6 +10,7 @@ from attnlens_cli.commands.options import (
     PAIR_MATRICES,
     POOLINGS,
     check_sendable,
+    dimensions_option,
     too_long_explained,
 )
 from attnlens_cli.files.page_file import checked_page_path, write_page
@@ -53,7 +54,7 @@ Example:
 @_read("--prompt-name-a", help="The prompt of the first text.  [default: the model's]")
 @_read("--prompt-name-b", help="The prompt of the second one.  [default: the model's]")
 @_explained("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
-@_explained("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@dimensions_option("What to explain")
 @_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @_show("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_show("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
@@ -94,7 +95,8 @@ def compare(
         described = {"model": found.a.model, "model_version": found.a.model_version, "texts": [first, second]}
         click.echo(printable_json(described | comparison_as_json(found)))
         return
-    from attnlens_cli.show.explanations.bars import make_console, print_caveat, print_scores
+    from attnlens_cli.show.console import make_console
+    from attnlens_cli.show.explanations.bars import print_caveat, print_scores
     from attnlens_cli.show.explanations.pairs import print_matrix
 
     console = make_console()
@@ -102,11 +104,13 @@ def compare(
     for text, side in ((first, found.a), (second, found.b)):
         console.print()
         console.print(printable(text), soft_wrap=True)
-        print_scores(console, side, top=top, verify=False)
-    print_caveat(console, method)
+        print_scores(console, side, texts={"text": text}, top=top, verify=False)
+    print_caveat(
+        console, method, "To compare with leaving out each word: attnlens explain TEXT --to TEXT --verify."
+    )
     if options["matrix"] is not None:
         console.print()
-        print_matrix(console, found, options["matrix"])
+        print_matrix(console, found, (first, second), options["matrix"])
 
 
 def _page(client: "Client", first: str, second: str, options: dict[str, Any]) -> "Page":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.options import POOLINGS, check_prompt, text_failure
+from attnlens_cli.commands.options import POOLINGS, check_prompt, dimensions_option, text_failure
 from attnlens_cli.files.new_file import check_is_other, checked_path, replacing
 from attnlens_cli.files.text_lines import STDIO, Batches, InputFile, Line, input_file
 from attnlens_cli.frame.sections import SectionCommand, in_section
@@ -83,7 +83,7 @@ Example:
 )
 @_read("--prompt-name", help="Put this prompt of the model before each text.  [default: the model's]")
 @_read("--prompt", metavar="TEXT", help="Put TEXT before each text; '' for no prompt at all.")
-@_vectors("--dimensions", type=click.IntRange(1, 2**31 - 1), help="Keep the first components only.")
+@dimensions_option("Vectors")
 @_vectors(
     "--dtype",
     type=click.Choice(["float32", "float16"]),

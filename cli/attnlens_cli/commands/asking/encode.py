@@ -81,7 +81,8 @@ Example:
     "--what",
     metavar="NAME,...",
     callback=_names,
-    help=f"Which of {', '.join(NAMES)}; tokens are always there.  [default: all that the model has]",
+    help=f"Which of {', '.join(NAMES)}; tokens are always there. The embedding needs a second run "
+    "of the model.  [default: all that the model has]",
 )
 @click.option(
     "--layer",

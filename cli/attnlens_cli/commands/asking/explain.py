@@ -10,6 +10,7 @@ from attnlens_cli.commands.options import (
     POOLINGS,
     check_prompt,
     check_sendable,
+    dimensions_option,
     too_long_explained,
 )
 from attnlens_cli.files.page_file import checked_page_path, write_page
@@ -48,13 +49,13 @@ Example:
 )
 @_show("--words", is_flag=True, help="Add up the tokens of each word.")
 @_show("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
-@_show("--verify", is_flag=True, help="Leave out each token in turn, and say how well that agrees.")
+@_show("--verify", is_flag=True, help="Leave out each token in turn and compare the rankings.")
 @_show("--heads", is_flag=True, help="With --json: what each head contributes, too.")
 @_read("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
 @_read("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
 @_read("--to-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
 @_explained("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
-@_explained("--dimensions", type=click.IntRange(min=1), help="Keep the first components only.")
+@dimensions_option("What to explain")
 @_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
 @_show("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_show("--html", metavar="FILE", help="Write a page with the scores and all attention, too.")
@@ -111,12 +112,14 @@ def explain(
         }
         click.echo(printable_json(described | explanation_as_json(explanation, verify=verify)))
         return
-    from attnlens_cli.show.explanations.bars import make_console, print_caveat, print_scores
+    from attnlens_cli.show.console import make_console
+    from attnlens_cli.show.explanations.bars import print_caveat, print_scores
 
     console = make_console()
     console.print(_caption(explanation, to, rather_than), soft_wrap=True)
-    print_scores(console, explanation, top=top, verify=verify)
-    print_caveat(console, asked[0])
+    texts = {"text": text, "prompt": options["prompt"] or ""}
+    print_scores(console, explanation, texts=texts, top=top, verify=verify)
+    print_caveat(console, asked[0], "" if verify else "Add --verify to compare with leaving out each word.")
 
 
 def _check_shape(*, as_json: bool, heads: bool, top: int | None) -> None:

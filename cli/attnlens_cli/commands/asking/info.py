@@ -28,11 +28,10 @@ def info(as_json: bool, server: ServerOptions) -> None:
     if as_json:
         click.echo(printable_json(dataclasses.asdict(model), indent=2))
         return
-    from rich.console import Console
-
+    from attnlens_cli.show.console import make_console
     from attnlens_cli.show.model_tables import figures_table, gates_table, model_table
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(model_table(model, server.address))
     if model.parity.gates:
         console.print(gates_table(model.parity.gates))

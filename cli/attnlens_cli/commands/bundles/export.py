@@ -66,7 +66,9 @@ _parity = in_section("Parity")
 )
 @_bundle("--name", help="Name of the model.  [default: the last part of SOURCE]")
 @_embeddings(
-    "--pooling", type=click.Choice(POOLINGS), help="Instead of what the checkpoint says; Dense modules stay."
+    "--pooling",
+    type=click.Choice(POOLINGS),
+    help="Instead of what the checkpoint says; required if it says nothing. Dense modules stay.",
 )
 @_embeddings("--normalize/--no-normalize", default=None, help="Scale embeddings to length 1, or not.")
 @_source(
@@ -243,9 +245,11 @@ def _read_config(path: Path) -> "EncoderConfig":
 
 
 def _show(summary: "BundleSummary") -> None:
-    from rich.console import Console  # noqa: PLC0415 - heavy
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
 
-    Console().print(parity_table(summary.verdict, f"{summary.manifest.model_name} against PyTorch"))
+    make_console(markup=True).print(
+        parity_table(summary.verdict, f"{summary.manifest.model_name} against PyTorch")
+    )
     show_further(summary.verdict)
     click.echo(_describe(summary))
     for warning in summary.warnings:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
 from attnlens_cli.files.text_lines import read_lines
 from attnlens_cli.frame.sections import SectionCommand, in_section
 from attnlens_cli.show.progress import shown_stages
@@ -164,7 +164,7 @@ def bench(
                 lambda stage, done, total: progress(stage, "", done, total),
             )
     except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+        raise ConfigFailure(error) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
     commands = serve_commands(config, report)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, PROVIDERS, ConfigFailure, config_option
 from attnlens_cli.frame.sections import SectionCommand
 from attnlens_cli.show.printable import counted, printable
 from attnlens_cli.sources.options import cache_option, source_argument
@@ -77,9 +78,10 @@ _viewer = partial(config_option, section="Viewer")
 )
 @_compute("max_attention_bytes", "Attention weights of the batches that run, in bytes.")
 @_explain("explain", "Serve Explain and Compare; their graph is opened by the first request.")
-@_explain(
-    "max_masked_runs",
-    "Runs with a token left out, and runs for input matrices of pairs, that one request may need together.",
+@_limit(
+    "max_computed_tokens",
+    "Maximum compute cost of a request for leave-one-out, matrices of pairs and reductions of attention, "
+    "in tokens.",
 )
 @_limit("max_queue", "Texts that wait or run at a time; beyond, requests are refused.")
 @_limit("max_inputs_per_request", "Texts in one request.")
@@ -103,6 +105,11 @@ _viewer = partial(config_option, section="Viewer")
     int,
 )
 @_viewer("viewer_host", "Address that the page listens on.")
+@_viewer(
+    "viewer_origin",
+    "Public address of the page, such as https://lens.example.org, if browsers reach it by a DNS name or "
+    "through a reverse proxy.",
+)
 @_log(
     "log_requests",
     "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
@@ -125,14 +132,29 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
     if options.get("engine", "onnxruntime") == "onnxruntime":
         import onnxruntime  # noqa: F401, PLC0415 - where it is missing, nothing is exported first
 
+    _check_address_alone()
     try:
         config = ServerConfig(bundle=source, **options)
         bundle = resolve(source, cache, graph_precision(config.precision))
         serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
     except ConfigError as error:
-        raise click.UsageError(str(error)) from error
+        raise ConfigFailure(error) from error
     except StartupError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _check_address_alone() -> None:
+    """Reject --host and --port next to --address. Variables of an image may have them: they are ignored."""
+    ctx = click.get_current_context()
+    given = [
+        f"--{name}"
+        for name in ("address", "host", "port")
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if given[:1] == ["--address"] and len(given) > 1:
+        raise click.UsageError(
+            f"--address and {given[1]} are both given: give --address alone, or --host and --port"
+        )
 
 
 def _print_ready(ready: "Ready") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, config_option
+from attnlens_cli.commands.config_option import ENGINES, PRECISIONS, ConfigFailure, config_option
 from attnlens_cli.commands.options import check_sendable
 from attnlens_cli.frame.extras import how_to_install
 from attnlens_cli.frame.sections import SectionCommand
@@ -61,14 +61,20 @@ def try_source(
     try:
         ServerConfig(bundle=source, engine=engine, precision=precision)
     except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-    from attnlens_cli.show.explanations.bars import make_console
+        raise ConfigFailure(error) from error
+    from attnlens.bundle import read_manifest
+    from attnlens_cli.show.console import make_console
     from attnlens_cli.show.first_look import print_look, print_model, print_similarities
     from attnlens_cli.sources.child_server import child_server
     from attnlens_cli.sources.resolve import resolve
     from attnlens_client import Client
 
     bundle = resolve(source, cache, graph_precision(precision))
+    if all(file.path != "tokenizer.json" for file in read_manifest(bundle).files):
+        raise click.ClickException(
+            f"{source} has no tokenizer, and this command sends text: make a bundle with `attnlens export "
+            "--tokenizer FILE`, or serve it and send token ids with the Python client"
+        )
     options = ["--engine", engine, "--precision", precision]
     with stopped_by_signals(), child_server(bundle, options) as address, Client(address) as client:
         model = client.get_model()

@@ -59,7 +59,7 @@ def profile(
     """Show what share of the time each part of the bundle's graph takes, by the length of a text.
 
     The graph for embeddings runs on the CPU under ONNX Runtime's profiler, one text at a time, with any
-    mechanism of attention. Shares are stable; milliseconds are those of a machine that does nothing else.
+    mechanism of attention. Measure on an idle machine: if the runs of a length disagree, a warning says so.
     """
     paths = {
         suffix: checked_path(name, f"--{suffix[1:]}", (suffix,))
@@ -67,7 +67,7 @@ def profile(
         if name
     }
     from attnlens_analysis.errors import LengthError
-    from attnlens_analysis.profile import chosen_lengths, measure, parse_lengths
+    from attnlens_analysis.profile import chosen_lengths, measure, parse_lengths, reliability
     from attnlens_server.bundle import open_bundle
 
     precision: Precision = options.get("precision", "fp32")
@@ -86,6 +86,8 @@ def profile(
             threads=threads,
             progress=lambda done, total: progress("profiling", f"{usable[done]:,} tokens", done, total),
         )
+    if warning := reliability(measured):
+        click.echo(warning, err=True)
     _write(measured, paths)
     if as_json:
         click.echo(json.dumps(_as_json(measured, messages), indent=2))
@@ -120,12 +122,12 @@ def _as_json(measured: "Profile", messages: list[str]) -> dict[str, Any]:
 
 
 def _show(measured: "Profile") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from attnlens_analysis.profile import ATTENTION, HOW, PARTS, describe, overtaking
+    from attnlens_cli.show.console import make_console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     for heading in (
         "tokens",

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlens_cli.show.attention.map import AttentionMap
+from attnlens_cli.show.console import make_console
 from attnlens_client import Attention
 
 
@@ -18,7 +19,7 @@ def head_load(found: Attention, place: int = 0) -> list[float]:
 def print_gates(attention: AttentionMap) -> None:
     """Print a row for each token; a dot is a head that the token does not use."""
     found = attention.result.attention[0]
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(attention.caption)
     console.print("How much each token uses each head; the load is the share of tokens that use it.")
     for place, layer in enumerate(found.layers):

@@ -1,7 +1,7 @@
 """One attention map of one text, and how to find a token in it. T tokens."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -103,16 +103,11 @@ class AttentionMap:
     @cached_property
     def names(self) -> list[str]:
         """The tokens as the tokenizer spells them, words as they stand in the text."""
-        tokens = [self.result.tokens[unit[0]] for unit in self.units]
         if not self.are_words:
-            return [token.text for token in tokens]
-        spans = self._spans()
-        return [
-            self.texts[token.source][slice(*spans[_word_of(token)])].strip() or token.text
-            if _word_of(token) in spans
-            else token.text
-            for token in tokens
-        ]
+            return [self.result.tokens[unit[0]].text for unit in self.units]
+        return word_names(
+            [[self.result.tokens[number] for number in unit] for unit in self.units], self.texts
+        )
 
     @property
     def spellings(self) -> list[str]:
@@ -203,6 +198,24 @@ class AttentionMap:
                 start, end = spans.get(word, (token.char_start, token.char_end))
                 spans[word] = (min(start, token.char_start), max(end, token.char_end))
         return spans
+
+
+def word_names(units: Sequence[Sequence[Token]], texts: Mapping[str, str]) -> list[str]:
+    """Return words as spelled in their texts, and everything else as the tokenizer spells it.
+
+    Args:
+        units: The tokens of each word; a special token is a unit of its own.
+        texts: The text of each `Token.source`.
+    """
+    return [_word_name(unit, texts.get(unit[0].source, "")) for unit in units]
+
+
+def _word_name(unit: Sequence[Token], text: str) -> str:
+    spelled = "".join(token.text.removeprefix("##") if at else token.text for at, token in enumerate(unit))
+    if unit[0].word_index is None:
+        return spelled
+    start, end = min(token.char_start for token in unit), max(token.char_end for token in unit)
+    return text[start:end].strip() or spelled
 
 
 def _word_of(token: Token) -> tuple[str, int | None]:

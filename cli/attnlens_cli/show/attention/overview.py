@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 
 from attnlens_cli.show.attention.map import AttentionMap
+from attnlens_cli.show.console import make_console
 
 _NEIGHBOURS = {"itself": 0, "previous": -1, "next": 1}
 _TOP_OF_ROW = 8
@@ -15,7 +15,7 @@ _TOP_OF_ROW = 8
 
 def print_overview(attention: AttentionMap) -> None:
     """Print for each layer and head its largest weight and where its weight goes by place."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(attention.caption)
     unit = "word" if attention.are_words else "token"
     shares = attention.has_distributions
@@ -38,7 +38,7 @@ def print_overview(attention: AttentionMap) -> None:
 
 def print_rows(attention: AttentionMap, row: int, top: int | None) -> None:
     """Print what token number `row` attends to in each layer and head, the largest weights first."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(attention.caption)
     kind = "Word" if attention.are_words else "Token"
     console.print(f"{kind} {row}, {attention.names[row]!r}, attends to:")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnlens_cli.show.attention.map import AttentionMap
+from attnlens_cli.show.console import make_console
 from attnlens_cli.show.printable import counted
 
 _CELL_WIDTHS = (
@@ -27,10 +28,6 @@ _BAR_WIDTH = 30
 _DARK, _BRIGHT, _NEGATIVE = np.array([40, 40, 60]), np.array([255, 170, 0]), np.array([90, 150, 255])
 _FAINT = 0.05
 _DARK_TEXT_FROM = 0.6
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
 
 
 def _style(share: float) -> Style:
@@ -64,7 +61,7 @@ def _label(attention: AttentionMap, row: int) -> str:
 
 def print_map(attention: AttentionMap, top: int | None) -> None:
     """Print all weights as a table where that fits, else the `top` largest of each row."""
-    console = _console()
+    console = make_console()
     count = len(attention.labels)
     label_width = max(cell_len(_label(attention, row)) for row in range(count))
     console.print(attention.caption)
@@ -153,7 +150,7 @@ def _print_largest(
 
 def print_row(attention: AttentionMap, row: int, top: int | None) -> None:
     """Print what token number `row` attends to, the `top` largest weights first, as bars."""
-    console = _console()
+    console = make_console()
     weights = attention.weights[row]
     order = _order(weights)[: top or _TOP_OF_ROW]
     largest = float(np.abs(weights).max()) or 1.0

@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attnlens_cli.show.bench.commands import ServeCommand
+from attnlens_cli.show.console import make_console
 from attnlens_cli.show.printable import counted
 from attnlens_server.config import DEFAULT_DEVICE
 from attnlens_server.tuning import EXACT, Comparison, Offer, Report, Workload
@@ -14,7 +15,7 @@ MIB = 1 << 20
 
 def show_report(report: Report, workload: Workload, model_name: str, commands: list[ServeCommand]) -> None:
     """Print the tables and the commands to copy."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(f"{model_name}, {_describe(workload)}", soft_wrap=True)
     if report.comparison is not None:
         _show_comparison(console, report.comparison)

@@ -35,10 +35,10 @@ def show_engines(summary: "EngineSummary") -> None:
 
 def _show_grid(checks: Sequence["EngineCheck"]) -> None:
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.markup import escape  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
     from attnlens_export.engines.result import precision_name  # noqa: PLC0415 - heavy
 
     first = checks[0]
@@ -65,7 +65,7 @@ def _show_grid(checks: Sequence["EngineCheck"]) -> None:
         verdict = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
         table.add_row(precision_name(check.precision), *_cells(check), verdict)
     click.echo()
-    Console().print(table)
+    make_console(markup=True).print(table)
 
 
 def _cells(check: "EngineCheck") -> list[str]:
@@ -108,10 +108,10 @@ def _found(
 def _show_texts(checks: Sequence["EngineCheck"]) -> None:
     """Print mean and smallest cosine of each kind of text, two columns for each precision."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
 
     from attnlens.v1.manifest_pb2 import GateKind  # noqa: PLC0415 - heavy
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
     from attnlens_export.engines.result import precision_name  # noqa: PLC0415 - heavy
 
     kinds = (GateKind.GATE_KIND_MEAN_COSINE, GateKind.GATE_KIND_MIN_COSINE)
@@ -126,7 +126,7 @@ def _show_texts(checks: Sequence["EngineCheck"]) -> None:
         table.add_row(name, *("-" if value is None else f"{value:.6f}" for value in found))
     limits = [_limit(check.gates, kind) for check in checks for kind in kinds]
     table.add_row("gate, for each", *(f"{limit:g}" for limit in limits))
-    Console().print(table)
+    make_console(markup=True).print(table)
 
 
 def _limit(gates: Sequence["Gate"], kind: "GateKind.ValueType") -> float:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def show_faithfulness(result: "FaithfulnessResult") -> None:
     """Print a row for each method and control, the best rank correlation first."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
+
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
 
     table = Table(
         title=f"Faithfulness of explanations, {counted(result.num_texts, 'text')} of "
@@ -25,13 +26,19 @@ def show_faithfulness(result: "FaithfulnessResult") -> None:
         padding=(0, 0, 0, 1),
     )
     table.add_column("method", no_wrap=True)
-    for heading in ("rank correlation\nwith leave-one-out", "standard\nerror", "deletion\ndifference"):
+    headings = ("rank correlation\nwith leave-one-out", "95 %\ninterval", "\ntexts", "deletion\ndifference")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for measured in result.sorted():
-        figures = (measured.rank_correlation, measured.standard_error, measured.deletion_difference)
-        table.add_row(measured.name, *(f"{figure:.3f}" for figure in figures))
+        table.add_row(
+            measured.name,
+            f"{measured.rank_correlation:.3f}",
+            measured.interval,
+            str(measured.num_texts),
+            measured.deletion,
+        )
     click.echo()
-    Console().print(table)
+    make_console(markup=True).print(table)
     click.echo(
         "The bundle's report and manifest state these figures now; an explanation repeats its method's."
     )

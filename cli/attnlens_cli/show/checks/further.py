@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 def show_further(verdict: "Verdict") -> None:
     """Print what was measured of the graphs that are not in the table of parity: tables and lines."""
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
+
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
 
     for result in verdict.further:
         found = result.table()
@@ -23,6 +24,6 @@ def show_further(verdict: "Verdict") -> None:
             for row in found.rows:
                 table.add_row(*row)
             click.echo(found.caption)
-            Console().print(table)
+            make_console(markup=True).print(table)
         for remark in found.remarks:
             click.echo(remark)

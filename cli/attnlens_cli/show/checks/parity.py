@@ -47,6 +47,10 @@ def parity_table(verdict: "Verdict", title: str) -> "Table":
             table.add_row(result.path.rpartition("/")[2])
             table.add_row(f"  {role_name(figure.role)}", *_cells(figure), _verdict(passed=result.passed))
     table.caption, table.caption_justify = parity.describe_lengths(), "left"
+    if verdict.long_context:
+        table.caption += f"\n{verdict.long_context.describe()}"
+    if verdict.repeats:
+        table.caption += f"\n{verdict.repeats.describe()}"
     left_out = parity.left_out()
     if left_out:
         table.caption += (

@@ -44,8 +44,9 @@ def show_runtimes(summary: "CheckSummary") -> None:
 
 def _show_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.box import SIMPLE  # noqa: PLC0415 - heavy
-    from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.table import Table  # noqa: PLC0415 - heavy
+
+    from attnlens_cli.show.console import make_console  # noqa: PLC0415 - heavy
 
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 0, 0, 1))
     for name in names:
@@ -55,7 +56,7 @@ def _show_table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]])
     for row in rows:
         table.add_row(*row)
     click.echo()
-    Console().print(table)
+    make_console(markup=True).print(table)
 
 
 def _cells(result: "RuntimeResult") -> list[str]:

@@ -22,10 +22,13 @@ _MEANINGS = {
 _BASELINE = "(baseline)"
 
 
-def print_matrix(console: Console, comparison: Comparison, kind: str) -> None:
+def print_matrix(console: Console, comparison: Comparison, texts: tuple[str, str], kind: str) -> None:
     """Print the matrix of a comparison: rows are the first text's, columns the second's; baselines last."""
     console.print(f"{kind}: {_MEANINGS[kind].format(similarity=comparison.similarity)}")
-    rows, columns = list(labels_of(comparison.a)), list(labels_of(comparison.b))
+    rows, columns = (
+        labels_of(side, {"text": text})
+        for side, text in zip((comparison.a, comparison.b), texts, strict=True)
+    )
     cells = _with_baselines(comparison)
     rows += [_BASELINE] * (len(cells) - len(rows))
     columns += [_BASELINE] * (cells.shape[1] - len(columns))

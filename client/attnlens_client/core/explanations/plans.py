@@ -12,7 +12,6 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.explanation_pb2 import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.arguments import (
-    MAX_INT32,
     ExplainLevelName,
     ExplainMethodName,
     PairMatrixName,
@@ -83,16 +82,17 @@ def explain(
     _set_target(template, to, rather_than, direction)
     inputs = requests.inputs(texts)
     reader = ExplanationReader(
-        model, names, has_words=level == "words", has_heads=head_contributions, may_truncate=truncate
+        model,
+        inputs,
+        names,
+        has_words=level == "words",
+        has_heads=head_contributions,
+        may_truncate=truncate,
+        direction_length=_direction_length(rather_than, direction),
     )
 
     def sizes(told: ModelInfo) -> list[int]:
         return splitting.explain_response_bytes(template, inputs, told)
-
-    def most_texts(told: ModelInfo) -> int:
-        limit = told.limits.max_masked_runs
-        is_limited = limit and "leave_one_out" in names
-        return max(1, limit // told.max_tokens) if is_limited else MAX_INT32
 
     return Plan(
         method="Explain",
@@ -100,7 +100,7 @@ def explain(
         inputs=inputs,
         response_bytes=sizes,
         parse=lambda received, _: reader.texts(received),
-        most_texts=most_texts,
+        computed_tokens=lambda told: splitting.explain_computed_tokens(template, inputs, told),
     )
 
 
@@ -137,9 +137,23 @@ def compare(
         matrix=_chosen("matrix", matrix, _MATRICES) if matrix else PairMatrix.PAIR_MATRIX_UNSPECIFIED,
     )
     reader = ExplanationReader(
-        model, names, has_words=level == "words", has_heads=head_contributions, may_truncate=truncate
+        model,
+        [request.pairs[0].a, request.pairs[0].b],
+        names,
+        has_words=level == "words",
+        has_heads=head_contributions,
+        may_truncate=truncate,
     )
     return ComparePlan(request, reader)
+
+
+def _direction_length(
+    rather_than: Text | None, direction: Sequence[float] | npt.NDArray[np.floating[Any]] | None
+) -> float:
+    """Return |d|, or the largest that it can be: the difference of two vectors of length 1 has at most 2."""
+    if direction is not None:
+        return float(np.linalg.norm(np.asarray(direction, dtype=np.float64)))
+    return 1.0 if rather_than is None else 2.0
 
 
 def _set_target(

@@ -38,9 +38,9 @@ class BlockParts(NamedTuple):
     """What every layer of one configuration needs. Masks, selectors and factors are floating point."""
 
     queries: Tensor
-    """(H, C, c) int64: where each head's tokens are, block by block, among T * H vectors, token by head."""
-    keys: Tensor
-    """(H, C, (3 + r) c) int64: the same of the keys of each block: previous, itself, next, random."""
+    """(C, c) int64: positions of the tokens of each block; the last token stands in beyond the end."""
+    near: Tensor
+    """(H, 3 + r, C, C): 1 at a block's previous block, at itself, at the next and at each random one."""
     mask: AttentionMask
     """(B, H, C, 1, (5 + r) c): of the keys in the first and the last block, and of those above."""
     all_keys: AttentionMask
@@ -70,8 +70,7 @@ class BlockMasks(nn.Module):
     numbers: Tensor
     offsets: Tensor
     last_of_start: Tensor
-    heads: Tensor
-    first_places: Tensor
+    attended: Tensor
     is_used: Tensor
     reaches: Tensor
     is_next: Tensor
@@ -92,8 +91,7 @@ class BlockMasks(nn.Module):
             "numbers": numbers,
             "offsets": np.arange(size),
             "last_of_start": np.array([self.full_tokens - 1]),
-            "heads": np.arange(len(blocks))[:, None, None],
-            "first_places": np.maximum(blocks, 0) * size,
+            "attended": np.maximum(blocks, 0).swapaxes(1, 2),
             "is_used": blocks >= 0,
             "reaches": np.stack([*(later >= steps for steps in range(3)), far]),
             "is_next": np.arange(blocks.shape[-1]) == _NEXT,
@@ -108,13 +106,14 @@ class BlockMasks(nn.Module):
     def forward(self, keep: Tensor) -> BlockParts:
         """Return what a layer takes beside hidden states, for (B, 1, 1, T): 1 at tokens, 0 at padding."""
         live = keep[:, 0, 0]  # (B, T)
-        num_tokens, num_heads = keep.shape[-1], len(self.heads)
+        num_tokens = keep.shape[-1]
         places = self.places[:num_tokens]
         numbers, offsets = self._blocks(num_tokens)
         queries, end = numbers[:, None] * self.block_size + offsets, places[-1:]  # (C, c), (1,)
         live_blocks = live[:, torch.minimum(queries, end)] * _exist(queries, end, live)  # (B, C, c)
         select, is_long, may_be_next = self._select(live_blocks, numbers)
-        keys = self.first_places[:, numbers][..., None] + offsets  # (H, C, 3 + r, c)
+        attended = self.attended[:, :, numbers][..., None]  # (H, 3 + r, C, 1)
+        keys = (attended * self.block_size + offsets).transpose(1, 2)  # (H, C, 3 + r, c)
         exist = _exist(keys, end, live) * self.is_used[:, numbers][..., None]
         # The next block is not attended to as such where it is the last.
         near = 1.0 - self.is_next * (1.0 - may_be_next)  # (B, 1, C, 3 + r)
@@ -123,8 +122,8 @@ class BlockMasks(nn.Module):
         live_ends = select @ live_blocks[:, None]  # (B, 1, 2, c)
         seen = torch.cat([near[..., :1] * 0.0 + live_ends.flatten(-2)[:, :, None], near], dim=-1)
         return BlockParts(
-            queries=torch.minimum(queries, end) * num_heads + self.heads,
-            keys=keys.flatten(-2) * num_heads + self.heads,
+            queries=torch.minimum(queries, end),
+            near=(1.0 - (attended - numbers).to(keep.dtype).abs()).clamp(0.0, 1.0),
             mask=prepare_mask(seen[:, :, :, None], keep.dtype),
             all_keys=prepare_mask(keep, keep.dtype),
             select=select,

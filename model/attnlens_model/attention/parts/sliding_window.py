@@ -2,8 +2,7 @@
 
 b consecutive queries are computed together with the keys that any of them can see, those of the r blocks
 before and the r after theirs, r = ceil(w / b). Tokens that all attend to (global ones) are keys of every
-block. Queries and keys are looked up by indices that depend on T alone, so T need be no multiple of b: for a
-place beyond the ends, some token stands in, masked.
+block. T need not be a multiple of b: positions beyond the ends are masked.
 
 Letters in shapes: B batch, T tokens, H heads, K head width, G global tokens, w window, b block size,
 C = ceil(T / b) blocks, S = G + (2r + 1) b keys of a block.
@@ -36,10 +35,13 @@ class Windows(NamedTuple):
 
     queries: Tensor
     """(C, b) int64: places among T tokens."""
-    keys: Tensor
-    """(C, S) int64: places among G global tokens and, after them, T tokens."""
+    key_blocks: Tensor
+    """(C, 2r + 1) int64: blocks of keys of each block of queries, among r empty blocks, C blocks, and r empty
+    blocks."""
     bias: Tensor
     """(B, 1, C, b, S), floating point: 0 where a query may attend to a key, else `MASKED_SCORE`."""
+    ones: Tensor
+    """(C, 1, 1), floating point."""
     window: int
     num_global: int
 
@@ -94,10 +96,9 @@ def make_windows(positions: Tensor, local: Tensor, tokens: GlobalTokens | None, 
     column = torch.arange(num_global + num_keys)
     # Places in a row of G global tokens, r * b of nothing, T tokens, and nothing again.
     places = starts * (column >= num_global).to(torch.int64) + column  # (C, S)
-    nothing = torch.zeros(reach + size - 1, dtype=torch.int64)
-    before = torch.cat([torch.arange(num_global), nothing[:reach]])
-    keys = torch.cat([before, positions + num_global, nothing])[places]  # (C, S)
+    nothing = torch.zeros(size - 1, dtype=torch.int64)
     queries = torch.cat([positions, nothing])[starts + torch.arange(size)]  # (C, b)
+    key_blocks = positions[:num_blocks, None] + torch.arange(2 * reach // size + 1)  # (C, 2r + 1)
 
     keep = torch.cat([_zeros(local, reach), local, _zeros(local, reach + size - 1)], dim=1)
     if tokens is not None:
@@ -106,15 +107,47 @@ def make_windows(positions: Tensor, local: Tensor, tokens: GlobalTokens | None, 
     distance = column[None, :] - num_global - reach - torch.arange(size)[:, None]  # (b, S)
     in_window = (distance.abs() <= window) | (column < num_global)
     bias = prepare_mask(live * in_window.to(keep.dtype), keep.dtype).bias  # (B, C, b, S)
-    return Windows(queries, keys, bias[:, None], window, num_global)
+    # tract drops the axis of a product with 0.
+    ones = (starts + 1).to(local.dtype).clamp(0.0, 1.0)[..., None]
+    return Windows(queries, key_blocks, bias[:, None], ones, window, num_global)
 
 
-def window_weights(query: Tensor, key: Tensor, windows: Windows, scale: float) -> Tensor:
+def keys_of_blocks(tokens: Tensor, global_tokens: Tensor | None, windows: Windows) -> Tensor:
+    """Return the keys, or the values, of each block of queries.
+
+    Every step only moves whole blocks, and the only step that copies a token several times looks blocks up.
+    Its transpose, which the graph of contributions needs, therefore sums over blocks, not over tokens.
+
+    Args:
+        tokens: (B, H, T, K), floating point.
+        global_tokens: (B, H, G, K), same dtype; None if there are no global tokens.
+        windows: see there.
+
+    Returns:
+        (B, H, C, S, K), same dtype: global tokens, then those of the window; 0 beyond the ends.
+    """
+    size = block_size(windows.window)
+    reach = -(-windows.window // size) * size  # r b
+    # Products, since Expand is not in every runtime.
+    before, behind = (
+        tokens[:, :, :1] * torch.zeros(length, 1, dtype=tokens.dtype) for length in (reach, reach + size - 1)
+    )
+    padded = torch.cat([before, tokens, behind], dim=2)
+    num_blocks = (tokens.shape[2] + size - 1) // size  # C
+    padded = padded.narrow(2, 0, num_blocks * size + 2 * reach)
+    blocks = torch.unflatten(padded, 2, (-1, size))  # (B, H, C + 2r, b, K)
+    near = blocks[:, :, windows.key_blocks].flatten(3, 4)  # (B, H, C, (2r + 1) b, K)
+    if global_tokens is None:
+        return near
+    return torch.cat([global_tokens[:, :, None] * windows.ones, near], dim=3)
+
+
+def window_weights(query: Tensor, keys: Tensor, windows: Windows, scale: float) -> Tensor:
     """Return softmax(query key^T * scale) over the global keys and those of the window.
 
     Args:
         query: (B, H, T, K), floating point.
-        key: (B, H, G + T, K), same dtype: those of the global tokens, then all.
+        keys: (B, H, C, S, K), same dtype, see `keys_of_blocks`.
         windows: see there.
         scale: what the dot products are multiplied by.
 
@@ -123,13 +156,12 @@ def window_weights(query: Tensor, key: Tensor, windows: Windows, scale: float) -
         all that it may not attend to. The rows of others have no meaning.
     """
     queries = (query * scale)[:, :, windows.queries]  # (B, H, C, b, K)
-    keys = key[:, :, windows.keys]  # (B, H, C, S, K)
     return (queries @ keys.transpose(-2, -1) + windows.bias).softmax(dim=-1)
 
 
-def window_context(weights: Tensor, value: Tensor, windows: Windows, num_tokens: int) -> Tensor:
-    """Return (B, T, H * K) of weights (B, H, C, b, S) and values (B, H, G + T, K), as keys are."""
-    heads = weights @ value[:, :, windows.keys]  # (B, H, C, b, K)
+def window_context(weights: Tensor, values: Tensor, num_tokens: int) -> Tensor:
+    """Return (B, T, H * K) of weights (B, H, C, b, S) and values (B, H, C, S, K), as keys are."""
+    heads = weights @ values  # (B, H, C, b, K)
     merged = heads.permute(0, 2, 3, 1, 4).flatten(-2)  # (B, C, b, H * K)
     return merged.flatten(1, 2)[:, :num_tokens]
 

@@ -7,8 +7,9 @@ release. Later families that kept BERT's layout import these tables.
 
 from collections.abc import Mapping
 
+from attnlens_model.families.buffers import holds_indices, holds_zeros
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, Parameters, linear_and_norm_names
+from attnlens_model.family import Buffer, Family, Parameters, linear_and_norm_names
 
 KEYS: Mapping[str, tuple[str, object]] = {
     "embeddings.vocab_size": ("vocab_size", None),
@@ -64,7 +65,10 @@ WEIGHTS: Mapping[Parameters, str] = {
 }
 
 ANCHOR = "embeddings.word_embeddings.weight"
-BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+BUFFERS: Mapping[str, Buffer] = {
+    "embeddings.position_ids": holds_indices,
+    "embeddings.token_type_ids": holds_zeros,
+}
 LEGACY_SUFFIXES: Mapping[str, str] = {
     "LayerNorm.gamma": "LayerNorm.weight",
     "LayerNorm.beta": "LayerNorm.bias",

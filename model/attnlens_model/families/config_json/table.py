@@ -6,6 +6,7 @@ Our values are named by their paths in an `EncoderConfig`, such as `attention.nu
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from attnlens_model.config_part import check_size
 from attnlens_model.errors import ConfigError, suggestion
 
 _ACTIVATIONS = {
@@ -43,7 +44,8 @@ class ConfigTable:
         """Turn the content of a `config.json` into values of an `EncoderConfig` by path.
 
         Raises:
-            ConfigError: a key is missing, or has a value that this encoder does not implement.
+            ConfigError: a key is missing, has a value that this encoder does not implement, or is a size
+                that is too large.
         """
         for key, accepted in self.required_values.items():
             if content.get(key) not in accepted:
@@ -54,6 +56,8 @@ class ConfigTable:
                 f"config.json does not say {', '.join(missing)}: add what the model was trained with"
             )
         fields = {ours: content.get(theirs, default) for ours, (theirs, default) in self.keys.items()}
+        for path, value in fields.items():
+            check_size(path, value, self.keys[path][0])
         pad_token_id = content.get("pad_token_id")
         return {
             "attention.kind": "softmax",

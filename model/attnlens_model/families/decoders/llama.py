@@ -6,10 +6,11 @@ Touvron et al. 2023, https://arxiv.org/abs/2307.09288. The other families of thi
 
 from collections.abc import Mapping
 
+from attnlens_model.families.buffers import holds_inverse_frequencies
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
 from attnlens_model.families.decoders.layers import check_own_code
-from attnlens_model.family import Family, Parameters, linear_and_norm_names
+from attnlens_model.family import Buffer, Family, Parameters, linear_and_norm_names
 
 DEFAULT_THETA = 10_000.0
 
@@ -121,7 +122,7 @@ PREFIXES = ("", "model.", "0.auto_model.")
 ANCHOR = "embed_tokens.weight"
 ROOTS = ("embed_tokens.", "layers.", "norm.")
 # In files of 2023.
-BUFFERS = ("layers.{layer}.self_attn.rotary_emb.inv_freq",)
+BUFFERS: Mapping[str, Buffer] = {"layers.{layer}.self_attn.rotary_emb.inv_freq": holds_inverse_frequencies}
 
 FAMILY = Family(
     name="llama",

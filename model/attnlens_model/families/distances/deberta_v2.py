@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
+from attnlens_model.families.buffers import holds_indices
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, Parameters, linear_and_norm_names
 
@@ -188,6 +189,6 @@ FAMILY = Family(
         *("embeddings.word_embeddings.", "embeddings.token_type_embeddings.", "embeddings.LayerNorm."),
         *("embeddings.embed_proj.", "encoder."),
     ),
-    buffers=("embeddings.position_ids",),
+    buffers={"embeddings.position_ids": holds_indices},
     legacy_suffixes=bert.LEGACY_SUFFIXES,
 )

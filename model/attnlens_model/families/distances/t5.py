@@ -144,6 +144,6 @@ FAMILY = Family(
     anchor="encoder.block.0.layer.1.DenseReluDense.wi.weight",
     roots=_ROOTS,
     other_layouts=(_GATED_LAYOUT,),
-    # The same tensor as shared.weight, which older files hold once for each half of the model.
-    buffers=("encoder.embed_tokens.weight",),
+    # Older files store the embeddings once for each half of the model.
+    legacy_suffixes={"encoder.embed_tokens.weight": "shared.weight"},
 )

@@ -34,5 +34,5 @@ FAMILY = Family(
         Layout(_with_own_biases(layout.weights), layout.anchor, layout.roots)
         for layout in t5.FAMILY.other_layouts
     ),
-    buffers=t5.FAMILY.buffers,
+    legacy_suffixes=t5.FAMILY.legacy_suffixes,
 )

@@ -7,6 +7,7 @@ own under the model type "new", with fused projections; transformers 5 calls the
 from collections.abc import Mapping
 
 from attnlens_model.families.bert import bert
+from attnlens_model.families.buffers import holds_indices
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
@@ -107,5 +108,5 @@ FAMILY = Family(
     anchor="layers.0.self_attn.q_proj.weight",
     roots=("embeddings.", "layers."),
     other_layouts=(_HUB_LAYOUT,),
-    buffers=("embeddings.position_ids",),
+    buffers={"embeddings.position_ids": holds_indices},
 )

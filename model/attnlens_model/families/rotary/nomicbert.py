@@ -14,6 +14,7 @@ from typing import Any
 from attnlens_model.config_part import nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
+from attnlens_model.families.buffers import holds_indices
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
 from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
@@ -143,7 +144,9 @@ def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> d
         "feed_forward.experts.num_experts": content["num_experts"],
         "feed_forward.experts.num_selected": content.get("moe_top_k", _DEFAULT_SELECTED),
     }
-    pattern = [nested(experts if layer == 1 else plain)["feed_forward"] for layer in range(every)]
+    pattern = [
+        nested(experts if layer == 1 else plain)["feed_forward"] for layer in range(min(every, num_layers))
+    ]
     rest = {path: value for path, value in fields.items() if path not in plain}
     return rest | {"feed_forward": pattern[:num_layers]}
 
@@ -252,5 +255,5 @@ FAMILY = Family(
     anchor="layers.0.self_attn.q_proj.weight",
     roots=("embeddings.", "layers."),
     other_layouts=(_HUB_PLAIN_LAYOUT, _HUB_LAYOUT),
-    buffers=("embeddings.position_ids",),
+    buffers={"embeddings.position_ids": holds_indices},
 )

@@ -1,12 +1,13 @@
 """RoFormer: BERT with rotation of neighbouring components in place of position embeddings.
 
-Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints hold the table of sines and cosines,
-which is computed here. Embeddings may have a width of their own, as in ELECTRA.
+Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints store the table of sines and cosines,
+which must be the one that is computed here. Embeddings may have a width of their own, as in ELECTRA.
 """
 
 from collections.abc import Mapping
 
 from attnlens_model.families.bert import bert
+from attnlens_model.families.buffers import holds_sines_and_cosines
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.row_orders import halves_of_pairs
 from attnlens_model.family import Family, linear_and_norm_names
@@ -48,7 +49,7 @@ FAMILY = Family(
     prefixes=("", "roformer.", "model.", "0.auto_model."),
     anchor=bert.ANCHOR,
     roots=("embeddings.", "embeddings_project.", "encoder."),
-    buffers=("encoder.embed_positions.weight",),
+    buffers={"encoder.embed_positions.weight": holds_sines_and_cosines},
     legacy_suffixes=bert.LEGACY_SUFFIXES,
     row_orders={
         f".self.{projection}.{kind}": halves_of_pairs

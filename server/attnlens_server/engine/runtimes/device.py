@@ -67,6 +67,7 @@ class DeviceSession(OnnxSession):
         for name in output_names:
             binding.bind_output(name, *(self._device if name in self._kept_there else ("cpu", 0)))
         self._session.run_with_iobinding(binding)
+        self.check_results()
         values = dict(zip(output_names, binding.get_outputs(), strict=True))
         on_host = {name: value.numpy() for name, value in values.items() if name not in self._kept_there}
         kept = {name: value for name, value in values.items() if name in self._kept_there}

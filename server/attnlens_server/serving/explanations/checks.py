@@ -18,6 +18,7 @@ from attnlens_server.serving.jobs import Job
 CONTRIBUTIONS, OUTPUT_SHARE = ExplainMethod.CONTRIBUTIONS, ExplainMethod.OUTPUT_SHARE
 LEAVE_ONE_OUT, ROLLOUT = ExplainMethod.LEAVE_ONE_OUT, ExplainMethod.ROLLOUT
 RECEIVED_ATTENTION = ExplainMethod.RECEIVED_ATTENTION
+CONTRIBUTION_NORM = ExplainMethod.CONTRIBUTION_NORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,16 @@ class ExplanationPlan:
         return self.matrix is PairMatrix.INPUT
 
     @property
+    def needs_norms(self) -> bool:
+        """Whether the graph of contributions runs once per embedding component of each text."""
+        return CONTRIBUTION_NORM in self.methods
+
+    @property
+    def needs_further_runs(self) -> bool:
+        """Whether the model is run more than once for each text."""
+        return self.needs_masked_runs or self.needs_input_matrix or self.needs_norms
+
+    @property
     def needs_masked_runs(self) -> bool:
         """Whether the model is run without each token."""
         return LEAVE_ONE_OUT in self.methods or self.matrix is PairMatrix.INTERACTION
@@ -92,18 +103,18 @@ class ExplanationChecks:
         self._has_dense = has_dense
         self._has_contributions = has_contributions
         has_all, has_last = _attention_of(model)
-        can_mask = config.max_masked_runs > 0
         possible = {
             CONTRIBUTIONS: has_contributions,
             OUTPUT_SHARE: not has_dense,
-            LEAVE_ONE_OUT: can_mask,
+            LEAVE_ONE_OUT: True,
             ROLLOUT: has_all,
             RECEIVED_ATTENTION: has_last,
+            CONTRIBUTION_NORM: has_contributions,
         }
         matrices = {
             PairMatrix.OUTPUT: not has_dense,
-            PairMatrix.INTERACTION: can_mask,
-            PairMatrix.INPUT: has_contributions and can_mask,
+            PairMatrix.INTERACTION: True,
+            PairMatrix.INPUT: has_contributions,
         }
         self.methods = tuple(method for method, can in possible.items() if can and self._is_on)
         self.matrices = tuple(matrix for matrix, can in matrices.items() if can and self._is_on)
@@ -159,9 +170,9 @@ class ExplanationChecks:
         if violations:
             raise InvalidFieldsError(violations)
         if job.matrix is not None and job.matrix not in self.matrices:
-            lacks_graph = job.matrix is PairMatrix.INPUT and not self._has_contributions
-            why = f"{_NO_CONTRIBUTIONS}: export it again" if lacks_graph else _NO_MASKED_RUNS
-            raise NotSupportedError(f"PAIR_MATRIX_{job.matrix.name} can't be used here: {why}")
+            raise NotSupportedError(
+                f"PAIR_MATRIX_{job.matrix.name} can't be used here: {_NO_CONTRIBUTIONS}: export it again"
+            )
         return self._plan(job, *prompts, matrix=job.matrix)
 
     def _plan(
@@ -201,7 +212,9 @@ class ExplanationChecks:
         methods = tuple(asked) or (CONTRIBUTIONS,)
         for method in methods:
             if method not in self.methods:
-                why = _WHY_NOT[method] if method is not CONTRIBUTIONS else self._without_contributions()
+                is_contributions = method in (CONTRIBUTIONS, CONTRIBUTION_NORM)
+                lacks_graph = is_contributions and not self._has_contributions
+                why = self._without_contributions() if lacks_graph else _WHY_NOT[method]
                 raise NotSupportedError(f"{_name(method)} can't be used here: {why}")
         return methods
 
@@ -245,10 +258,8 @@ _NO_CONTRIBUTIONS = (
     "the bundle has no graph of contributions: an earlier version of attnlens exported it, or the export "
     "said why there is none"
 )
-_NO_MASKED_RUNS = "the server was started with --max-masked-runs 0"
 _WHY_NOT = {
     OUTPUT_SHARE: "an embedding of this model is no sum of token vectors",
-    LEAVE_ONE_OUT: _NO_MASKED_RUNS,
     ROLLOUT: "not every layer of the model has attention weights that sum to 1",
     RECEIVED_ATTENTION: "the last layer of the model has no attention weights that sum to 1",
 }

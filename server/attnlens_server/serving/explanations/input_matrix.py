@@ -11,18 +11,10 @@ own.
 Letters: T tokens of a text, E components of an embedding.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from attnlens.explanations import Float64Array
-from attnlens_server.serving.explanations.checks import ExplanationPlan
-from attnlens_server.serving.explanations.runs import Call, Runs, Text
-
-
-def num_input_runs(first: Text, second: Text, plan: ExplanationPlan) -> int:
-    """Return how often the graph of contributions is run for the input matrix of a pair."""
-    return plan.dimensions + min(first.encoded.num_tokens, second.encoded.num_tokens) + 1
+from attnlens_server.serving.explanations.runs import Call, Runs, Text, unit_vectors
 
 
 async def input_matrix(first: Text, second: Text, runs: Runs, call: Call) -> Float64Array:
@@ -33,12 +25,6 @@ async def input_matrix(first: Text, second: Text, runs: Runs, call: Call) -> Flo
     """
     if first.encoded.num_tokens < second.encoded.num_tokens:
         return (await input_matrix(second, first, runs, call)).T
-    vectors = (await runs.swept(second, _unit_vectors(call.plan.dimensions), call)).T  # (T' + 1, E)
-    return (await runs.swept(first, vectors, call)).T
-
-
-def _unit_vectors(size: int) -> Iterator[Float64Array]:
-    for place in range(size):
-        vector = np.zeros(size)
-        vector[place] = 1
-        yield vector
+    portions = [portion async for portion in runs.sweep(second, unit_vectors(call.plan.dimensions), call)]
+    vectors = np.concatenate(portions).T  # (T' + 1, E)
+    return np.concatenate([portion async for portion in runs.sweep(first, vectors, call)]).T

@@ -3,7 +3,6 @@
 The fields have the names of those in `attnlens.v1`; violations name them.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,9 +57,8 @@ class ExplanationJob(Job):
 
     @property
     def memory_bytes(self) -> int:
-        """What its texts take in memory."""
-        inputs = (*self.inputs, *self.others)
-        return sum(sys.getsizeof(text) for given in inputs for text in given.texts)
+        """Memory of its texts and token ids."""
+        return sum(given.memory_bytes for given in (*self.inputs, *self.others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ class TokenScores:
     Attributes:
         method: which.
         values: (T,) or (W,) float32; NaN where there is no number.
-        baseline: what no token contributes; None: the method has none.
-        expected: what the sum must be but for rounding; None: nothing is promised.
+        baseline: what no token contributes. None for a method that is for ranking only.
+        expected: the target, which the sum equals up to rounding. None for a method that is for ranking only.
         faithfulness: the measured rank correlation with leave-one-out; None: it was not measured.
     """
 

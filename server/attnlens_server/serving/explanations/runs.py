@@ -5,23 +5,24 @@ Vectors are those of the fp32 graph: of embeddings where these are served in fp3
 Letters: T tokens of a text, D hidden size, E components of an embedding, L layers, H heads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from attnlens.explanations import Float64Array, pooling_weights, unit, without_token
+from attnlens.explanations import Float64Array, pooling_weights, sum_over_words, unit, without_token
 from attnlens.pooling import FloatArray, Pooling, finish
 from attnlens_server.bundle import Bundle, Kind, Layout, OutputRole
 from attnlens_server.engine import Engine, HeadSelection, Item, ItemResult, Target, Wanted, WeightedPooling
+from attnlens_server.serving.admission import Slots
 from attnlens_server.serving.explanations.checks import RECEIVED_ATTENTION, ROLLOUT, ExplanationPlan
 from attnlens_server.serving.runner import ItemRunner
 from attnlens_server.serving.workers import Workers
 from attnlens_server.text import EncodedInput
 
-# Runs without a token that wait at a time: those of one request never stand in the way of others for longer.
-RUNS_AT_A_TIME = 32
+RUNS_AT_A_TIME = 32  # further runs of a call that are queued at a time, and within
 BATCHES_AT_A_TIME = 4
 
 _EMBEDDING = Wanted("embedding", Layout.PER_TEXT)
@@ -70,9 +71,9 @@ class Contributions:
     """
 
     embedding: Float64Array
-    scores: FloatArray
+    scores: Float64Array
     baseline: float
-    heads: FloatArray | None
+    heads: Float64Array | None
 
 
 @dataclass(slots=True)
@@ -95,11 +96,13 @@ class Call:
     Attributes:
         plan: of its job.
         deadline: on the clock of `time.monotonic`; None: never.
+        slots: Queue slots of the call.
         clock: counts its runs.
     """
 
     plan: ExplanationPlan
     deadline: float | None
+    slots: Slots
     clock: Clock = field(default_factory=Clock)
 
 
@@ -110,38 +113,40 @@ class Runs:
         vector_kind: the graph that vectors are of.
     """
 
-    def __init__(
-        self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers, *, max_queue: int
-    ) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, runner: ItemRunner, workers: Workers) -> None:
         self.vector_kind: Kind = "embeddings" if bundle.precision == "fp32" else "attention"
         self._model = bundle.model
         self._dense = bundle.dense
         self._engine = engine
         self._runner = runner
         self._workers = workers
-        self._most_runs = min(RUNS_AT_A_TIME, max_queue)
         graph = bundle.model.contributions
         self._gates = np.ones(graph.heads if graph else (0, 0), dtype=np.float32)
         self._width = bundle.model.max_dimensions
 
-    def places(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> dict[Kind, int]:
-        """Return how many texts of a call wait or run at most, at each graph.
+    def first_slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> dict[Kind, int]:
+        """Return the queue slots that a call needs to start, for each graph.
 
         Args:
-            plan: of the call.
-            num_texts: how many are explained.
-            num_vectors: of how many the vectors are needed first.
+            plan: Plan of the call.
+            num_texts: Number of explained texts.
+            num_vectors: Number of texts whose embeddings are needed first.
         """
-        runs = self._most_runs if plan.needs_masked_runs else 0
         vectors = 0 if self.takes_no_vectors(plan) else num_texts
-        places: dict[Kind, int] = {self.vector_kind: max(num_vectors, vectors, runs)}
-        swept = num_texts if plan.needs_contributions else 0
-        if plan.needs_input_matrix:
-            swept = max(swept, self._most_runs)
-        places["contributions"] = swept
-        if self._layers(plan):
-            places["attention"] = max(places.get("attention", 0), num_texts)
-        return {kind: count for kind, count in places.items() if count}
+        slots = Counter(self._kept_slots(plan))
+        slots |= Counter({self.vector_kind: max(num_vectors, vectors)})
+        slots |= Counter({"contributions": num_texts if plan.needs_contributions else 0})
+        slots |= Counter({"attention": num_texts if self._layers(plan) else 0})
+        return dict(slots)
+
+    def _kept_slots(self, plan: ExplanationPlan) -> dict[Kind, int]:
+        """Return the slots that a call keeps for further runs, one for each graph that has any."""
+        kept: dict[Kind, int] = {self.vector_kind: 1} if plan.needs_masked_runs else {}
+        return kept | {"contributions": 1} if plan.needs_input_matrix or plan.needs_norms else kept
+
+    def _release(self, kind: Kind, call: Call) -> None:
+        """Release the slots for the first runs of a graph."""
+        call.slots.shrink_to(kind, self._kept_slots(call.plan).get(kind, 0))
 
     def takes_no_vectors(self, plan: ExplanationPlan) -> bool:
         """Whether the graph of contributions brings all that is needed of a text by itself."""
@@ -173,20 +178,22 @@ class Runs:
         plan = call.plan
         wanted = (_EMBEDDING, _SCORES, _BASELINE, *([_HEADS] if plan.head_contributions else []))
         items = []
-        for text, direction in zip(texts, directions, strict=True):
+        scales = [1.0 if direction is None else _scale_of(direction) for direction in directions]
+        for text, direction, scale in zip(texts, directions, scales, strict=True):
             item = self._item(text, call, wanted)
-            item.target = self._target(text, direction, plan)
+            item.target = self._target(text, None if direction is None else direction / scale, plan)
             items.append(item)
         results = await self._runner.run(items, "contributions")
+        self._release("contributions", call)
         call.clock.add(results)
         return [
             Contributions(
                 result.arrays[0][: plan.dimensions].astype(np.float64),
-                result.arrays[1],
-                float(result.arrays[2]),
-                result.arrays[3] if plan.head_contributions else None,
+                result.arrays[1].astype(np.float64) * scale,
+                float(result.arrays[2]) * scale,
+                result.arrays[3].astype(np.float64) * scale if plan.head_contributions else None,
             )
-            for result in results
+            for result, scale in zip(results, scales, strict=True)
         ]
 
     async def attention(self, texts: Sequence[Text], call: Call) -> list[list[FloatArray]]:
@@ -202,26 +209,51 @@ class Runs:
         )
         items = [self._item(text, call, wanted) for text in texts]
         results = await self._runner.run(items, "attention")
+        self._release("attention", call)
         call.clock.add(results)
         return [[array[0] for array in result.arrays] for result in results]
 
     # --- a run a direction ------------------------------------------------------------------------
 
-    async def swept(self, text: Text, directions: Iterable[Float64Array], call: Call) -> Float64Array:
-        """Return what each token, and last the biases, contribute towards N directions (E,): (N, T + 1)."""
-        fitting = BATCHES_AT_A_TIME * self._engine.max_batch_tokens // text.encoded.num_tokens
+    async def sweep(
+        self, text: Text, directions: Iterable[Float64Array], call: Call
+    ) -> AsyncIterator[Float64Array]:
+        """Yield the contributions of each token, then of the biases, towards directions (E,).
+
+        Each array has the shape (N, T + 1), for the next N directions.
+        """
         waiting = iter(directions)
-        rows: list[FloatArray] = []
-        while portion := list(islice(waiting, max(1, min(self._most_runs, fitting)))):
-            items = []
-            for direction in portion:
-                item = self._item(text, call, (_SCORES, _BASELINE))
-                item.target = self._target(text, direction, call.plan)
-                items.append(item)
-            results = await self._runner.run(items, "contributions")
+        while True:
+            with call.slots.portion("contributions", self._fitting(text)) as count:
+                items = []
+                for direction in islice(waiting, count):
+                    item = self._item(text, call, (_SCORES, _BASELINE))
+                    item.target = self._target(text, direction, call.plan)
+                    items.append(item)
+                if not items:
+                    return
+                results = await self._runner.run(items, "contributions")
             call.clock.add(results)
-            rows += [np.append(result.arrays[0], result.arrays[1]) for result in results]
-        return np.asarray(rows, dtype=np.float64)
+            rows = [np.append(result.arrays[0], result.arrays[1]) for result in results]
+            yield np.asarray(rows, dtype=np.float64)
+
+    async def contribution_norms(self, text: Text, words: Sequence[int], call: Call) -> Float64Array:
+        """Return |c(t)| / |p| for each token, (T,), or for each word, (W,).
+
+        The graph returns d . c(t) / |p| for a direction d, so unit vectors give the components of c(t) / |p|.
+
+        Args:
+            text: The text.
+            words: Index of each token's word, (T,). Empty for tokens.
+            call: The call.
+        """
+        squares = np.zeros(max(words) + 1 if words else text.encoded.num_tokens)
+        async for portion in self.sweep(text, unit_vectors(call.plan.dimensions), call):
+            components = portion[:, :-1]  # without the biases
+            if words:
+                components = sum_over_words(components, words, axis=1)
+            squares += np.square(components).sum(axis=0)
+        return np.sqrt(squares)
 
     # --- a run a token ----------------------------------------------------------------------------
 
@@ -239,18 +271,19 @@ class Runs:
             for token, weights in _left_weights(text, plan)
         ]
         hidden = self._model.outputs.hidden_state(self.vector_kind)
+        self._release(self.vector_kind, call)
         while places:
-            longest = texts[places[0][0]].encoded.num_tokens
-            fitting = BATCHES_AT_A_TIME * self._engine.max_batch_tokens // longest
-            portion = places[: max(1, min(self._most_runs, fitting))]
-            del places[: len(portion)]
-            items = []
-            for number, token, weights in portion:
-                pooling = WeightedPooling(plan.pooling, weights)
-                item = self._item(texts[number], call, (Wanted(hidden.name, hidden.layout, pooling),))
-                item.left_out = token
-                items.append(item)
-            results = await self._runner.run(items, self.vector_kind)
+            with call.slots.portion(self.vector_kind, self._fitting(texts[places[0][0]])) as count:
+                portion = places[:count]
+                del places[:count]
+                items = []
+                for number, token, weights in portion:
+                    pooling = WeightedPooling(plan.pooling, weights)
+                    wanted = Wanted(hidden.name, hidden.layout, pooling)
+                    item = self._item(texts[number], call, (wanted,))
+                    item.left_out = token
+                    items.append(item)
+                results = await self._runner.run(items, self.vector_kind)
             call.clock.add(results)
             pooled = [result.arrays[0] for result in results]
             embeddings = await self._workers.run(self._finish, pooled, plan)
@@ -261,7 +294,18 @@ class Runs:
     # ----------------------------------------------------------------------------------------------
 
     def _item(self, text: Text, call: Call, wanted: tuple[Wanted, ...]) -> Item:
-        return Item(text.encoded.input_ids, wanted, text.encoded.token_type_ids, call.deadline)
+        return Item(
+            text.encoded.input_ids,
+            wanted,
+            text.encoded.token_type_ids,
+            call.deadline,
+            is_background=call.plan.needs_further_runs,
+        )
+
+    def _fitting(self, text: Text) -> int:
+        """Return the number of further runs of a text that are queued at a time."""
+        fitting = BATCHES_AT_A_TIME * self._engine.max_batch_tokens // text.encoded.num_tokens
+        return max(1, min(RUNS_AT_A_TIME, fitting))
 
     def _target(self, text: Text, direction: Float64Array | None, plan: ExplanationPlan) -> Target:
         given = np.zeros(self._width, dtype=np.float32)
@@ -287,6 +331,23 @@ class Runs:
         """Turn pooled vectors (D,) into embeddings (N, E), not scaled."""
         vectors = finish(np.stack(pooled), self._dense, dimensions=plan.dimensions)
         return vectors.astype(np.float64)
+
+
+def unit_vectors(size: int) -> Iterator[Float64Array]:
+    """Yield the rows of the identity matrix (E, E)."""
+    for place in range(size):
+        vector = np.zeros(size)
+        vector[place] = 1
+        yield vector
+
+
+def _scale_of(direction: Float64Array) -> float:
+    """Return the power of two by which a direction is divided, so that fp32 products don't overflow.
+
+    Dividing and multiplying by a power of two changes no bits of a result in range.
+    """
+    _, exponent = np.frexp(np.linalg.norm(direction))
+    return float(np.ldexp(1.0, exponent))
 
 
 def weights_of(encoded: EncodedInput, plan: ExplanationPlan) -> FloatArray:

@@ -27,6 +27,7 @@ from attnlens.reductions import TextUnits
 from attnlens_server.bundle import Model
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.explanations.checks import (
+    CONTRIBUTION_NORM,
     CONTRIBUTIONS,
     LEAVE_ONE_OUT,
     OUTPUT_SHARE,
@@ -51,6 +52,7 @@ class Found:
         vectors: of the graph of vectors.
         attention: the mean over heads of some layers, the last one last.
         left_out: p / |p| without each token, (T, E).
+        norms: |c| / |p| of each token or word, (T,) or (W,).
     """
 
     text: Text
@@ -60,6 +62,7 @@ class Found:
     vectors: Vectors | None
     attention: Sequence[FloatArray]
     left_out: Float64Array | None
+    norms: Float64Array | None = None
 
     @property
     def embedding(self) -> Float64Array:
@@ -86,7 +89,7 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
     """Return the explanation of a text, which the request calls `field`.
 
     Raises:
-        InvalidFieldsError: its embedding has no direction.
+        InvalidFieldsError: Its embedding has no direction, or its scores overflow.
     """
     own = direction_of(found.embedding, field)
     direction = own if found.direction is None else found.direction
@@ -94,13 +97,13 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
     scores = []
     for method in plan.methods:
         values, baseline, expected = _values(method, found, plan, (own, direction))
-        if words:
+        if words and method is not CONTRIBUTION_NORM:
             values = sum_over_words(values, words)
         measured = model.faithfulness.get(int(method))
         scores.append(
             TokenScores(
                 method,
-                values.astype(np.float32),
+                _as_float32(values, field, plan),
                 baseline,
                 expected,
                 measured.rank_correlation if measured else None,
@@ -108,13 +111,44 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
         )
     heads = found.contributions.heads if found.contributions else None
     value = float(direction @ own)
-    return Explanation(found.tokens, usage(found.text.encoded), words, value, tuple(scores), heads)
+    return Explanation(
+        found.tokens,
+        usage(found.text.encoded),
+        words,
+        value,
+        tuple(scores),
+        None if heads is None else _as_float32(heads, field, plan),
+    )
+
+
+def _as_float32(values: Float64Array, field: str, plan: ExplanationPlan) -> FloatArray:
+    """Round scores to float32; NaN, the score of a token that can't be left out, stays.
+
+    Raises:
+        InvalidFieldsError: A score overflows.
+    """
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if np.isinf(rounded).any():
+        largest = float(np.nanmax(np.abs(values)))
+        text = f"has scores up to {largest:.3g}, which overflow float32"
+        if plan.direction is not None:
+            field, text = (
+                "direction",
+                f"is too long: a score is {largest:.3g}, which overflows float32. Shorten it",
+            )
+        raise InvalidFieldsError([FieldViolation(field, text)])
+    return rounded
 
 
 def _values(
     method: ExplainMethod, found: Found, plan: ExplanationPlan, directions: tuple[Float64Array, Float64Array]
 ) -> tuple[Float64Array, float | None, float | None]:
-    """Return the scores (T,) of a method, its baseline and what they add up to."""
+    """Return the scores of a method, its baseline and the sum of both, which is the target.
+
+    The scores have the shape (T,), except those of CONTRIBUTION_NORM, which are of words already if the plan
+    asks for words. A method that is for ranking only has neither a baseline nor a sum.
+    """
     own, direction = directions
     weights, target = found.text.weights, float(direction @ own)
     if method is CONTRIBUTIONS:
@@ -128,10 +162,13 @@ def _values(
     if method is LEAVE_ONE_OUT:
         assert found.left_out is not None  # noqa: S101
         return leave_one_out_effects(direction, own, found.left_out), None, None
+    if method is CONTRIBUTION_NORM:
+        assert found.norms is not None  # noqa: S101
+        return found.norms, None, None
     if method is ROLLOUT:
         rows = np.ones_like(weights) if plan.pooling is Pooling.MAX else weights
-        return rollout(found.attention, rows), None, 1.0
-    return received_attention(found.attention[-1]), None, float(len(weights))
+        return rollout(found.attention, rows), None, None
+    return received_attention(found.attention[-1]), None, None
 
 
 def matrix(

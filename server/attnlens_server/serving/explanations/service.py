@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
-from attnlens.explanations import Float64Array
+from attnlens.costs import input_matrix_cost, masked_runs_cost, sweeps_cost
+from attnlens.explanations import ExplainLevel, ExplainMethod, Float64Array
 from attnlens_server.bundle import Bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine
@@ -15,15 +16,20 @@ from attnlens_server.errors import (
     InvalidFieldsError,
     TooExpensiveError,
 )
-from attnlens_server.serving.admission import Admission, Budget
-from attnlens_server.serving.explanations.checks import ExplanationChecks, ExplanationPlan
+from attnlens_server.serving.admission import Admission, Budget, Slots
+from attnlens_server.serving.explanations.checks import (
+    CONTRIBUTION_NORM,
+    LEAVE_ONE_OUT,
+    ExplanationChecks,
+    ExplanationPlan,
+)
 from attnlens_server.serving.explanations.costs import ExplanationCosts
 from attnlens_server.serving.explanations.fields import rename_error
-from attnlens_server.serving.explanations.input_matrix import input_matrix, num_input_runs
+from attnlens_server.serving.explanations.input_matrix import input_matrix
 from attnlens_server.serving.explanations.jobs import CompareJob, ExplainJob, ExplanationJob
 from attnlens_server.serving.explanations.results import CompareResult, Comparison, ExplainResult, Explanation
 from attnlens_server.serving.explanations.runs import Call, Runs, Text, Vectors, weights_of
-from attnlens_server.serving.explanations.scores import Found, direction_of, explanation, matrix
+from attnlens_server.serving.explanations.scores import Found, direction_of, explanation, matrix, words_of
 from attnlens_server.serving.runner import ItemRunner
 from attnlens_server.serving.sizes import ReplySizes
 from attnlens_server.serving.spent import Timings
@@ -32,6 +38,7 @@ from attnlens_server.text import EncodedInput, Input, InputEncoder, Tokens, Toke
 
 SomeJob = TypeVar("SomeJob", bound=ExplanationJob)
 
+_CHEAPER = "ask for fewer dimensions, or leave out leave-one-out, contribution norms and the matrix"
 SMALL_JOB = 1 << 16  # characters and ids that are checked on the event loop
 
 Described = tuple[Text, Tokens]
@@ -63,8 +70,8 @@ class ExplanationService:
         self._admission = admission
         self._workers = workers
         self._sizes = sizes
-        self._max_masked_runs = config.max_masked_runs
-        self._runs = Runs(bundle, engine, runner, workers, max_queue=config.max_queue)
+        self._max_computed_tokens = config.max_computed_tokens
+        self._runs = Runs(bundle, engine, runner, workers)
         num_layers, num_heads = bundle.model.contributions.heads if bundle.model.contributions else (0, 0)
         self._costs = ExplanationCosts(
             sizes.costs,
@@ -82,13 +89,13 @@ class ExplanationService:
         """
         plan = await self._checked(job, self.checks.explain)
         others = job.target.inputs
-        with self._places(plan, len(job.inputs), len(others)):
+        with self._slots(plan, len(job.inputs), len(others)) as slots:
             started = time.monotonic()
             described = await self._described(job.inputs, plan, budget)
-            self._check_runs([text for text, _ in described], plan)
+            self._check_cost([text for text, _ in described], plan)
             towards = await self._texts(tuple(others.values()), tuple(others), plan, budget)
             tokenize_s = time.monotonic() - started
-            call = Call(plan, budget.deadline)
+            call = Call(plan, budget.deadline, slots)
             direction = await self._direction(towards, tuple(others), call)
             found = await self._found(described, [direction] * len(described), call)
             names = [f"inputs[{number}]" for number in range(len(found))]
@@ -104,7 +111,7 @@ class ExplanationService:
         """
         plan = await self._checked(job, self.checks.compare)
         count = len(job.inputs)
-        with self._places(plan, 2 * count, 2 * count):
+        with self._slots(plan, 2 * count, 2 * count) as slots:
             started = time.monotonic()
             names = [f"pairs[{number}].{side}" for side in "ab" for number in range(count)]
             described = await self._described(job.inputs, plan, budget, names[:count])
@@ -121,9 +128,9 @@ class ExplanationService:
             )
             texts = [text for text, _ in described]
             pairs = list(zip(texts[:count], texts[count:], strict=True))
-            self._check_runs(texts, plan, pairs)
+            self._check_cost(texts, plan, pairs)
             tokenize_s = time.monotonic() - started
-            call = Call(plan, budget.deadline)
+            call = Call(plan, budget.deadline, slots)
             vectors = await self._runs.vectors(texts, call, with_tokens=plan.needs_token_vectors)
             own = [direction_of(each.embedding, name) for each, name in zip(vectors, names, strict=True)]
             found = await self._found(described, own[count:] + own[:count], call, vectors)
@@ -142,12 +149,14 @@ class ExplanationService:
         return await self._workers.run_if(job.size > SMALL_JOB, check, job)
 
     @contextmanager
-    def _places(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[None]:
-        """Hold places at all graphs that a call needs."""
-        with ExitStack() as stack:
-            for kind, count in self._runs.places(plan, num_texts, num_vectors).items():
-                stack.enter_context(self._admission.texts(kind, count))
-            yield
+    def _slots(self, plan: ExplanationPlan, num_texts: int, num_vectors: int) -> Iterator[Slots]:
+        """Acquire the queue slots for the first runs of a call. `Runs` releases them as it proceeds."""
+        slots = Slots(self._admission)
+        try:
+            slots.acquire(self._runs.first_slots(plan, num_texts, num_vectors))
+            yield slots
+        finally:
+            slots.release()
 
     async def _described(
         self,
@@ -194,21 +203,28 @@ class ExplanationService:
         budget.memory.grow(sum(self._costs.memory_bytes(tokens, plan) for _, tokens in described))
         return [text for text, _ in described]
 
-    def _check_runs(
+    def _check_cost(
         self, texts: Sequence[Text], plan: ExplanationPlan, pairs: Sequence[tuple[Text, Text]] = ()
     ) -> None:
-        """Make sure that a call does not need the model to be run too often.
+        """Compare the cost of the further runs of a call with the limit.
 
         Raises:
-            TooExpensiveError: it does.
+            TooExpensiveError: The cost is over the limit.
         """
-        num_runs = 0
+        costs = {}
         if plan.needs_masked_runs:
-            num_runs += sum(self._runs.num_masked_runs(text, plan) for text in texts)
+            runs = ((text.encoded.num_tokens, self._runs.num_masked_runs(text, plan)) for text in texts)
+            field = _method_field(plan, LEAVE_ONE_OUT) if LEAVE_ONE_OUT in plan.methods else "matrix"
+            costs[field] = sum(masked_runs_cost(length, num_runs) for length, num_runs in runs)
+        if plan.needs_norms:
+            costs[_method_field(plan, CONTRIBUTION_NORM)] = sum(
+                sweeps_cost(text.encoded.num_tokens, plan.dimensions) for text in texts
+            )
         if plan.needs_input_matrix:
-            num_runs += sum(num_input_runs(first, second, plan) for first, second in pairs)
-        if num_runs > self._max_masked_runs:
-            raise TooExpensiveError(num_runs, self._max_masked_runs)
+            lengths = ((first.encoded.num_tokens, second.encoded.num_tokens) for first, second in pairs)
+            costs["matrix"] = sum(input_matrix_cost(both, plan.dimensions) for both in lengths)
+        if sum(costs.values()) > self._max_computed_tokens:
+            raise TooExpensiveError(costs, self._max_computed_tokens, _CHEAPER)
 
     # --- the graphs -------------------------------------------------------------------------------
 
@@ -249,6 +265,11 @@ class ExplanationService:
         )
         attention = await runs.attention(texts, call)
         left_out = await runs.left_out(texts, call) if plan.needs_masked_runs else None
+        norms: list[Float64Array | None] = [None] * len(texts)
+        if plan.needs_norms:
+            for number, (text, tokens) in enumerate(described):
+                words = words_of(tokens) if plan.level is ExplainLevel.WORDS else []
+                norms[number] = await runs.contribution_norms(text, words, call)
         return [
             Found(
                 text,
@@ -258,6 +279,7 @@ class ExplanationService:
                 vectors[number] if vectors else None,
                 attention[number],
                 left_out[number] if left_out else None,
+                norms[number],
             )
             for number, (text, tokens) in enumerate(described)
         ]
@@ -309,3 +331,7 @@ class ExplanationService:
             )
             for number in range(count)
         ]
+
+
+def _method_field(plan: ExplanationPlan, method: ExplainMethod) -> str:
+    return f"methods[{plan.methods.index(method)}]"

@@ -21,6 +21,7 @@ from attnlens_server.engine.runtimes import device, onnx_runtime, onnx_session
 from attnlens_server.engine.runtimes.device import DeviceSession
 from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler
+from attnlens_server.errors import UnusableGraphError
 
 NAMES = ("last_hidden_state", *(f"attentions.{layer}" for layer in range(6)))
 LAST = Wanted("attentions.5", Layout.DENSE)
@@ -161,6 +162,17 @@ def test_threads_that_share_a_session_have_bindings_of_their_own(on_device: Devi
         thread.join()
     for index, weights in enumerate(expected):
         np.testing.assert_array_equal(found[index], weights)
+
+
+def test_the_files_of_a_graph_are_checked_after_each_batch(
+    on_device: DeviceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def altered() -> None:
+        raise UnusableGraphError("model.onnx was altered")
+
+    monkeypatch.setattr(on_device, "check_results", altered)
+    with pytest.raises(UnusableGraphError, match="was altered"):
+        run(on_device, texts(3))
 
 
 def test_a_bucket_changes_nothing_for_live_tokens(on_host: OnnxSession) -> None:

@@ -11,6 +11,7 @@ from attnlens.processor import multiplies_bf16
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import Precision, ServerConfig
 from attnlens_server.engine import Engine, Item, Wanted
+from attnlens_server.engine.runtimes.openvino_runtime import BATCH_TOKENS
 
 LENGTHS = (1, 2, 3, 5, 8, 9, 11, 15, 16, 17, 18, 20, 24, 30, 31, 32, 33, 40, 47, 48, 49, 60)
 
@@ -45,3 +46,9 @@ def test_a_text_gets_the_same_bits_alone_on_all_threads_and_in_any_batch(engine:
     for found, expected in zip(hidden_states(engine, texts, at_once=True), alone, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert engine.lanes["embeddings"].num_computed_tokens > engine.lanes["embeddings"].num_live_tokens
+
+
+def test_the_pages_state_how_many_tokens_a_batch_has_by_default() -> None:
+    for page in ("options.md", "operations.md"):  # the first is written from the help
+        text = (Path(__file__).parents[4] / "docs" / page).read_text("utf-8")
+        assert f"0: 256 on a CPU, {BATCH_TOKENS[True]} with OpenVINO" in text

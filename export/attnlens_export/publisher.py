@@ -1,0 +1,323 @@
+"""Comparison of a bundle with the publisher's own implementation: transformers or sentence-transformers.
+
+Parity compares a bundle's graphs with our PyTorch encoder, so a misread configuration passes. Here both sides
+start from text: token ids, hidden states and, if the checkpoint has sentence-transformers modules, final
+embeddings with each prompt.
+
+Shape legend: T tokens, D hidden size, E embedding size.
+"""
+
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnlens.v1.manifest_pb2 import PoolingDefaults
+from attnlens_export.errors import SourceError
+from attnlens_export.graph.names import HIDDEN_OUTPUT
+from attnlens_export.json_files import finite
+from attnlens_export.parity.compare import max_abs_difference
+from attnlens_export.parity.result import ParityResult
+from attnlens_export.progress import StageProgress
+from attnlens_export.published.pooling import read_pooling
+
+FloatArray = npt.NDArray[np.float32]
+
+TEXTS_PER_KIND = 3
+KINDS = ("sentences", "prose", "other_scripts", "code_and_numbers", "very_short")
+CASED_TEXT = "The NASA engineers in Zürich and São Paulo read Dr. O'Brien's REPORT twice."
+MAX_TOKENS = 512
+"""Texts are truncated to this length, or to the model's own limit if it is lower."""
+
+
+class Embedder(Protocol):
+    """A served bundle. Longer texts are truncated to `max_tokens`, which is at most `MAX_TOKENS`."""
+
+    max_tokens: int
+
+    def encode(self, text: str, prompt_name: str | None) -> tuple[list[int], FloatArray]:
+        """Return token ids (T,), special tokens included, and the hidden states (T, D) of the last layer."""
+
+    def embed(self, text: str, prompt_name: str | None) -> FloatArray:
+        """Return the final embedding (E,)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of result, compared over all texts.
+
+    Attributes:
+        result: `token ids`, `hidden states` or `embeddings`, with the prompt name if there is one.
+        num_texts: Number of texts compared.
+        max_abs_error: Largest absolute difference; for token ids, the number of texts whose ids differ.
+        limit: Largest error that passes.
+        worst_text: Text with the largest error.
+    """
+
+    result: str
+    num_texts: int
+    max_abs_error: float
+    limit: float
+    worst_text: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its limit. A NaN is not."""
+        return self.max_abs_error <= self.limit
+
+
+@dataclass(frozen=True)
+class PublisherResult:
+    """All comparisons with one implementation.
+
+    Attributes:
+        implementation: Name and version, for example `sentence-transformers 6.2.0`.
+        comparisons: One per kind of result and prompt.
+        not_compared: Results that were not compared, with the reason.
+    """
+
+    implementation: str
+    comparisons: tuple[Comparison, ...]
+    not_compared: tuple[str, ...] = ()
+
+    def failures(self) -> list[str]:
+        """Return a line per comparison that failed."""
+        lines = []
+        for found in self.comparisons:
+            if not found.passed:
+                error = (
+                    f"differ in {found.max_abs_error:.0f} of {found.num_texts} texts"
+                    if found.result.startswith("token ids")
+                    else f"differ by {found.max_abs_error:.2e} (allowed {found.limit:.2e})"
+                )
+                lines.append(
+                    f"{found.result} {error} from {self.implementation}, for example {found.worst_text!r}"
+                )
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every comparison as JSON values."""
+        rows = [finite({**vars(found), "passed": found.passed}) for found in self.comparisons]
+        return {
+            "implementation": self.implementation,
+            "passed": not self.failures(),
+            "comparisons": rows,
+            "not_compared": list(self.not_compared),
+        }
+
+
+class _Transformers:
+    """`AutoTokenizer` and `AutoModel`, or the encoder half of an encoder-decoder, in fp32 on the CPU."""
+
+    def __init__(self, source: str, revision: str | None, max_tokens: int) -> None:
+        import transformers  # noqa: PLC0415 - optional
+
+        self.name = f"transformers {transformers.__version__}"
+        self.prompts: dict[str, str] = {}
+        self._max_tokens = max_tokens
+        options: dict[str, Any] = {"revision": revision} if revision else {}
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+        is_pair = transformers.AutoConfig.from_pretrained(source, **options).is_encoder_decoder
+        model_class = transformers.AutoModelForTextEncoding if is_pair else transformers.AutoModel
+        self._model = model_class.from_pretrained(source, dtype="float32", **options).eval()
+
+    def encode(self, text: str, prompt_name: str | None) -> tuple[list[int], FloatArray]:
+        """Return token ids (T,) and hidden states (T, D)."""
+        del prompt_name
+        ids = self._tokenizer(text, truncation=True, max_length=self._max_tokens)["input_ids"]
+        batch = torch.tensor([ids])
+        with torch.inference_mode():
+            output = self._model(input_ids=batch, attention_mask=torch.ones_like(batch))
+        return list(ids), output.last_hidden_state[0].numpy()
+
+    def embed(self, text: str, prompt_name: str | None) -> FloatArray | None:
+        """Return None: transformers does not define the embedding of a text."""
+        del text, prompt_name
+        return None
+
+
+class _SentenceTransformers:
+    """`SentenceTransformer` in fp32 on the CPU."""
+
+    def __init__(self, source: str, revision: str | None, max_tokens: int) -> None:
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+
+        self.name = f"sentence-transformers {importlib.metadata.version('sentence-transformers')}"
+        self._model: Any = SentenceTransformer(source, device="cpu", revision=revision).float()
+        if max_tokens == MAX_TOKENS:  # otherwise its own limit is compared, too
+            self._model.max_seq_length = MAX_TOKENS
+        self.prompts: dict[str, str] = {name: text for name, text in self._model.prompts.items() if text}
+
+    def encode(self, text: str, prompt_name: str | None) -> tuple[list[int], FloatArray]:
+        """Return token ids (T,) and hidden states (T, D)."""
+        [values] = self._model.encode([text], output_value=None, **_prompt(prompt_name))
+        return values["input_ids"].tolist(), values["token_embeddings"].cpu().numpy()
+
+    def embed(self, text: str, prompt_name: str | None) -> FloatArray | None:
+        """Return the final embedding (E,)."""
+        vector: FloatArray = self._model.encode([text], **_prompt(prompt_name))[0]
+        return vector
+
+
+def _prompt(prompt_name: str | None) -> dict[str, str]:
+    """Return the arguments of `SentenceTransformer.encode`; an empty prompt replaces the default one."""
+    return {"prompt": ""} if prompt_name is None else {"prompt_name": prompt_name}
+
+
+def hidden_states_limit(parity: ParityResult) -> float:
+    """Return the largest difference of hidden states that passes.
+
+    It is twice the largest limit of the parity grid, one for the bundle and one for the publisher's
+    implementation: both are compared with our encoder.
+    """
+    limits = [found.allowed_error for found in parity.measurements if found.role == HIDDEN_OUTPUT]
+    return 2 * max(limits)
+
+
+def compare_with_publisher(
+    embedder: Embedder,
+    source: str | Path,
+    limit: float,
+    progress: StageProgress,
+    *,
+    revision: str | None = None,
+    pooling: PoolingDefaults | None = None,
+) -> PublisherResult:
+    """Compare a served bundle with the publisher's implementation of its checkpoint.
+
+    Args:
+        embedder: The served bundle.
+        source: Checkpoint directory or hub id. It runs in sentence-transformers if it has a `modules.json`,
+            otherwise in transformers. No code from the checkpoint is executed.
+        limit: Largest difference of hidden states that passes. Embeddings may differ by `limit` times the
+            larger of 1 and their norm.
+        progress: Called before each text.
+        revision: Branch, tag or commit on the hub.
+        pooling: The bundle's pooling. Embeddings are not compared if it is not the checkpoint's own. None if
+            the export replaced nothing.
+
+    Raises:
+        SourceError: The implementation is not installed, or cannot load the checkpoint.
+    """
+    reference, not_compared = _open(source, revision, embedder.max_tokens)
+    texts = sample_texts(embedder.max_tokens)
+    names: list[str | None] = [None, *reference.prompts]
+    compare_embeddings = not _is_replaced(pooling, source)
+    if not compare_embeddings:
+        not_compared.append("embeddings: the export replaced the pooling or normalization of the checkpoint")
+    comparisons = []
+    for number, name in enumerate(names):
+        progress(reference.name + (f", prompt {name}" if name else ""), number, len(names))
+        found = _compare_texts(embedder, reference, texts, name)
+        comparisons += list(found.summarize(limit, name, with_embeddings=compare_embeddings))
+    progress("", len(names), len(names))
+    return PublisherResult(reference.name, tuple(comparisons), tuple(not_compared))
+
+
+def sample_texts(max_tokens: int) -> list[str]:
+    """Return texts of five kinds, one with capitals and accents, and one of more than `max_tokens` tokens."""
+    data = files("attnlens_export.int8") / "data"
+    lines = {kind: (data / f"{kind}.txt").read_text("utf-8").splitlines() for kind in KINDS}
+    texts = [text for kind in KINDS for text in [line for line in lines[kind] if line][:TEXTS_PER_KIND]]
+    words = " ".join(lines["sentences"]).split()
+    long_text = " ".join(words[index % len(words)] for index in range(max_tokens + 50))
+    return [CASED_TEXT, *texts, long_text]
+
+
+def _open(
+    source: str | Path, revision: str | None, max_tokens: int
+) -> tuple[_Transformers | _SentenceTransformers, list[str]]:
+    """Load the publisher's implementation. Also return the results that cannot be compared."""
+    try:
+        _silence_transformers()
+        if _has_modules(source, revision):
+            return _SentenceTransformers(str(source), revision, max_tokens), []
+        without = ["embeddings: the checkpoint has no sentence-transformers modules"]
+        return _Transformers(str(source), revision, max_tokens), without
+    except ImportError as error:
+        name = (error.name or "").partition(".")[0].replace("_", "-")
+        raise SourceError(f"--against transformers needs the package {name}: pip install {name}") from error
+    except Exception as error:  # whatever a checkpoint's files provoke in those libraries
+        reason = " ".join(str(error).split())[:300]
+        raise SourceError(
+            f"transformers cannot load {source} without running code from it, or at all, so there is nothing "
+            f"to compare with ({type(error).__name__}: {reason}); leave out --against"
+        ) from error
+
+
+def _is_replaced(pooling: PoolingDefaults | None, source: str | Path) -> bool:
+    """Return whether the export chose another pooling or normalization than a local checkpoint states."""
+    if pooling is None or not (Path(source) / "modules.json").is_file():
+        return False
+    published = read_pooling(Path(source), pooling.dense[0].in_features if pooling.dense else 0)
+    return (published.pooling, published.normalize) != (pooling.pooling, pooling.normalize)
+
+
+def _silence_transformers() -> None:
+    """Keep its progress bars and warnings about unused weights off the terminal."""
+    from transformers.utils import logging  # noqa: PLC0415 - optional
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def _has_modules(source: str | Path, revision: str | None) -> bool:
+    if Path(source).is_dir():
+        return (Path(source) / "modules.json").is_file()
+    from huggingface_hub import file_exists  # noqa: PLC0415 - for hub ids only
+
+    return bool(file_exists(str(source), "modules.json", revision=revision))
+
+
+@dataclass
+class _Differences:
+    """Errors per text."""
+
+    tokens: dict[str, float] = field(default_factory=dict)
+    hidden_states: dict[str, float] = field(default_factory=dict)
+    embeddings: dict[str, float] = field(default_factory=dict)
+
+    def summarize(
+        self, limit: float, prompt_name: str | None, *, with_embeddings: bool
+    ) -> Iterator[Comparison]:
+        """Yield a comparison per kind of result."""
+        suffix = f" (prompt {prompt_name})" if prompt_name else ""
+        yield Comparison(
+            f"token ids{suffix}", len(self.tokens), sum(self.tokens.values()), 0, _worst(self.tokens)
+        )
+        kinds = {"hidden states": self.hidden_states}
+        if with_embeddings and self.embeddings:
+            kinds["embeddings"] = self.embeddings
+        for result, errors in kinds.items():
+            worst = _worst(errors)
+            yield Comparison(f"{result}{suffix}", len(errors), errors.get(worst, float("nan")), limit, worst)
+
+
+def _worst(errors: dict[str, float]) -> str:
+    return max(errors, key=lambda text: np.nan_to_num(errors[text], nan=np.inf), default="")
+
+
+def _compare_texts(
+    embedder: Embedder,
+    reference: _Transformers | _SentenceTransformers,
+    texts: Sequence[str],
+    prompt_name: str | None,
+) -> _Differences:
+    found = _Differences()
+    for text in texts:
+        expected_ids, expected_states = reference.encode(text, prompt_name)
+        ids, states = embedder.encode(text, prompt_name)
+        found.tokens[text] = 0.0 if ids == expected_ids else 1.0
+        if ids == expected_ids:
+            found.hidden_states[text] = max_abs_difference(states, expected_states)
+        expected = reference.embed(text, prompt_name)
+        if expected is not None:
+            scale = max(1.0, float(np.linalg.norm(expected)))
+            found.embeddings[text] = max_abs_difference(embedder.embed(text, prompt_name), expected) / scale
+    return found

@@ -1,0 +1,108 @@
+"""Estimated compute cost of explanations and reductions, in computed tokens.
+
+One computed token is one token in one run of the embeddings graph. Running each text once, which every
+method does, is not counted. Servers compare the estimate with a limit before they start, and clients split
+requests by it.
+
+Letters: L layers, K selected heads, h 1 if heads are averaged, else K, T tokens of a text, E dimensions of an
+embedding.
+"""
+
+import math
+
+from attnlens.reductions.choices import Reduction, SquareRoots, Statistics, Threshold, TopK
+
+# Measured with one thread: floating-point operations of the model in the time of 1 ns of numpy.
+_FLOPS_PER_NS = 60
+_SWEEP_TOKENS = 2  # a token in the contributions graph takes as long as two in the embeddings graph
+
+# Nanoseconds for each attention weight that a step visits: the slowest of several shapes.
+_COPY_NS = 1.5
+_HEAD_MEAN_NS = 1.0
+_WORDS_NS = 8.0
+_DROP_NS = 11.0
+_LAYER_MEAN_NS = 1.0
+_ROLLOUT_NS = 10.0
+_ROLLOUT_NS_PER_TOKEN = 0.02
+_ROW_MEAN_NS = 1.5
+_TOP_K_NS = 40.0
+_THRESHOLD_NS = 35.0
+_RECEIVED_NS = 1.5
+_ENTROPY_NS = 4.5
+_SQUARE_ROOTS_NS = 3.5
+
+
+def flops_per_token(hidden_size: int, intermediate_size: int, num_layers: int) -> int:
+    """Return the floating-point operations of the linear layers for one token."""
+    return num_layers * (8 * hidden_size**2 + 4 * hidden_size * intermediate_size)
+
+
+def masked_runs_cost(num_tokens: int, num_runs: int) -> int:
+    """Return the cost of running a text `num_runs` times, each time without one token."""
+    return num_tokens * num_runs
+
+
+def sweeps_cost(num_tokens: int, num_runs: int) -> int:
+    """Return the cost of running a text through the contributions graph `num_runs` times."""
+    return _SWEEP_TOKENS * num_tokens * num_runs
+
+
+def input_matrix_cost(num_tokens: tuple[int, int], dimensions: int) -> int:
+    """Return the cost of the input matrix of two texts.
+
+    The shorter text runs through the contributions graph E times, the longer one once for each row of the
+    result.
+    """
+    shorter, longer = sorted(num_tokens)
+    return sweeps_cost(shorter, dimensions) + sweeps_cost(longer, shorter + 1)
+
+
+def reduction_cost(
+    reduction: Reduction,
+    num_layers: int,
+    num_heads: int,
+    num_tokens: int,
+    *,
+    is_mean_of_heads: bool,
+    token_flops: int,
+) -> int:
+    """Return the cost of a reduction, rounded up.
+
+    Args:
+        reduction: The reduction. T is an upper bound for its words.
+        num_layers: L, reduced one by one or together.
+        num_heads: K.
+        num_tokens: T.
+        is_mean_of_heads: Whether heads are averaged.
+        token_flops: See `flops_per_token`.
+    """
+    is_mean = is_mean_of_heads or reduction.layers == "rollout"
+    # Words and special tokens are reduced before the mean over heads.
+    layer_ns = num_heads * (_COPY_NS + _HEAD_MEAN_NS * is_mean)
+    layer_ns += num_heads * _WORDS_NS * (reduction.level == "words")
+    layer_ns += num_heads * _DROP_NS * (reduction.special_tokens == "drop")
+    num_maps = 1 if is_mean else num_heads  # h
+    if reduction.layers == "mean":
+        layer_ns += num_maps * _LAYER_MEAN_NS
+    elif reduction.layers == "rollout":
+        layer_ns += _ROLLOUT_NS + _ROLLOUT_NS_PER_TOKEN * num_tokens
+    num_results = 1 if reduction.joins_layers else num_layers
+    result_ns = num_maps * _ROW_MEAN_NS * reduction.mean_of_rows
+    num_tokens = max(1, num_tokens)
+    num_rows = 1 if reduction.mean_of_rows else len(reduction.rows) or num_tokens
+    result_ns += num_maps * _form_ns(reduction) * num_rows / num_tokens
+    total_ns = num_tokens**2 * (num_layers * layer_ns + num_results * result_ns)
+    return math.ceil(total_ns * _FLOPS_PER_NS / max(1, token_flops))
+
+
+def _form_ns(reduction: Reduction) -> float:
+    match reduction.form:
+        case Statistics() as statistics:
+            return _RECEIVED_NS * statistics.received + _ENTROPY_NS * statistics.entropy
+        case TopK():
+            return _TOP_K_NS
+        case Threshold():
+            return _THRESHOLD_NS
+        case SquareRoots():
+            return _SQUARE_ROOTS_NS
+    return 0.0

@@ -1,0 +1,88 @@
+"""The estimated compute cost of reductions: compared with the limit before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from attnlens.reductions import Reduction, Threshold, TopK
+from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
+from attnlens_server.config import ServerConfig
+from attnlens_server.errors import TooExpensiveError
+from attnlens_server.serving.checks import Checks, EncodePlan, Part
+from attnlens_server.serving.jobs import AttentionQuery, AttentionView, EncodeJob
+from attnlens_server.serving.reduction_costs import ReductionCosts
+from attnlens_server.text import Input
+from toy_models import make_model
+
+WEIGHTS = [
+    Output(f"weights.{layer}", OutputRole.ATTENTION_WEIGHTS, Layout.DENSE, layer, 12, row_sum=RowSum.ONE)
+    for layer in range(3)
+]
+TOKEN_FLOPS = 20_000_000  # of MiniLM
+UNLIMITED = 1 << 40
+
+
+def plan_of(*queries: AttentionQuery) -> EncodePlan:
+    checks = Checks(
+        make_model(*WEIGHTS),
+        ServerConfig(bundle=Path()),
+        max_tokens=512,
+        has_tokenizer=True,
+        takes_pairs=True,
+    )
+    return checks.encode(EncodeJob(inputs=[Input(text="a")], attention=queries))
+
+
+def cost(plan: EncodePlan, *runs: tuple[tuple[Part, ...], int]) -> int:
+    """Return the estimate, 0 if nothing is reduced."""
+    try:
+        ReductionCosts(plan, TOKEN_FLOPS).check(runs or [(plan.parts, 256)], -1)
+    except TooExpensiveError as error:
+        return int(error.metadata["computed_tokens"])
+    return 0
+
+
+def reduced(reduction: Reduction, **fields: object) -> AttentionQuery:
+    return AttentionQuery(reduction=reduction, **fields)  # type: ignore[arg-type]
+
+
+WORDS = Reduction(level="words", form=TopK(3))
+
+
+def test_full_maps_cost_nothing_and_reductions_by_their_size() -> None:
+    assert cost(plan_of(AttentionQuery(), AttentionQuery(view=AttentionView.HEAD_MEAN))) == 0
+    one_layer = cost(plan_of(reduced(WORDS, layers=[0])))
+    assert one_layer > 0
+    assert cost(plan_of(reduced(WORDS))) == pytest.approx(3 * one_layer, rel=0.1)
+    assert cost(plan_of(reduced(WORDS, heads=[1, 2, 3]))) == pytest.approx(3 * one_layer / 4, rel=0.1)
+    plan = plan_of(reduced(WORDS))
+    assert cost(plan, (plan.parts, 512)) == pytest.approx(4 * cost(plan), rel=0.1)
+    assert cost(plan, *[(plan.parts, 256)] * 5) == 5 * cost(plan)
+    assert cost(plan_of(reduced(Reduction(level="words")))) < cost(plan)
+
+
+def test_equal_reductions_of_a_run_are_counted_once_and_different_ones_each() -> None:
+    plan, one = plan_of(*[reduced(WORDS)] * 16), cost(plan_of(reduced(WORDS)))
+    assert cost(plan) == one
+    half = len(plan.parts) // 2
+    assert cost(plan, (plan.parts[:half], 256), (plan.parts[half:], 256)) == 2 * one  # a text in two runs
+    others = [reduced(Reduction(level="words", form=TopK(k))) for k in range(1, 17)]
+    assert cost(plan_of(*others)) == pytest.approx(16 * one, rel=0.01)
+
+
+def test_the_costliest_field_is_named_with_the_estimate_the_limit_and_the_remedy() -> None:
+    plan = plan_of(AttentionQuery(), reduced(WORDS), reduced(Reduction(form=Threshold(0.1)), layers=[2]))
+    total = cost(plan)
+    costs = ReductionCosts(plan, TOKEN_FLOPS)
+    costs.check([(plan.parts, 256)], total)
+    message = (
+        rf"^attention\[1\]\.reduction needs \d+ of {total} computed tokens, a request may need {total - 1}: "
+        "send fewer or shorter texts, .* larger --max-computed-tokens$"
+    )
+    with pytest.raises(TooExpensiveError, match=message) as caught:
+        costs.check([(plan.parts, 256)], total - 1)
+    assert [violation.field for violation in caught.value.violations] == ["attention[1].reduction"]
+    assert caught.value.metadata == {
+        "computed_tokens": str(total),
+        "max_computed_tokens": str(total - 1),
+    }

@@ -1,0 +1,166 @@
+"""A cached trace equals a new one, and nothing that could change a trace is served from the cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from attnlens_export.graph import simplify
+from attnlens_export.graph.trace import TracedGraph, trace
+from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model.attention import softmax
+from attnlens_model.attention.kinds import ATTENTION_KINDS
+from configs import small_config
+from odd_models import OddModel
+from toy_attention import ToyAttentionConfig
+from trace_cache import TraceCache
+
+# Every mechanism, and what families have apart from it: tied layers, tables, a convolution, experts, norms.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "tied layers": {"num_layers": 2, "num_hidden_groups": 1, "embeddings.size": 24, "attention.alibi": True},
+    "causal": {"is_causal": True, "norm.placement": "pre", "norm.kind": "rms", "feed_forward.kind": "gated"},
+    "rotary": {"attention": {"kind": "softmax", "rotary": {"theta": 100.0}, "num_key_value_heads": 2}},
+    "relative": {"attention": {"kind": "softmax", "relative_bias": {"num_buckets": 8, "max_distance": 16}}},
+    "window": {"attention": {"kind": "softmax", "window": 3}},
+    "disentangled": {"attention": {"kind": "disentangled", "terms": "c2p|p2c"}},
+    "big_bird": {"attention": {"kind": "big_bird", "block_size": 4, "num_random_blocks": 1}},
+    "longformer": {"attention": {"kind": "longformer", "window": 2}},
+    "overlapping": {"attention": {"kind": "overlapping", "overlap": 2}},
+    "mixture": {"attention": {"kind": "mixture", "shared_heads": 1, "active_heads": 2}},
+    "composed": {"attention": {"kind": "composed"}},
+}
+
+
+def one_layer(name: str) -> EncoderConfig:
+    values: dict[str, Any] = {"family": "attnlens", "num_layers": 1} | CONFIGS[name]
+    if "attention" in values:
+        values["attention"] = {"num_heads": 4} | values["attention"]
+    return small_config(values)
+
+
+def assert_equal(found: TracedGraph, expected: TracedGraph) -> None:
+    assert found.proto.SerializeToString(deterministic=True) == expected.proto.SerializeToString(
+        deterministic=True
+    )
+    assert list(found.weights) == list(expected.weights)
+    for name, array in expected.weights.items():
+        assert (found.weights[name].dtype, found.weights[name].strides) == (array.dtype, array.strides)
+        assert found.weights[name].tobytes() == array.tobytes(), name
+    assert found.shapes == expected.shapes
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cache: TraceCache) -> None:
+    config = one_layer(name)
+    trace(new_encoder(config, seed=0), config)
+    count, encoder = trace_cache.traced, new_encoder(config, seed=1)
+    cached = trace(encoder, config)
+    assert trace_cache.traced == count
+    with trace_cache.disabled():
+        assert_equal(cached, trace(encoder, config))
+
+
+def test_weights_of_a_cached_trace_are_those_of_the_encoder() -> None:
+    config = small_config()
+    encoder: Any = new_encoder(config, seed=0)
+    cached = trace(encoder, config)
+    with torch.no_grad():
+        encoder.layers[0].attention.query.weight[3, 5] = 7.0
+    assert cached.weights["layers.0.attention.query.weight.T"][5, 3] == 7.0
+
+
+def change_attribute(encoder: Any) -> None:
+    encoder.layers[0].attention.scale = 3.0
+
+
+def change_buffer(encoder: Encoder) -> None:
+    encoder.positions.add_(1)
+
+
+def change_shape(encoder: Encoder) -> None:
+    encoder.embeddings.token.weight.data = torch.zeros(7, 48)
+
+
+def tie(encoder: Any) -> None:
+    encoder.layers[0].output_norm.weight = encoder.layers[1].output_norm.weight
+
+
+@pytest.mark.parametrize("change", [change_attribute, change_buffer, change_shape, tie])
+def test_what_a_trace_reads_is_in_its_key(change: Callable[[Encoder], None], trace_cache: TraceCache) -> None:
+    config = small_config({"is_causal": True})
+    encoder = new_encoder(config, seed=0)
+    before = trace_cache.key(encoder, config)
+    assert trace_cache.key(new_encoder(config, seed=1), config) == before
+    change(encoder)
+    assert trace_cache.key(encoder, config) not in (before, None)
+
+
+class Twice(torch.nn.Linear):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(hidden)
+
+
+def replace_module(encoder: Any) -> None:
+    encoder.layers[0].feed_forward.up = Twice(48, 56)
+
+
+def replace_method(encoder: Any) -> None:
+    encoder.layers[0].forward = lambda hidden, *_: (hidden, {})
+
+
+def add_hook(encoder: Encoder) -> None:
+    encoder.layers[0].register_forward_hook(lambda *_: None)
+
+
+def hold_tensor(encoder: Any) -> None:
+    encoder.layers[0].attention.scale = torch.ones(())
+
+
+@pytest.mark.parametrize("change", [replace_module, replace_method, add_hook, hold_tensor])
+def test_an_encoder_with_foreign_parts_is_not_cached(
+    change: Callable[[Encoder], None], trace_cache: TraceCache
+) -> None:
+    encoder = new_encoder(config := small_config(), seed=0)
+    change(encoder)
+    assert trace_cache.key(encoder, config) is None
+
+
+def test_a_checkpoint_of_transformers_is_cached(trace_cache: TraceCache, tmp_path: Path) -> None:
+    """transformers and torch change classes of torch as they are used."""
+    OddModel("Bert").make().save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert trace_cache.key(checkpoint.encoder, checkpoint.config) is not None
+
+
+def test_a_mechanism_of_a_test_is_not_cached(trace_cache: TraceCache) -> None:
+    with mock.patch.dict(ATTENTION_KINDS, {"toy": ToyAttentionConfig}):
+        config = small_config({"attention": {"kind": "toy", "num_heads": 3}})
+        encoder = new_encoder(config, seed=0)
+    assert not trace_cache.is_patched()
+    assert trace_cache.key(encoder, config) is None
+
+
+PATCHES = {
+    "a function": (softmax, "attention_weights"),
+    "a method": (softmax.MultiHeadSelfAttention, "forward"),
+    "an inherited method": (Encoder, "__call__"),
+    "a constant": (simplify, "IR_VERSION"),
+    "a function of the tracer": (simplify, "fold"),
+    "a function of torch": (torch, "softmax"),
+    "a method of tensors": (torch.Tensor, "masked_fill"),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_nothing_is_cached_while_something_is_patched(name: str, trace_cache: TraceCache) -> None:
+    encoder = new_encoder(config := small_config(), seed=0)
+    assert trace_cache.key(encoder, config) is not None
+    owner, attribute = PATCHES[name]
+    with mock.patch.object(owner, attribute, mock.Mock()):
+        assert trace_cache.key(encoder, config) is None
+    with mock.patch.dict(ATTENTION_KINDS, {"softmax": ToyAttentionConfig}):
+        assert trace_cache.key(encoder, config) is None
+    assert trace_cache.key(encoder, config) is not None
