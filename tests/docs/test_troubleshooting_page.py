@@ -30,13 +30,13 @@ def test_every_reason_is_there_with_the_exception_that_it_raises() -> None:
 
 
 def strings() -> Iterator[str]:
-    """The strings of the packages; `…` stands for a value."""
+    """Yield the strings of the packages. `…` stands for one value or several in a row."""
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.JoinedStr):
                     parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
-                    yield "".join(map(str, parts))
+                    yield re.sub("…+", "…", "".join(map(str, parts)))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
 
