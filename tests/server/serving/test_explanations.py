@@ -2,9 +2,10 @@
 
 import asyncio
 import shutil
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from attnlens.pooling import Pooling
 from attnlens.reductions import Reduction
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine
+from attnlens_server.engine import Engine, Item, ItemResult
+from attnlens_server.engine.batch import Batch
+from attnlens_server.engine.lanes import Lanes
+from attnlens_server.engine.session import Session
 from attnlens_server.errors import (
     DeadlineError,
     GraphUnavailableError,
@@ -470,20 +474,52 @@ async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(d
         assert len((await service.encode(cheap, budget(service))).texts) == 1
 
 
-async def test_a_light_call_is_served_while_heavy_ones_run(dense_bundle: Path) -> None:
-    async with serving(dense_bundle, max_queue=32) as service:
+async def test_a_light_call_is_served_while_heavy_ones_run(
+    dense_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = [Input(text="the cat and the man " * 4)]
+    job = CompareJob(inputs=text, seconds=text, matrix=PairMatrix.INPUT)
+    async with serving(dense_bundle, max_queue=32, max_batch_tokens=64) as service:
         await explain(service, "a cat")  # opens the graph
-        text = [Input(text="the cat and the man " * 4)]
-        job = CompareJob(inputs=text, seconds=text, matrix=PairMatrix.INPUT)
-        heavy = [asyncio.ensure_future(service.explanations.compare(job, budget(service))) for _ in range(8)]
         lane = service._engine.lanes["contributions"]
-        before = lane.num_live_tokens
-        while lane.num_live_tokens < before + 500:
-            await asyncio.sleep(0)
-        for methods in ((), MASKED):
-            await explain(service, *["a cat"] * 4, methods=methods)
+        with held_batches(lane, monkeypatch, min_tokens=20):
+            heavy = [
+                asyncio.ensure_future(service.explanations.compare(job, budget(service))) for _ in range(8)
+            ]
+            while lane.num_waiting_tokens == 0 or lane.num_idle == 2:
+                await asyncio.sleep(0)
+            for methods in ((), MASKED):
+                async with asyncio.timeout(60):
+                    await explain(service, *["a cat"] * 4, methods=methods)
+            assert lane.num_waiting_tokens > 0
             assert not any(call.done() for call in heavy)
         assert len({len(call.pairs) for call in await asyncio.gather(*heavy)}) == 1
         for kind in ("embeddings", "contributions"):
             with service.admission.texts(kind, 32):
                 pass
+
+
+@contextmanager
+def held_batches(lane: Lanes, monkeypatch: pytest.MonkeyPatch, *, min_tokens: int) -> Iterator[None]:
+    """Hold batches of texts with at least `min_tokens` tokens until the context ends.
+
+    When shorter texts are queued, one held batch may run on each of the two threads, too few to end a call.
+    """
+    permits, compute, submit = threading.Semaphore(0), lane._compute, lane.submit
+
+    def compute_with_permit(batch: Batch, session: Session) -> list[ItemResult]:
+        if batch.items[0].num_tokens >= min_tokens:
+            permits.acquire()
+        return compute(batch, session)
+
+    def submit_with_permits(items: Sequence[Item]) -> None:
+        submit(items)
+        if items[0].num_tokens < min_tokens:
+            permits.release(2)
+
+    monkeypatch.setattr(lane, "_compute", compute_with_permit)
+    monkeypatch.setattr(lane, "submit", submit_with_permits)
+    try:
+        yield
+    finally:
+        permits.release(10_000)
