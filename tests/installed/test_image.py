@@ -5,6 +5,7 @@ A daemon may be absent, so the steps of the Dockerfile run in an environment of 
 
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -60,8 +61,8 @@ def test_the_server_of_the_image_answers_without_root_and_without_writing(
     server_environment: Environment, minilm_bundle: Path, tmp_path: Path
 ) -> None:
     bundle = shutil.copytree(minilm_bundle, tmp_path / "bundle")
-    for directory in (tmp_path, *tmp_path.parents[:2], server_environment.directory):
-        directory.chmod(0o755)  # pytest's are for its own user alone
+    _let_others_read(tmp_path)
+    _let_others_read(server_environment.directory)
     if _in_sandbox(["true"], tmp_path) != ["true"]:
         assert _says(["id", "-u"], tmp_path) == (0, f"{IMAGE.user.partition(':')[0]}\n")
         for place in ("/", "/tmp", str(bundle)):
@@ -77,6 +78,15 @@ def test_the_server_of_the_image_answers_without_root_and_without_writing(
         healthy = {**env, "ATTNLENS_ADDRESS": f"127.0.0.1:{port}"}
         assert subprocess.run(_in_sandbox(health, tmp_path), env=healthy, check=False).returncode == 0
     assert subprocess.run(_in_sandbox(health, tmp_path), env=healthy, check=False).returncode == 1
+
+
+def _let_others_read(directory: Path) -> None:
+    """Open pytest's temporary directories, which are private, from `directory` up."""
+    for each in (directory, *directory.parents):
+        status = each.stat()
+        is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == stat.S_IRWXU
+        if is_private and not Path.home().is_relative_to(each):
+            each.chmod(0o755)
 
 
 def _in_sandbox(command: list[str], directory: Path) -> list[str]:
