@@ -122,6 +122,7 @@ def measure_repeats(
             differences = [_difference(first, graph.run_feed(feed)) for _ in range(REPEATS - 1)]
             worst, output = max(differences, key=_badness)
             runs.append(RepeatedRuns(path, str(case), threads, REPEATS, worst, output))
+            del graph  # two sessions would hold the weights twice
     progress("", len(graph_paths), len(graph_paths))
     return RepeatsResult(tuple(runs))
 

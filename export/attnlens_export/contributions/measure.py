@@ -77,8 +77,10 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
         progress(str(case), number, len(cases))
         found.append(measure_case(graph.run_feed, case, inputs[case], config, hidden.pop(case), dense))
     progress("gates of heads", len(cases), len(cases))
-    ablated = _measure_ablated(graph.run_feed, subject, dense)
-    del graph
+    feed = _ablating_feed(config, _size(config, dense))
+    found_ablated = graph.run_feed(feed)
+    del graph  # PyTorch needs memory, too
+    ablated = _compare_ablated(found_ablated, feed, subject, dense)
     structure = read_structure(directory / CONTRIBUTIONS_PATH)
     limit_to_sweep(structure)
     graph = Graph(directory, CONTRIBUTIONS_PATH, model=structure)
@@ -112,14 +114,27 @@ def measure_slope(run: Run, config: EncoderConfig, size: int) -> float:
     return float(np.abs(totals[0] - totals[1:] - changes).max() / np.linalg.norm(feed[DIRECTION][0]))
 
 
-def _measure_ablated(run: Run, subject: Subject, dense: Sequence[DenseLayer]) -> tuple[float, float, float]:
-    """Return the last three fields of `HeadGates`."""
-    config = subject.config
-    inputs = make_inputs(_heads_case(config), config)
-    feed = _heads_feed(config, _size(config, dense))
-    gates = np.random.default_rng(SEED).integers(0, 2, feed[HEAD_GATES].shape).astype(np.float32)
-    found = run(feed | {HEAD_GATES: gates})
-    with ablated_heads(subject.encoder, gates[0]):
+def _ablating_feed(config: EncoderConfig, size: int) -> Feed:
+    """Return the inputs of one text, with gates that remove random heads of all layers."""
+    feed = _heads_feed(config, size)
+    gates = np.random.default_rng(SEED).integers(0, 2, feed[HEAD_GATES].shape)
+    return feed | {HEAD_GATES: gates.astype(np.float32)}
+
+
+def _compare_ablated(
+    found: Tensors, feed: Feed, subject: Subject, dense: Sequence[DenseLayer]
+) -> tuple[float, float, float]:
+    """Return the last three fields of `HeadGates`.
+
+    Args:
+        found: Outputs of the graph of contributions.
+        feed: Its inputs, from `_ablating_feed`.
+        subject: Bundle and reference.
+        dense: Layers behind the pooling.
+    """
+    inputs = make_inputs(_heads_case(subject.config), subject.config)
+    gates = feed[HEAD_GATES][0].astype(np.float32)
+    with ablated_heads(subject.encoder, gates):
         hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
         exact = run_float64(subject.encoder, inputs, lambda _name, _output: None)
     everything = np.ones(feed[DIRECTION].shape[1], dtype=np.bool_)

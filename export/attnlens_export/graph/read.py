@@ -5,6 +5,7 @@ The outer fields of the file are walked by hand, as `graph.write` writes them: s
 
 import math
 import mmap
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -114,6 +115,28 @@ def _locations(structure: onnx.ModelProto) -> set[str]:
 
 def _external(structure: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     return filter(external_data_helper.uses_external_data, structure.graph.initializer)
+
+
+def locate_weights(structure: onnx.ModelProto, directory: Path) -> Path:
+    """Replace the locations of weights by paths without links, relative to a folder.
+
+    ONNX Runtime maps the weights of a graph without a file of its own from that folder, and follows no link
+    out of it.
+
+    Args:
+        structure: Graph that refers to its weights.
+        directory: Directory that its locations are relative to.
+
+    Returns:
+        The folder.
+    """
+    files = {location: (directory / location).resolve() for location in _locations(structure)}
+    folder = Path(os.path.commonpath([path.parent for path in files.values()] or [directory.resolve()]))
+    for tensor in _external(structure):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = files[entry.value].relative_to(folder).as_posix()
+    return folder
 
 
 def read_weight(directory: Path, tensor: onnx.TensorProto) -> Array:

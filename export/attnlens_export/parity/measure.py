@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 
 from attnlens_export.graph.names import HIDDEN_OUTPUT, layer_outputs
-from attnlens_export.graph.read import read_structure, read_weight
+from attnlens_export.graph.read import locate_weights, read_structure
 from attnlens_export.parity.compare import (
     BoolArray,
     Difference,
@@ -77,7 +77,7 @@ class Graph:
         directory: Bundle directory.
         path: The ONNX file, relative to `directory`.
         threads: Number of threads of a run. 0 means one per core.
-        model: Graph to run in place of the file. Its weights are in the files that `path` refers to.
+        model: Graph to run in place of the file, whose weights it refers to. Changed by `locate_weights`.
     """
 
     def __init__(
@@ -86,23 +86,20 @@ class Graph:
         self.path = path
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        if model is not None:
-            # Read here, since ONNX Runtime does not follow a link out of a folder that it is told of.
-            stored = {
-                tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(
-                    np.ascontiguousarray(read_weight((directory / path).parent, tensor))
-                )
-                for tensor in model.graph.initializer
-                if tensor.data_location == onnx.TensorProto.EXTERNAL
-            }
-            options.add_external_initializers(list(stored), list(stored.values()))
         # The threads must not burn the cores between two runs, while PyTorch computes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep what the largest input needed, rounded up to a power of two.
         options.enable_cpu_mem_arena = False
         options.log_severity_level = 3  # errors come as exceptions
+        source: Path | bytes = directory / path
+        if model is not None:
+            folder = locate_weights(model, (directory / path).parent)
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(folder)
+            )
+            source = model.SerializeToString()
         self._session = onnxruntime.InferenceSession(
-            directory / path if model is None else model.SerializeToString(),
+            source,
             providers=["CPUExecutionProvider"],
             # Slower and less exact than the nodes that it replaces (onnxruntime issue 17689).
             sess_options=options,
