@@ -87,10 +87,9 @@ def translations_read_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def trace_cache() -> Iterator[TraceCache]:
+def trace_cache() -> TraceCache:
     """The cache behind every call of the tracer in this process."""
-    with TRACE_CACHE.as_unpatched():
-        yield TRACE_CACHE
+    return TRACE_CACHE
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ sources and versions, the configuration, each module's type, attributes and buff
 parameters.
 
 An encoder is traced as usual while a watched module differs from its state after import (something is
-patched), or if one of its modules, hooks or attributes comes from outside attnlens_model and torch.
+patched), or if one of its modules, hooks or attributes comes from outside attnlens_model and torch. A test
+that patches torch must disable the cache.
 """
 
 import copy
@@ -51,9 +52,8 @@ WATCHED = (
 SOURCES = ("protos/attnlens/*.py", "export/attnlens_export/errors.py", "export/attnlens_export/graph/*.py")
 PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxscript", "torch")
 CONTAINERS = (dict, list, set)
-# torch._dynamo wraps torch.manual_seed, transformers adds Module.smart_apply.
-SET_BY_LIBRARIES = {"manual_seed", "smart_apply"}
-TORCH_MODULES = ("torch", "torch.nn.functional", "torch.onnx")
+# copy.deepcopy notes it in the classes of what it copies.
+NOT_PATCHED = "__slotnames__"
 
 _State = dict[str, dict[str, object]]
 
@@ -86,7 +86,6 @@ class TraceCache:
         """Record the state of a newly imported module, and wrap the trace function if it has it."""
         if module.__name__ == TRACE_MODULE:
             vars(module)["trace"] = self._wrapped(module.trace)
-            self._unpatched |= {name: _state(importlib.import_module(name)) for name in TORCH_MODULES}
         self._unpatched[module.__name__] = _state(module)
 
     def _wrapped(self, trace: Callable[["Encoder", "EncoderConfig"], "TracedGraph"]) -> Any:
@@ -119,21 +118,8 @@ class TraceCache:
         return [
             name
             for name, before in self._unpatched.items()
-            if not _is_same(_state(sys.modules[name]), before, may_grow=name in TORCH_MODULES)
+            if not _is_same(_state(sys.modules[name]), before)
         ]
-
-    @contextmanager
-    def as_unpatched(self) -> Iterator[None]:
-        """Take the present state of all modules for unpatched, for the tests of the cache itself.
-
-        Other tests of the process may have imported a library that changes torch for good.
-        """
-        before = self._unpatched
-        self._unpatched = {name: _state(sys.modules[name]) for name in before}
-        try:
-            yield
-        finally:
-            self._unpatched = before
 
     def _load(self, key: str, make: Callable[[], bytes]) -> bytes:
         """Return the entry on disk. If there is none, make it while other processes that need it wait."""
@@ -196,8 +182,6 @@ def _state(module: types.ModuleType) -> _State:
     classes = [
         each for each in values.values() if isinstance(each, type) and each.__module__ == module.__name__
     ]
-    if module.__name__ == "torch":
-        classes += [module.Tensor, module.nn.Module]
     top = {
         name: value
         for name, value in values.items()
@@ -205,21 +189,19 @@ def _state(module: types.ModuleType) -> _State:
     }
     state: _State = {"": top} | {each.__qualname__: dict(vars(each)) for each in classes}
     for part in state.values():
-        for name in SET_BY_LIBRARIES & part.keys():
-            del part[name]
+        part.pop(NOT_PATCHED, None)
         part.update({name: copy.copy(value) for name, value in part.items() if type(value) in CONTAINERS})
     return state
 
 
-def _is_same(now: _State, before: _State, *, may_grow: bool) -> bool:
-    """Compare two states; may_grow: whether the module, but none of its classes, may have new names."""
+def _is_same(now: _State, before: _State) -> bool:
     for part, values in before.items():
         found = now.get(part, {})
-        if found.keys() != values.keys() and (part or not may_grow or not values.keys() <= found.keys()):
+        if found.keys() != values.keys():
             return False
         for name, value in values.items():
             if type(value) in CONTAINERS:
-                if found[name] != value and not may_grow:
+                if found[name] != value:
                     return False
             elif found[name] is not value:
                 return False

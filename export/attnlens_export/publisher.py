@@ -10,7 +10,6 @@ Shape legend: T tokens, D hidden size, E embedding size.
 import importlib.metadata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import torch
 from attnlens.v1.manifest_pb2 import PoolingDefaults
 from attnlens_export.errors import SourceError
 from attnlens_export.graph.names import HIDDEN_OUTPUT
+from attnlens_export.int8.texts import read_kinds
 from attnlens_export.json_files import finite
 from attnlens_export.parity.compare import max_abs_difference
 from attnlens_export.parity.result import ParityResult
@@ -30,7 +30,6 @@ from attnlens_export.published.pooling import read_pooling
 FloatArray = npt.NDArray[np.float32]
 
 TEXTS_PER_KIND = 3
-KINDS = ("sentences", "prose", "other_scripts", "code_and_numbers", "very_short")
 CASED_TEXT = "The NASA engineers in Zürich and São Paulo read Dr. O'Brien's REPORT twice."
 MAX_TOKENS = 512
 """Texts are truncated to this length, or to the model's own limit if it is lower."""
@@ -222,10 +221,9 @@ def compare_with_publisher(
 
 def sample_texts(max_tokens: int) -> list[str]:
     """Return texts of five kinds, one with capitals and accents, and one of more than `max_tokens` tokens."""
-    data = files("attnlens_export.int8") / "data"
-    lines = {kind: (data / f"{kind}.txt").read_text("utf-8").splitlines() for kind in KINDS}
-    texts = [text for kind in KINDS for text in [line for line in lines[kind] if line][:TEXTS_PER_KIND]]
-    words = " ".join(lines["sentences"]).split()
+    kinds = read_kinds(None)
+    texts = [text for lines in kinds.values() for text in [line for line in lines if line][:TEXTS_PER_KIND]]
+    words = " ".join(kinds["sentences"]).split()
     long_text = " ".join(words[index % len(words)] for index in range(max_tokens + 50))
     return [CASED_TEXT, *texts, long_text]
 
