@@ -4,6 +4,9 @@ BIN := .venv/bin
 NODE := tests/node/node_modules/.package-lock.json
 VIEWER_NODE := viewer/node_modules/.package-lock.json
 
+# Where an environment forbids it to keep bytecode, each process compiles torch and transformers again: 15 s.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt

@@ -19,18 +19,12 @@ from odd_models import OddModel
 from toy_attention import ToyAttentionConfig
 from trace_cache import TraceCache
 
-# Every mechanism, and what families have apart from it: tied layers, tables, a convolution, experts, norms.
+# Tied layers, a table, constants, and views. A cached graph that is wrong for its encoder fails the
+# parity check of every export, so other mechanisms need no test here.
 CONFIGS: dict[str, dict[str, Any]] = {
     "tied layers": {"num_layers": 2, "num_hidden_groups": 1, "embeddings.size": 24, "attention.alibi": True},
-    "causal": {"is_causal": True, "norm.placement": "pre", "norm.kind": "rms", "feed_forward.kind": "gated"},
-    "rotary": {"attention": {"kind": "softmax", "rotary": {"theta": 100.0}, "num_key_value_heads": 2}},
     "relative": {"attention": {"kind": "softmax", "relative_bias": {"num_buckets": 8, "max_distance": 16}}},
-    "window": {"attention": {"kind": "softmax", "window": 3}},
-    "disentangled": {"attention": {"kind": "disentangled", "terms": "c2p|p2c"}},
     "big_bird": {"attention": {"kind": "big_bird", "block_size": 4, "num_random_blocks": 1}},
-    "longformer": {"attention": {"kind": "longformer", "window": 2}},
-    "overlapping": {"attention": {"kind": "overlapping", "overlap": 2}},
-    "mixture": {"attention": {"kind": "mixture", "shared_heads": 1, "active_heads": 2}},
     "composed": {"attention": {"kind": "composed"}},
 }
 

@@ -15,12 +15,14 @@ DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
 
 
 @pytest.fixture(scope="session")
-def samples(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> "dict[str, Sample]":
+def samples(
+    minilm_dir: Path, minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> "dict[str, Sample]":
     """MiniLM with its real weights, and small random encoders of other kinds."""
-    from ecosystem.samples import KINDS, draw, export  # noqa: PLC0415 - imports torch
+    from ecosystem.samples import KINDS, Sample, draw  # noqa: PLC0415 - imports torch
 
     directory = tmp_path_factory.mktemp("ecosystem")
-    minilm = export(minilm_dir, directory / "minilm" / "bundle", "mean", normalize=True)
+    minilm = Sample(minilm_dir, minilm_bundle, "mean", normalize=True)
     return {"all-MiniLM-L6-v2": minilm} | {name: draw(kind, directory / name) for name, kind in KINDS.items()}
 
 

@@ -107,13 +107,9 @@ def draw(kind: Kind, directory: Path) -> Sample:
         checkpoint / "1_Pooling" / "config.json",
         {"word_embedding_dimension": 96, "pooling_mode": kind.pooling},
     )
-    return export(checkpoint, directory / "bundle", kind.pooling, normalize=kind.normalize)
-
-
-def export(checkpoint: Path, bundle: Path, pooling: str, *, normalize: bool) -> Sample:
-    """Export a checkpoint; its parity is not the point here."""
-    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(40)))
-    return Sample(checkpoint, bundle, pooling, normalize)
+    bundle = directory / "bundle"
+    export_bundle(checkpoint, bundle, ExportOptions(grid=small_grid(40)))  # parity is not the point here
+    return Sample(checkpoint, bundle, kind.pooling, kind.normalize)
 
 
 def write(path: Path, content: object) -> None:
