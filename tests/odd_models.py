@@ -69,6 +69,10 @@ class OddModel:
                     parameter.copy_(1 + 0.3 * noise if parameter.any() else (77 * noise).round() / 256)
                 else:
                     parameter.copy_(self.std * noise)
+            for name, buffer in model.named_buffers():
+                # 1 in a new model; published checkpoints have other values.
+                if name.endswith("layer_scalar"):
+                    buffer.copy_(1 + 0.3 * torch.randn(buffer.shape, generator=generator))
         return model.eval()
 
 

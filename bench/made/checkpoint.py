@@ -38,7 +38,7 @@ def make_base_checkpoint(minilm: Path) -> Path:
     config = BertConfig.from_dict({**SIZES, "vocab_size": vocab_size})
     BertModel(config).save_pretrained(unfinished)
     alter(unfinished / "sentence_bert_config.json", max_seq_length=MAX_TOKENS)
-    alter(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.hidden_size)
+    alter(unfinished / "1_Pooling" / "config.json", word_embedding_dimension=config.vector_size)
     unfinished.rename(CHECKPOINT)
     return CHECKPOINT
 

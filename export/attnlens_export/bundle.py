@@ -293,7 +293,7 @@ class _Built(NamedTuple):
 def _build(directory: Path, model: _Model, options: ExportOptions, progress: Progress) -> _Built:
     config = model.config
     pooling = read_pooling(
-        model.embedder, config.hidden_size, options.pooling, options.normalize, options.skipped_modules
+        model.embedder, config.vector_size, options.pooling, options.normalize, options.skipped_modules
     )
     prompts = read_prompts(model.directory, options.prompts, options.default_prompt)
     max_tokens = read_max_tokens(model.directory, config)
@@ -305,7 +305,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     progress("Writing the configuration", "", 0, 1)
     has_data = (directory / DATA_PATH).is_file()
     write_config(directory, model.directory, config, external_data=has_data, task=model.task)
-    write_pooling(directory, model.embedder, config.hidden_size, pooling, max_tokens)
+    write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}
     check_graphs(directory, config)

@@ -64,7 +64,7 @@ def check_graphs(directory: Path, config: EncoderConfig) -> None:
         LintError: one is not what a bundle promises.
     """
     precisions = {precision.path: precision for precision in precisions_of(directory)}
-    embedding_size = read_embedding_size(directory, config.hidden_size)
+    embedding_size = read_embedding_size(directory, config.vector_size)
     for graph in graphs_of(directory):
         path, precision = directory / graph.path, precisions.get(graph.path)
         try:

@@ -95,7 +95,7 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
     return Manifest(
         architecture=_describe_architecture(config),
         graphs=[_describe_graph(directory, config, graph) for graph in graphs_of(directory)],
-        pooling=read_pooling(directory, config.hidden_size),
+        pooling=read_pooling(directory, config.vector_size),
         max_tokens=read_max_tokens(directory, config),
         prompts=prompts.texts,
         default_prompt_name=prompts.default_name,
@@ -119,7 +119,7 @@ def _describe_architecture(config: EncoderConfig) -> Architecture:
     """Return the encoder's sizes as the manifest holds them."""
     return Architecture(
         family=config.family,
-        hidden_size=config.hidden_size,
+        hidden_size=config.vector_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
         intermediate_size=config.intermediate_size,

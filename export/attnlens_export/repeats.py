@@ -115,7 +115,7 @@ def measure_repeats(
         progress(path, index, len(graph_paths))
         feed: Mapping[str, npt.NDArray[np.generic]] = inputs.feed()
         if path == CONTRIBUTIONS_PATH:
-            feed = make_feed(inputs, config, read_embedding_size(directory, config.hidden_size))
+            feed = make_feed(inputs, config, read_embedding_size(directory, config.vector_size))
         for threads in THREADS:
             graph = Graph(directory, path, threads=threads)
             first = graph.run_feed(feed)

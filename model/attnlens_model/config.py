@@ -16,6 +16,7 @@ from attnlens_model.errors import ConfigError
 from attnlens_model.families import FAMILIES, family_named, family_of_config
 from attnlens_model.feed_forward import FeedForwardConfig
 from attnlens_model.norm import NormConfig
+from attnlens_model.per_layer_input import PerLayerInputConfig
 
 _Part = TypeVar("_Part")
 
@@ -32,7 +33,9 @@ class EncoderConfig(ConfigPart):
 
     Attributes:
         family: whose tensor names its checkpoints use; one of `attnlens_model.families.FAMILIES`.
-        hidden_size: D, the width of a token vector.
+        hidden_size: D, the width of the layers.
+        output_size: the width to which a projection without a bias brings hidden states after the last layer;
+            None means that they are not projected.
         num_layers: L.
         num_hidden_groups: how many layers have weights of their own; each is applied
             num_layers / num_hidden_groups times in a row. None means all.
@@ -45,6 +48,7 @@ class EncoderConfig(ConfigPart):
         feed_forward: the feed-forward part of all layers, or a pattern of them, as of attention.
         norm: all norms.
         convolution: beside the first layer; None means that there is none.
+        per_layer_input: the input of each layer besides the output of the layer before it; None means none.
 
     Raises:
         ConfigError: (a ValueError) a value has the wrong type or is out of range.
@@ -52,6 +56,7 @@ class EncoderConfig(ConfigPart):
 
     family: str = "bert"
     hidden_size: int
+    output_size: int | None = None
     num_layers: int
     num_hidden_groups: int | None = None
     is_causal: bool = False
@@ -62,6 +67,7 @@ class EncoderConfig(ConfigPart):
     feed_forward: FeedForwardConfig | tuple[FeedForwardConfig, ...]
     norm: NormConfig = field(default_factory=NormConfig)
     convolution: ConvolutionConfig | None = None
+    per_layer_input: PerLayerInputConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +78,8 @@ class EncoderConfig(ConfigPart):
     def _check(self) -> None:
         for name in ("hidden_size", "num_layers"):
             self.require(name, getattr(self, name) >= 1, "must be at least 1")
+        size = self.output_size
+        self.require("output_size", size is None or size >= 1, "must be at least 1, or null")
         self.require("hidden_dropout", 0 <= self.hidden_dropout < 1, "must be at least 0 and less than 1")
         self._check_layers()
         lowest = self.embeddings.pad_token_id + 2
@@ -110,6 +118,11 @@ class EncoderConfig(ConfigPart):
     def layer_feed_forwards(self) -> tuple[FeedForwardConfig, ...]:
         """The feed-forward part of each of the L layers."""
         return _repeated(self.feed_forward, self.num_layers)
+
+    @property
+    def vector_size(self) -> int:
+        """V, the width of the token vectors that the encoder returns."""
+        return self.output_size or self.hidden_size
 
     @property
     def intermediate_size(self) -> int:

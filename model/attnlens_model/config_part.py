@@ -21,7 +21,8 @@ Kinds = Mapping[type["ConfigPart"], Mapping[str, type["ConfigPart"]]]
 _MAX_SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_layers", "num_heads", "num_key_value_heads", "num_experts"), 1 << 12),
     **dict.fromkeys(("num_buckets", "distance_buckets", "num_random_blocks", "kernel_size", "rank"), 1 << 12),
-    **dict.fromkeys(("hidden_size", "head_size", "size", "block_size", "num_global_tokens"), 1 << 17),
+    **dict.fromkeys(("hidden_size", "output_size", "head_size", "size"), 1 << 17),
+    **dict.fromkeys(("block_size", "num_global_tokens"), 1 << 17),
     **dict.fromkeys(("intermediate_size", "max_position_embeddings", "max_relative_positions"), 1 << 20),
     **dict.fromkeys(("vocab_size", "type_vocab_size", "task_vocab_size", "pad_token_id"), 1 << 24),
 }

@@ -3,13 +3,15 @@
 `EncoderConfig` chooses among the parts: which position embedding a token gets and whether embeddings are
 projected (embeddings.py), the mechanism of attention, one for all layers or a pattern (attention/), the norm
 (norm.py) and its place (layer.py), the feed-forward part (feed_forward.py), a convolution beside the first
-layer (convolution.py), and whether layers share their weights (here). A family of published checkpoints is
-such a choice, not a class.
+layer (convolution.py), an input for each layer (per_layer_input.py), whether layers share their weights and
+whether hidden states are projected at the end (here). A family of published checkpoints is such a choice, not
+a class.
 
 It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
 ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
 
-Letters in shapes: B batch, T tokens, D width, H heads, L layers.
+Letters in shapes: B batch, T tokens, D width, V width of token vectors (V = D unless they are projected),
+H heads, L layers.
 """
 
 from typing import NamedTuple
@@ -24,13 +26,14 @@ from attnlens_model.convolution import NeighbourConvolution
 from attnlens_model.embeddings import Embeddings
 from attnlens_model.layer import EncoderLayer
 from attnlens_model.norm import make_norm
+from attnlens_model.per_layer_input import PerLayerInputs
 
 
 class EncoderOutput(NamedTuple):
     """What an encoder returns."""
 
     last_hidden_state: Tensor
-    """(B, T, D), floating point."""
+    """(B, T, V), floating point."""
     layers: tuple[Outputs, ...]
     """Of each layer, the outputs of its attention by role. Empty when not asked for."""
     embedded: Tensor
@@ -64,7 +67,13 @@ class Encoder(nn.Module):
         )
         beside = config.convolution
         self.convolution = None if beside is None else NeighbourConvolution(beside, width, norm.eps, dropout)
+        inputs, num_layers = config.per_layer_input, config.num_layers
+        self.per_layer_input = None if inputs is None else PerLayerInputs(inputs, norm, width, num_layers)
         self.final_norm = make_norm(norm, width) if norm.placement in ("pre", "both") else None
+        size = config.output_size
+        self.output_projection = None if size is None else nn.Linear(width, size, bias=False)
+        if self.output_projection is not None:
+            nn.init.xavier_uniform_(self.output_projection.weight)
         if config.is_causal:
             # The device is named so that the values exist even when the rest is built without storage.
             positions = torch.arange(config.max_tokens, device="cpu")
@@ -86,7 +95,7 @@ class Encoder(nn.Module):
             output_attentions: whether to return every layer's outputs of attention.
 
         Returns:
-            Hidden states (B, T, D) and the outputs of L layers in the dtype of the parameters. What stands at
+            Hidden states (B, T, V) and the outputs of L layers in the dtype of the parameters. What stands at
             padded positions has no meaning.
 
         Raises:
@@ -104,10 +113,14 @@ class Encoder(nn.Module):
             hidden_states, outputs = layer(hidden_states, *shared[number])
             if index == 0 and self.convolution is not None:
                 hidden_states = self.convolution(embedded, hidden_states, attention_mask)
+            if self.per_layer_input is not None:
+                hidden_states = self.per_layer_input(index, embedded, hidden_states)
             if output_attentions:
                 layers += (outputs,)
         if self.final_norm is not None:
             hidden_states = self.final_norm(hidden_states)
+        if self.output_projection is not None:
+            hidden_states = self.output_projection(hidden_states)  # (B, T, V)
         return EncoderOutput(hidden_states, layers, embedded)
 
     def _keep(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:

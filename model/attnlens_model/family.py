@@ -28,8 +28,8 @@ class Layout:
 
     Attributes:
         weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number, `{expert}` for that of an expert: those of a layer
-            are stored as one. Empty: the checkpoint has our names.
+            name. `{layer}` stands for the layer number, `{part}` for that of a part, such as an expert: all
+            that differ in it alone are stored as one. Empty: the checkpoint has our names.
         anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
         roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
             Anything else (pooler, task heads) is ignored and reported.
@@ -58,8 +58,8 @@ class Layout:
             ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
                 names = [name.replace("{layer}", str(layer)) for name in ours]
-                if experts := tuple(_of_experts(names, known)):
-                    yield experts, theirs.format(layer=layer)
+                if parts := tuple(_of_parts(names, known)):
+                    yield parts, theirs.format(layer=layer)
 
     def row_order(self, name: str) -> RowOrder | None:
         """Return the order of the rows of the checkpoint's tensor `name`; None: that of our parameters."""
@@ -149,16 +149,16 @@ class Family:
         return values
 
 
-def _of_experts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
-    """Yield the names, each with `{expert}` once for every expert that there is."""
+def _of_parts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
+    """Yield the names, each with `{part}` once for every part that there is."""
     for name in names:
-        if "{expert}" not in name:
+        if "{part}" not in name:
             yield name
             continue
         for number in itertools.count():
-            if (expert := name.format(expert=number)) not in parameters:
+            if (part := name.format(part=number)) not in parameters:
                 break
-            yield expert
+            yield part
 
 
 def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:

@@ -44,9 +44,9 @@ class RMSNorm(nn.Module):
     Written out: ONNX has an operator for it only from opset 23 on.
     """
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, weight: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(width)) if weight else None
         self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -57,7 +57,8 @@ class RMSNorm(nn.Module):
         # The sum, not the mean: ONNX's ReduceMean takes its axis in one way up to opset 17, in another after.
         mean_square = (exact * exact).sum(dim=-1, keepdim=True) * (1.0 / exact.shape[-1])  # (B, T, 1)
         normalised = exact / torch.sqrt(mean_square + self.eps)
-        return normalised.to(hidden_states.dtype) * self.weight
+        normalised = normalised.to(hidden_states.dtype)
+        return normalised if self.weight is None else normalised * self.weight
 
 
 def make_norm(config: NormConfig, width: int) -> nn.Module:

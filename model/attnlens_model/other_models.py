@@ -66,8 +66,6 @@ _KINDS: Mapping[str, Sequence[str]] = {
 _NOT_YET = {
     "canine": "characters in place of tokens",
     "convbert": "convolutions beside the heads",
-    "embedding_gemma2": "a gated input for each layer, and token vectors that are wider than its layers",
-    "embedding_gemma2_text": "a gated input for each layer, and token vectors that are wider than its layers",
     "ernie_m": "",
     "esm": "made for proteins",
     "flaubert": "",

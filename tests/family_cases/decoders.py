@@ -98,12 +98,59 @@ GEMMA3 = [
     OddModel("Gemma3Text", GEMMA_SIZES | {"sliding_window": 7, "is_causal": False}, 17, **SHAPE),
     OddModel("Gemma3Text", GEMMA_SIZES | SEES_ALL | {"sliding_window": 6, "is_causal": False}, 17, **SHAPE),
 ]
+# A window of 8 reaches 8 tokens on each side.
+GEMMA2_SIZES = SIZES | {"num_attention_heads": 4, "head_dim": 8, "hidden_size_per_layer_input": 20}
+GEMMA2_SIZES |= {"global_head_dim": 12, "embedding_dim": 72}
+EMBEDDING_GEMMA2 = [
+    OddModel(
+        "EmbeddingGemma2Text", GEMMA2_SIZES | {"sliding_window": 8, "sliding_window_pattern": 2}, 33, std=0.05
+    ),
+    *(
+        OddModel(
+            "EmbeddingGemma2Text",
+            GEMMA2_SIZES
+            | {"sliding_window": 8, "num_hidden_layers": 2}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            tokens,
+            std=0.05,
+        )
+        for tokens in (1, 9, 10)
+    ),
+    OddModel(
+        "EmbeddingGemma2Text",
+        GEMMA2_SIZES
+        | {"num_key_value_heads": 4, "attention_bias": True, "hidden_activation": "silu", "pad_token_id": 7}
+        | {"sliding_window": 5, "rms_norm_eps": 1e-3, "per_layer_config": {}}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 900.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            }
+        },
+        std=0.05,
+    ),
+    OddModel(
+        "EmbeddingGemma2Text",
+        GEMMA2_SIZES
+        | {"num_key_value_heads": 1, "hidden_activation": "gelu", "sliding_window": 3}
+        | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+        | {
+            "per_layer_config": {
+                "0": {"head_dim": 6},
+                "01": {"num_key_value_heads": 2},
+                "2": {"num_key_value_heads": 2},
+            }
+        },
+        std=0.05,
+    ),
+]
 
 TWO_LAYERS = {"num_hidden_layers": 2, "num_key_value_heads": 2}
 
 CASES = FamilyCases(
-    models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3],
-    one_of_each=[LLAMA[1], MISTRAL[0], QWEN2[0], QWEN3[1], GEMMA3[0]],
+    models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3, *EMBEDDING_GEMMA2],
+    one_of_each=[LLAMA[1], MISTRAL[0], QWEN2[0], QWEN3[1], GEMMA3[0], EMBEDDING_GEMMA2[0]],
     heads=[
         (LLAMA[0], "ForCausalLM", {"lm_head.weight"}),
         (MISTRAL[0], "ForSequenceClassification", {"score.weight"}),
@@ -124,6 +171,13 @@ CASES = FamilyCases(
             | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
             **SHAPE,
         ),
+        "embedding_gemma2": OddModel(
+            "EmbeddingGemma2Text",
+            GEMMA2_SIZES
+            | {"sliding_window": 8, "num_hidden_layers": 2}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
+            **SHAPE,
+        ),
     },
     operators={
         "llama": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
@@ -131,5 +185,6 @@ CASES = FamilyCases(
         "qwen2": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
         "qwen3": {"Clip", "Concat", "ReduceSum", "Sigmoid", "Sqrt"},
         "gemma3_text": {"Abs", "Clip", "Concat", "ReduceSum", "Sqrt"},
+        "embedding_gemma2": {"Abs", "Clip", "Concat", "ReduceSum", "Sqrt"},
     },
 )

@@ -59,6 +59,7 @@ def own(changes: dict[str, Any] | None = None) -> EncoderConfig:
         {},
         {"embeddings.type_vocab_size": 0, "norm.eps": 1e-5, "is_causal": True, "hidden_dropout": 0},
         {"convolution.kernel_size": 3, "feed_forward.activation": "gelu_tanh"},
+        {"per_layer_input": {"size": 3, "activation": "silu"}, "output_size": 24},
         {"attention": {"kind": "disentangled", "num_heads": 4, "terms": "c2p"}},
         {"attention": [GLOBAL, LOCAL]},
         {"attention.relative_bias.num_buckets": 8},
@@ -102,6 +103,11 @@ def test_the_longest_input_is_what_the_position_scheme_leaves() -> None:
 
 def test_the_defaults_are_those_of_bert() -> None:
     assert own() == EncoderConfig.from_dict(HUGGING_FACE)
+
+
+def test_token_vectors_are_as_wide_as_the_layers_unless_they_are_projected() -> None:
+    assert own().vector_size == 64
+    assert own({"output_size": 24}).vector_size == 24
 
 
 def test_a_hugging_face_config_is_translated() -> None:
@@ -167,6 +173,9 @@ def test_a_hugging_face_config_is_translated() -> None:
             r"positions.max_position_embeddings=2: must be at least pad_token_id \+ 2 = 3",
         ),
         ({"embeddings.size": 0}, "embeddings.size=0: must be at least 1, or null"),
+        ({"output_size": 0}, "output_size=0: must be at least 1, or null"),
+        ({"output_size": 131_073}, "output_size=131073: must be at most 131,072"),
+        ({"per_layer_input.size": 0}, "per_layer_input.size=0: must be at least 1"),
         ({"embeddings.size": 1.5}, "embeddings.size=1.5 is float: it must be int or null"),
         ({"num_hidden_groups": 0}, "num_hidden_groups=0: must divide num_layers=2, or be null"),
         ({"num_layers": 4, "num_hidden_groups": 3}, "num_hidden_groups=3: must divide num_layers=4"),

@@ -33,7 +33,6 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
         ("model2vec", "is a table of one vector for each token"),
         *((name, "is an encoder that is not supported yet") for name in ("nystromformer", "ernie_m", "luke")),
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
-        ("embedding_gemma2", r"not supported yet \(a gated input for each layer, and token vectors that"),
     ],
 )
 def test_a_refusal_says_what_the_model_is(model_type: str, what: str) -> None:

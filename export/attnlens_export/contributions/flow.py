@@ -7,7 +7,8 @@ linear. A frozen value times a parameter, such as a bias that is weighed by atte
 added to what is linear, and counts towards the baseline.
 
 A product of two linear values is linear where one of them is the result of an activation, which is frozen
-then: that is how gated feed-forward parts read. All others, such as queries by keys, are frozen.
+then: that is how gated feed-forward parts read. All others, such as queries by keys, are frozen. The quotient
+of a linear value and a norm's deviation is linear like its numerator, and not taken for an activation.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,7 +31,7 @@ class Flow(Enum):
     CONSTANT = auto()
     LINEAR = auto()
     ACTIVATED = auto()
-    """Linear, and the result of an activation or of a norm's division."""
+    """Linear, and the result of an activation."""
     OFFSET = auto()
     FROZEN = auto()
 
@@ -130,7 +131,8 @@ def _flow_of_product(
         own = first if first.is_linear else second
         if node.op_type == "MatMul":
             return Flow.LINEAR
-        return Flow.ACTIVATED if other in (Flow.FROZEN, Flow.OFFSET) else own
+        is_activation = node.op_type == "Mul" and other in (Flow.FROZEN, Flow.OFFSET)
+        return Flow.ACTIVATED if is_activation else own
     if Flow.CONSTANT in inputs and node.op_type != "Div" and not parameters.isdisjoint(node.input):
         return Flow.OFFSET
     return Flow.FROZEN

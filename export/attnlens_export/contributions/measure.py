@@ -64,7 +64,7 @@ def measure_contributions(subject: Subject, progress: StageProgress) -> Contribu
         The measurements. Nothing is raised for a graph that fails: see `ContributionsResult.failures`.
     """
     directory, config = subject.directory, subject.config
-    dense = open_layers(directory, read_pooling(directory, config.hidden_size).dense, config.hidden_size)
+    dense = open_layers(directory, read_pooling(directory, config.vector_size).dense, config.vector_size)
     cases = [case for case in subject.cases if case.with_attentions]
     inputs = {case: make_clear_inputs(case, config, subject.encoder) for case in cases}
     # One graph after the other: two sessions would hold the weights twice.
@@ -177,7 +177,7 @@ def _heads_feed(config: EncoderConfig, size: int) -> Feed:
 
 def _size(config: EncoderConfig, dense: Sequence[DenseLayer]) -> int:
     """Return E."""
-    return len(dense[-1].weight) if dense else config.hidden_size
+    return len(dense[-1].weight) if dense else config.vector_size
 
 
 def _totals(found: Tensors) -> npt.NDArray[np.float64]:

@@ -131,7 +131,7 @@ def _run_contributions(
     subject: Subject, case: Case, inputs: Inputs, graph: ProcessGraph, found: _Found
 ) -> None:
     directory, config = subject.directory, subject.config
-    dense = open_layers(directory, read_pooling(directory, config.hidden_size).dense, config.hidden_size)
+    dense = open_layers(directory, read_pooling(directory, config.vector_size).dense, config.vector_size)
     hidden = run_fp32(subject.encoder, inputs, with_attentions=False)[HIDDEN_OUTPUT]
     try:
         found.contributions.append(measure_case(graph.run_feed, case, inputs, config, hidden, dense))

@@ -113,9 +113,9 @@ def _random_batch(case: Case, number: int, config: EncoderConfig) -> Batch:
 
 
 def _embedder(directory: Path, config: EncoderConfig, batches: Sequence[Batch]) -> Embedder:
-    pooling = read_pooling(directory, config.hidden_size)
+    pooling = read_pooling(directory, config.vector_size)
     parts = [part for batch in batches for part in split_by_length(batch, config)]
-    return Embedder(directory, pooling, config.hidden_size, parts)
+    return Embedder(directory, pooling, config.vector_size, parts)
 
 
 def split_by_length(batch: Batch, config: EncoderConfig) -> Iterator[Batch]:

@@ -66,8 +66,8 @@ class ExplainedModel:
         self.pooling = Pooling(manifest.pooling.pooling)
         self.is_linear = self.pooling is not Pooling.MAX and not manifest.pooling.dense
         self._directory = directory
-        self._dense = open_layers(directory, manifest.pooling.dense, config.hidden_size)
-        self._size = read_embedding_size(directory, config.hidden_size)
+        self._dense = open_layers(directory, manifest.pooling.dense, config.vector_size)
+        self._size = read_embedding_size(directory, config.vector_size)
         self.num_dimensions = manifest.pooling.truncate_dim or self._size
         self._maps = {
             name: output

@@ -138,11 +138,14 @@ def allowed_operators(
     config: EncoderConfig, purpose: GraphPurpose.ValueType = GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS
 ) -> frozenset[str]:
     """Return the operators that a graph of this encoder may hold."""
+    activations = {layer.activation for layer in config.layer_feed_forwards}
+    if config.per_layer_input is not None:
+        activations.add(config.per_layer_input.activation)
     needed = {
         CAUSAL_OPERATORS: config.is_causal,
         PADDING_OFFSET_OPERATORS: config.positions.scheme == "padding_offset",
         RMS_OPERATORS: config.norm.kind == "rms",
-        SILU_OPERATORS: any(layer.activation == "silu" for layer in config.layer_feed_forwards),
+        SILU_OPERATORS: "silu" in activations,
         EXPERTS_OPERATORS: any(layer.experts is not None for layer in config.layer_feed_forwards),
         CONVOLUTION_OPERATORS: config.convolution is not None,
         CONTRIBUTIONS_OPERATORS: purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS,
@@ -237,7 +240,7 @@ def _expected_outputs(
     if purpose == GraphPurpose.GRAPH_PURPOSE_CONTRIBUTIONS:
         outputs = contribution_outputs(config, embedding_size)
         return {name: (TensorProto.FLOAT, axes) for name, axes in outputs.items()}
-    hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.hidden_size))}
+    hidden: Interface = {HIDDEN_OUTPUT: (TensorProto.FLOAT, (BATCH_AXIS, LENGTH_AXIS, config.vector_size))}
     if purpose == GraphPurpose.GRAPH_PURPOSE_EMBEDDINGS:
         return hidden
     layers: Interface = {

@@ -157,11 +157,11 @@ def _embedders(
     directory: Path, config: EncoderConfig, kinds: Mapping[str, Sequence[str]]
 ) -> dict[str, Embedder]:
     max_tokens = read_max_tokens(directory, config)
-    pooling = read_pooling(directory, config.hidden_size)
+    pooling = read_pooling(directory, config.vector_size)
     tokenizer = directory / "tokenizer.json"
     return {
         kind: Embedder(
-            directory, pooling, config.hidden_size, make_batches(texts, tokenizer, config, max_tokens)
+            directory, pooling, config.vector_size, make_batches(texts, tokenizer, config, max_tokens)
         )
         for kind, texts in kinds.items()
     }

@@ -55,6 +55,10 @@ def write_config(
         SourceError: the file would be read back as another encoder.
     """
     published = read_object(source / "config.json") if source else {}
+    text = published.get("text_config")
+    if isinstance(text, dict):
+        # Of a model of images and text the bundle holds the text half alone.
+        published = text
     content = config.to_hugging_face() if "model_type" not in published else published
     content |= {
         "hidden_size": config.hidden_size,

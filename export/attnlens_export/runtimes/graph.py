@@ -72,7 +72,7 @@ class ProcessGraph:
         if self.path == CONTRIBUTIONS_PATH:
             return contribution_outputs(self._config, feed[DIRECTION].shape[1])
         axes: dict[str, tuple[int | str, ...]] = {
-            HIDDEN_OUTPUT: (BATCH_AXIS, LENGTH_AXIS, self._config.hidden_size)
+            HIDDEN_OUTPUT: (BATCH_AXIS, LENGTH_AXIS, self._config.vector_size)
         }
         if self.path == ATTENTIONS_PATH:
             axes |= {name: output_axes(output) for name, (_, output) in layer_outputs(self._config).items()}

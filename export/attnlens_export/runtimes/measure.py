@@ -116,7 +116,7 @@ def _measure(
         if (subject.directory / CONTRIBUTIONS_PATH).is_file():
             explained = _open(subject, CONTRIBUTIONS_PATH, runtime, timeout_s, processes, stops)
         dense = open_layers(
-            subject.directory, read_pooling(subject.directory, config.hidden_size).dense, config.hidden_size
+            subject.directory, read_pooling(subject.directory, config.vector_size).dense, config.vector_size
         )
         for number, case in enumerate(cases):
             progress(str(case), number, len(cases))

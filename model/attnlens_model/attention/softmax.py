@@ -46,6 +46,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         output_bias: whether that to the output has one; None means as `bias` says.
         head_norm: whether the query and the key of each head go through an RMSNorm, before rotation; its eps
             is `norm.eps`.
+        value_norm: whether the value of each head goes through an RMSNorm without a weight; its eps is
+            `norm.eps`.
         window: a token sees the keys at most so many places away; None means all.
         rotary: how queries and keys are turned by their positions; None means that they are not.
         relative_bias: the biases by distance that are added to scores; None means none.
@@ -61,6 +63,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
     key_bias: bool = True
     output_bias: bool | None = None
     head_norm: bool = False
+    value_norm: bool = False
     window: int | None = None
     rotary: RotaryConfig | None = None
     relative_bias: RelativeBiasConfig | None = None
@@ -116,7 +119,8 @@ class SoftmaxAttentionConfig(AttentionConfig):
         # The distance of two tokens, cut at the window.
         window = {"Abs", "Clip"} if self.window else set()
         alibi = {"Abs"} if self.alibi else set()
-        return frozenset(joining | window | alibi | ({"ReduceSum", "Sqrt"} if self.head_norm else set()))
+        norms = {"ReduceSum", "Sqrt"} if self.head_norm or self.value_norm else set()
+        return frozenset(joining | window | alibi | norms)
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
         """Return a fresh module of one layer."""
@@ -133,6 +137,7 @@ class SoftmaxAttentionConfig(AttentionConfig):
             relative_bias=self.relative_bias if self._has_biases_per_layer else None,
             output_bias=self.output_bias,
             head_norm_eps=sizes.layer_norm_eps if self.head_norm else None,
+            value_norm_eps=sizes.layer_norm_eps if self.value_norm else None,
         )
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:
@@ -192,6 +197,7 @@ class MultiHeadSelfAttention(HeadProjections):
         key_bias: bool = True,
         output_bias: bool | None = None,
         head_norm_eps: float | None = None,
+        value_norm_eps: float | None = None,
         projection_norm_eps: float | None = None,
         relative_bias: RelativeBiasConfig | None = None,
     ) -> None:
@@ -207,6 +213,7 @@ class MultiHeadSelfAttention(HeadProjections):
             key_bias=key_bias,
             output_bias=output_bias,
             head_norm_eps=head_norm_eps,
+            value_norm_eps=value_norm_eps,
             projection_norm_eps=projection_norm_eps,
         )
         self.relative_bias = None if relative_bias is None else bias_table(relative_bias, num_heads)

@@ -305,6 +305,10 @@ def test_flows() -> None:
         helper.make_node("Mul", ["context", "linear"], ["square"]),
         helper.make_node("Mul", ["embedded", "constant_0"], ["zeros"]),
         helper.make_node("Mul", ["activated", "gated"], ["square of activations"]),
+        helper.make_node("Sqrt", ["square"], ["deviation"]),
+        helper.make_node("Div", ["linear", "deviation"], ["normalised"]),
+        helper.make_node("Mul", ["normalised", "activated"], ["gated norm"]),
+        helper.make_node("Div", ["activated", "deviation"], ["normalised activation"]),
     ]
     weights = {"weight": np.ones((4, 4), np.float32), "constant_0": np.zeros((), np.float32)}
     flows = find_flows(onnx.GraphProto(node=nodes), weights, ())
@@ -321,6 +325,10 @@ def test_flows() -> None:
         Flow.FROZEN,
         Flow.CONSTANT,
         Flow.FROZEN,
+        Flow.FROZEN,
+        Flow.LINEAR,
+        Flow.ACTIVATED,
+        Flow.ACTIVATED,
     ]
 
 

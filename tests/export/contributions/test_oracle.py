@@ -59,6 +59,13 @@ ENCODERS: dict[str, dict[str, Any]] = {
             "experts": {"num_experts": 3, "num_selected": 2},
         }
     },
+    "per-layer inputs, normalised values, projected": {
+        "attention": {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "value_norm": True},
+        "per_layer_input": {"size": 20, "activation": "gelu_tanh"},
+        "output_size": 36,
+        "norm.placement": "both",
+        "norm.kind": "rms",
+    },
     "shared layers": {"num_layers": 3, "num_hidden_groups": 1},
 }
 
@@ -88,7 +95,7 @@ def test_scores_are_gradients_times_embeddings_with_the_rest_frozen(name: str) -
     session, plain = open_session(contributions_graph(embeddings, config, ())), open_session(embeddings)
     for case in (Case(5, 33, Padding.RIGHT), Case(4, 7, Padding.LEFT)):
         inputs = make_inputs(case, config)
-        feed = make_feed(inputs, config, config.hidden_size)
+        feed = make_feed(inputs, config, config.vector_size)
         found, expected = run(session, feed), frozen_encoder.contributions(encoder, feed)
         scale = np.linalg.norm(feed["direction"], axis=1)
         assert np.abs(found["token_contributions"] - expected.tokens).max() < 2e-6 * scale.max()

@@ -220,3 +220,23 @@ def test_each_fresh_projection_is_xavier_uniform_by_itself_with_zero_bias() -> N
 def test_a_number_of_heads_that_does_not_divide_the_width_is_refused(heads: int) -> None:
     with pytest.raises(ValueError, match=f"num_heads={heads} does not divide hidden_size=64"):
         MultiHeadSelfAttention(64, heads)
+
+
+def test_shared_heads_that_do_not_divide_the_heads_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="num_key_value_heads=3 does not divide num_heads=4: choose a divisor"
+    ):
+        MultiHeadSelfAttention(64, 4, num_key_value_heads=3)
+
+
+def test_normalised_values_have_a_mean_square_of_one_in_each_head() -> None:
+    torch.manual_seed(2)
+    module = MultiHeadSelfAttention(16, 2, value_norm_eps=1e-12)
+    plain = MultiHeadSelfAttention(16, 2)
+    plain.load_state_dict(module.state_dict())
+    hidden = torch.randn(2, 5, 16)
+    (query, key, value), expected = module.project(hidden), plain.project(hidden)
+    assert torch.equal(query, expected[0])
+    assert torch.equal(key, expected[1])
+    root = expected[2].square().mean(dim=-1, keepdim=True).sqrt()  # (B, H, T, 1)
+    torch.testing.assert_close(value, expected[2] / root)

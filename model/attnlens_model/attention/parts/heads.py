@@ -18,7 +18,8 @@ class HeadProjections(nn.Module):
     Query, key, value and output are separate modules. A fresh one is Xavier-uniform in each of the four
     (Glorot & Bengio 2010), with zero biases. Fewer heads of keys and values than of queries are grouped-query
     attention (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245). An RMSNorm of each head's query and key
-    bounds the scores (QK-norm, Henry et al. 2020, https://arxiv.org/abs/2010.04245, in Qwen3's form).
+    bounds the scores (QK-norm, Henry et al. 2020, https://arxiv.org/abs/2010.04245, in Qwen3's form). In
+    Gemma 4 and EmbeddingGemma 2 each head's value has one too, without a weight.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class HeadProjections(nn.Module):
         key_bias: bool = True,
         output_bias: bool | None = None,
         head_norm_eps: float | None = None,
+        value_norm_eps: float | None = None,
         projection_norm_eps: float | None = None,
     ) -> None:
         """Make the four projections.
@@ -49,21 +51,17 @@ class HeadProjections(nn.Module):
             key_bias: whether that to keys has one where the others do.
             output_bias: whether that of the output has one; None: as `bias` says.
             head_norm_eps: of the norms of each head's query and key; None: there are none.
+            value_norm_eps: of the norm of each head's value, which has no weight; None: there is none.
             projection_norm_eps: of the LayerNorms of projected queries and keys, over all heads; None: none.
 
         Raises:
             ValueError: H does not divide D, or G not H.
         """
         super().__init__()
-        if num_heads < 1 or (head_dim is None and hidden_size % num_heads):
-            raise ValueError(
-                f"num_heads={num_heads} does not divide hidden_size={hidden_size}: choose a divisor"
-            )
         num_shared = num_key_value_heads or num_heads
-        if num_heads % num_shared:
-            raise ValueError(
-                f"num_key_value_heads={num_shared} does not divide num_heads={num_heads}: choose a divisor"
-            )
+        whole = hidden_size if head_dim is None else num_heads * head_dim
+        _require_divisor("num_heads", num_heads, "hidden_size", whole)
+        _require_divisor("num_key_value_heads", num_shared, "num_heads", num_heads)
         self.num_heads, self.num_key_value_heads = num_heads, num_shared
         self.head_dim = head_dim or hidden_size // num_heads
         self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
@@ -75,6 +73,8 @@ class HeadProjections(nn.Module):
         eps = head_norm_eps
         self.query_norm = None if eps is None else RMSNorm(self.head_dim, eps)
         self.key_norm = None if eps is None else RMSNorm(self.head_dim, eps)
+        eps = value_norm_eps
+        self.value_norm = None if eps is None else RMSNorm(self.head_dim, eps, weight=False)
         over_heads = projection_norm_eps
         self.query_projection_norm = None if over_heads is None else nn.LayerNorm(width, eps=over_heads)
         self.key_projection_norm = None if over_heads is None else nn.LayerNorm(shared_width, eps=over_heads)
@@ -97,6 +97,8 @@ class HeadProjections(nn.Module):
         value = self.split_heads(self.value(hidden_states), self.num_key_value_heads)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        if self.value_norm is not None:
+            value = self.value_norm(value)
         return query, key, value
 
     def combine(self, weights: Tensor, value: Tensor) -> Tensor:
@@ -119,3 +121,8 @@ class HeadProjections(nn.Module):
         # Slices and one Concat, which every ONNX runtime has, unlike Expand.
         heads = [shared[:, head : head + 1] for head in range(self.num_key_value_heads)]
         return torch.cat([head for head in heads for _ in range(times)], dim=1)
+
+
+def _require_divisor(name: str, value: int, whole_name: str, whole: int) -> None:
+    if value < 1 or whole % value:
+        raise ValueError(f"{name}={value} does not divide {whole_name}={whole}: choose a divisor")

@@ -12,23 +12,21 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlens_model.config_part import flat
 from attnlens_model.errors import ConfigError
-from attnlens_model.families.config_json.rotary import (
-    as_mapping,
-    read_rotary_parameters,
-    write_rotary_parameters,
-)
+from attnlens_model.families.config_json.rotary import as_mapping, read_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.decoders import llama
 from attnlens_model.families.decoders.layers import (
     GLOBAL,
     LOCAL,
     check_own_code,
+    default_layer_types,
     layer_windows,
     pattern_of,
     read_layer_types,
     read_reach,
+    read_rotation,
+    write_rotations,
     write_window,
 )
 from attnlens_model.family import Family, linear_and_norm_names
@@ -72,7 +70,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     }
     kinds = read_layer_types(content, fields["num_layers"])
     if kinds is None:
-        kinds = _default_layer_types(content, fields["num_layers"])
+        kinds = default_layer_types(content, fields["num_layers"], _DEFAULT_EVERY)
     changes = {
         kind: {"attention.window": window, "attention.rotary": _read_rotation(content, kind)}
         for kind, window in ((GLOBAL, None), (LOCAL, reach))
@@ -110,25 +108,9 @@ def _embedding_scale(hidden_size: object) -> float:
     return math.sqrt(hidden_size) if isinstance(hidden_size, int) and hidden_size > 0 else 1.0
 
 
-def _default_layer_types(content: Mapping[str, object], num_layers: object) -> list[str]:
-    """Return the pattern of a file that does not list its layers."""
-    every = content.get("sliding_window_pattern", _DEFAULT_EVERY)
-    if not isinstance(every, int) or every < 1:
-        raise ConfigError(f"sliding_window_pattern={every!r} must be an integer of at least 1")
-    if not isinstance(num_layers, int):
-        return [GLOBAL]
-    return [LOCAL if (layer + 1) % every else GLOBAL for layer in range(min(every, num_layers))]
-
-
 def _read_rotation(content: Mapping[str, object], kind: str) -> dict[str, object]:
     key, default = _THETAS[kind]
-    stated = as_mapping(content.get("rope_parameters"), "rope_parameters")
-    if stated and not set(stated) <= set(_THETAS):
-        raise ConfigError(
-            f"rope_parameters={dict(stated)!r} is not supported: it must have {GLOBAL} and {LOCAL}, each "
-            "with parameters of its own"
-        )
-    parts = as_mapping(stated.get(kind), f"rope_parameters.{kind}")
+    parts = read_rotation(content, kind)
     # In older files it holds for the layers that see all tokens.
     scaling = as_mapping(content.get("rope_scaling"), "rope_scaling") if kind == GLOBAL else {}
     longest = content.get("max_position_embeddings")
@@ -137,7 +119,6 @@ def _read_rotation(content: Mapping[str, object], kind: str) -> dict[str, object
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
     windows = layer_windows(values)
-    rotations = {GLOBAL if part.get("window") is None else LOCAL: part for part in values["attention"]}
     reach = next((window for window in windows if window is not None), None)
     is_causal, scale, heads = values["is_causal"], values.get("attention.scale"), llama.write_heads(values)
     window = write_window(reach, is_causal=is_causal)
@@ -148,10 +129,7 @@ def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
         "use_bidirectional_attention": not is_causal,
         "sliding_window": _DEFAULT_WINDOW if window is None else window if is_causal else 2 * window,
         "query_pre_attn_scalar": heads["head_dim"] if scale is None else round(scale**-2),
-        "rope_parameters": {
-            kind: write_rotary_parameters(flat({"rotary": part.get("rotary")}, "attention"))
-            for kind, part in rotations.items()
-        },
+        "rope_parameters": write_rotations(values),
     }
 
 

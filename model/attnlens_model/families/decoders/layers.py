@@ -7,8 +7,9 @@ the w - 1 before it; one of a file with `is_causal` false shows it the w on each
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlens_model.config_part import nested
+from attnlens_model.config_part import flat, nested
 from attnlens_model.errors import ConfigError
+from attnlens_model.families.config_json.rotary import as_mapping, write_rotary_parameters
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 _MIN_WINDOW = 2
@@ -52,6 +53,41 @@ def write_window(reach: int | None, *, is_causal: bool) -> int | None:
     return reach + 1 if is_causal and reach is not None else reach
 
 
+def read_radius(size: object) -> int:
+    """Return the value of a `sliding_window` that is a radius: a token sees so many tokens on each side.
+
+    Raises:
+        ConfigError: The size is not an integer of at least 1.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f"sliding_window={size!r} is not supported: it must be an integer of at least 1")
+    return size
+
+
+def read_rotation(content: Mapping[str, object], kind: str) -> Mapping[str, object]:
+    """Return what `rope_parameters` says of one kind of layer; empty where the file does not have it.
+
+    Raises:
+        ConfigError: It does not state parameters for each kind.
+    """
+    stated = as_mapping(content.get("rope_parameters"), "rope_parameters")
+    if stated and not set(stated) <= {GLOBAL, LOCAL}:
+        raise ConfigError(
+            f"rope_parameters={dict(stated)!r} is not supported: it must have {GLOBAL} and {LOCAL}, each "
+            "with parameters of its own"
+        )
+    return as_mapping(stated.get(kind), f"rope_parameters.{kind}")
+
+
+def write_rotations(values: Mapping[str, Any]) -> dict[str, object]:
+    """Return `rope_parameters` by kind of layer, given values as `Family.write_config` gets them."""
+    rotations = {GLOBAL if part.get("window") is None else LOCAL: part for part in values["attention"]}
+    return {
+        kind: write_rotary_parameters(flat({"rotary": part.get("rotary")}, "attention"))
+        for kind, part in rotations.items()
+    }
+
+
 def read_layer_types(content: Mapping[str, object], num_layers: object) -> list[str] | None:
     """Return the kind of each layer; None where the file does not list them.
 
@@ -68,6 +104,19 @@ def read_layer_types(content: Mapping[str, object], num_layers: object) -> list[
             f"{num_layers} layers"
         )
     return list(stated)
+
+
+def default_layer_types(content: Mapping[str, object], num_layers: object, default_every: int) -> list[str]:
+    """Return the kind of each layer of a file without a list: each `sliding_window_pattern`-th is global.
+
+    Raises:
+        ConfigError: The key is not an integer of at least 1.
+    """
+    every = content.get("sliding_window_pattern", default_every)
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"sliding_window_pattern={every!r} must be an integer of at least 1")
+    layers = range(num_layers if isinstance(num_layers, int) else 0)
+    return [LOCAL if (layer + 1) % every else GLOBAL for layer in layers] or [GLOBAL]
 
 
 def pattern_of(

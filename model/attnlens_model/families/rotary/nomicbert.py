@@ -203,10 +203,8 @@ _HUB_PLAIN_LAYOUT = Layout(
         **_HUB_COMMON,
         **linear_and_norm_names({"layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc1"}),
         "layers.{layer}.feed_forward.router.weight": "encoder.layers.{layer}.mlp.router.layer.weight",
-        "layers.{layer}.feed_forward.experts.{expert}.up.weight": (
-            "encoder.layers.{layer}.mlp.experts.mlp.w1"
-        ),
-        "layers.{layer}.feed_forward.experts.{expert}.down": "encoder.layers.{layer}.mlp.experts.mlp.w2",
+        "layers.{layer}.feed_forward.experts.{part}.up.weight": ("encoder.layers.{layer}.mlp.experts.mlp.w1"),
+        "layers.{layer}.feed_forward.experts.{part}.down": "encoder.layers.{layer}.mlp.experts.mlp.w2",
         "layers.{layer}.feed_forward.bias": "encoder.layers.{layer}.mlp.experts.bias",
     },
     anchor="encoder.layers.0.mlp.fc1.weight",

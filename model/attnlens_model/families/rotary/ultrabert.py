@@ -8,16 +8,20 @@ rotations below them.
 from collections.abc import Mapping
 from typing import Any
 
-from attnlens_model.config_part import flat
 from attnlens_model.errors import ConfigError
-from attnlens_model.families.config_json.rotary import (
-    as_mapping,
-    read_rotary_parameters,
-    write_rotary_parameters,
-)
+from attnlens_model.families.config_json.rotary import read_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.decoders import llama
-from attnlens_model.families.decoders.layers import GLOBAL, LOCAL, layer_windows, pattern_of, read_layer_types
+from attnlens_model.families.decoders.layers import (
+    GLOBAL,
+    LOCAL,
+    layer_windows,
+    pattern_of,
+    read_layer_types,
+    read_radius,
+    read_rotation,
+    write_rotations,
+)
 from attnlens_model.family import Family
 
 _DEFAULT_EVERY = 3
@@ -49,8 +53,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
         kinds = kinds or [LOCAL if size else GLOBAL for size in windows]
         if {size for size in windows if size} - {window}:
             raise ConfigError(f"attention_windows={windows!r} is not supported: the windows must be equal")
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise ConfigError(f"sliding_window={window!r} is not supported: it must be an integer of at least 1")
+    reach = read_radius(window)
     if kinds is None:
         layers = range(num_layers if isinstance(num_layers, int) else 0)
         kinds = [LOCAL if (layer + 1) % _DEFAULT_EVERY else GLOBAL for layer in layers] or [GLOBAL]
@@ -58,7 +61,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     of_kind = _DEFAULT_THETAS if thetas is None else dict(zip(kinds, thetas, strict=True))
     changes = {
         kind: {
-            "attention.window": None if kind == GLOBAL else window,
+            "attention.window": None if kind == GLOBAL else reach,
             "attention.rotary": _read_rotation(content, kind, of_kind[kind]),
         }
         for kind in set(kinds)
@@ -81,30 +84,20 @@ def _per_layer(content: Mapping[str, object], key: str, num_layers: object) -> l
 
 
 def _read_rotation(content: Mapping[str, object], kind: str, theta: object) -> dict[str, object]:
-    stated = as_mapping(content.get("rope_parameters"), "rope_parameters")
-    if stated and not set(stated) <= set(_DEFAULT_THETAS):
-        raise ConfigError(
-            f"rope_parameters={dict(stated)!r} is not supported: it must have {GLOBAL} and {LOCAL}, each "
-            "with parameters of its own"
-        )
-    parts = as_mapping(stated.get(kind), f"rope_parameters.{kind}")
-    longest = content.get("max_position_embeddings")
+    parts, longest = read_rotation(content, kind), content.get("max_position_embeddings")
     # Where a file has both, as transformers has it, `rope_theta` counts for nothing.
-    return read_rotary_parameters(parts, _DEFAULT_THETAS[kind] if stated else theta, longest=longest)
+    default = _DEFAULT_THETAS[kind] if content.get("rope_parameters") else theta
+    return read_rotary_parameters(parts, default, longest=longest)
 
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
     windows = layer_windows(values)
-    rotations = {GLOBAL if part.get("window") is None else LOCAL: part for part in values["attention"]}
     return {
         **_CONFIG.write(values),
         **llama.write_heads(values),
         "layer_types": [GLOBAL if window is None else LOCAL for window in windows],
         "sliding_window": next((window for window in windows if window is not None), _DEFAULT_WINDOW),
-        "rope_parameters": {
-            kind: write_rotary_parameters(flat({"rotary": part.get("rotary")}, "attention"))
-            for kind, part in rotations.items()
-        },
+        "rope_parameters": write_rotations(values),
     }
 
 
