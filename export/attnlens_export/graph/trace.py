@@ -112,7 +112,7 @@ def trace(encoder: Encoder, config: EncoderConfig) -> TracedGraph:
     example = tuple(torch.ones(shape, dtype=torch.int64) for _ in names)
     axes = tuple({0: BATCH_AXIS, 1: LENGTH_AXIS} for _ in names)
     module = _AllOutputs(encoder)
-    with _training_off(module), _gradients_off(module), _fewer_collections(), _quiet_exporter():
+    with _training_off(module), _gradients_off(module), _fewer_collections(), _quiet_exporter(), _uncached():
         try:
             program = torch.onnx.export(
                 module,
@@ -289,6 +289,16 @@ def _fewer_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def _uncached() -> Iterator[None]:
+    """Disable torch's cache of fake tensors.
+
+    Each entry rebuilds symbolic shapes, a third of the time of a trace with padded blocks.
+    """
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):  # noqa: SLF001 - no public switch
+        yield
 
 
 @contextmanager
