@@ -106,22 +106,35 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert len(report["measurements"]) == 3 * 48
 
 
-def test_export_of_a_checkpoint(minilm_dir: Path, output: Path) -> None:
-    few = ("--parity-tokens", 16)  # the fixture `minilm_bundle` has been compared at every length
+@pytest.fixture
+def published(source: Path) -> Path:
+    """A checkpoint of sentence-transformers: mean pooling, normalized, a limit below that of the encoder."""
+    MODELS["wordpiece"].make().save_pretrained(source)
+    names = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in names]
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 96, "pooling_mode": "mean"}
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    return source
+
+
+def test_export_of_a_checkpoint(published: Path, output: Path) -> None:
     choices = ("--name", "mine", "--pooling", "cls", "--no-normalize")
-    result = run_export(minilm_dir, "--output", output, *choices, *few)
+    result = run_export(published, "--output", output, *choices)
     assert result.exit_code == 0, result.output
-    assert "mine, 6 layers, 12 heads, 384 wide, up to 256 tokens" in result.stdout
+    assert "mine, 1 layers, 3 heads, 96 wide, up to 20 tokens" in result.stdout
     assert (
-        "embeddings: cls over the tokens; not normalized; 384 components (changed from what the checkpoint "
+        "embeddings: cls over the tokens; not normalized; 96 components (changed from what the checkpoint "
         "says)\nprompts: none\n"
-        "longest input: 256 tokens, the publisher's limit (the encoder takes 512)\n"
+        "longest input: 20 tokens, the publisher's limit (the encoder takes 34)\n"
     ) in result.stdout
     assert "left out, as the encoder's outputs do not need them: pooler (2 tensors)\n" in result.stdout
     assert not read_manifest(output).pooling.normalize
     assert read_manifest(output).source_revision == ""
-    report = json.loads(run_check(output, "--json", *few).stdout)
-    assert (report["max_tokens"], report["max_position_embeddings"]) == (256, 512)  # as `info` calls them
+    report = json.loads(run_check(output, "--json").stdout)
+    assert (report["max_tokens"], report["max_position_embeddings"]) == (20, 34)  # as `info` calls them
 
 
 def test_the_commit_of_a_checkpoint_from_the_hub_is_written_down(
@@ -219,14 +232,13 @@ def test_check_of_what_is_no_bundle_exits_1(tmp_path: Path) -> None:
     assert run_check(tmp_path, "--revision", "main").exit_code == 2
 
 
-def test_check_names_the_failure(
-    minilm_bundle: Path, minilm_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_names_the_failure(published: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_export(published, "--output", output).exit_code == 0
     monkeypatch.setattr("attnlens_export.parity.result.TOLERANCE", 1e-9)
     monkeypatch.setattr("attnlens_export.parity.result.REFERENCE_ERROR_RATIO", 1e-3)
-    result = run_check(minilm_bundle, "--source", minilm_dir, "--parity-tokens", 16)
+    result = run_check(output, "--source", published)
     assert result.exit_code == 1
-    assert "against the checkpoint model" in result.stdout
+    assert "against the checkpoint source" in result.stdout
     assert "FAILED" in result.stdout
     assert result.stderr.splitlines()[-1].startswith("Error: parity failed: onnx/model")
 
