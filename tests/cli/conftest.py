@@ -1,6 +1,8 @@
 """What the command line's tests share."""
 
+import contextlib
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -41,18 +43,19 @@ def run_process() -> Run:
 def run(run_process: Run) -> Run:
     """Run `attnlens ARGS` in this process, or as one of its own if the call says how that is started.
 
-    Each process takes a second to import gRPC and numpy. test_main.py starts all of its commands so.
+    Each process takes a second to import gRPC and numpy.
     """
 
     def run_attnlens(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
         env = options.get("env", {})
         if (
-            options.keys() - {"env"}
-            or env.keys() - {"COLUMNS"}
+            options.keys() - {"env", "cwd", "input"}
+            or any(name != "COLUMNS" and not name.startswith("ATTNLENS_") for name in env)
             or any(isinstance(arg, bytes) for arg in args)
         ):
             return run_process(*args, **options)
-        return _run_here([str(arg) for arg in args], _environment(env))
+        with contextlib.chdir(options.get("cwd", ".")):
+            return _run_here([str(arg) for arg in args], _environment(env), options.get("input", ""))
 
     return run_attnlens
 
@@ -62,8 +65,29 @@ def _environment(changes: dict[str, str]) -> dict[str, str]:
     return kept | {"COLUMNS": "100"} | changes
 
 
-def _run_here(args: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+@contextlib.contextmanager
+def _standard_input(text: str) -> Iterator[None]:
+    """Let file descriptor 0, which `attnlens embed` reads, be a pipe with a short text."""
+    content = text.encode()
+    assert len(content) <= select.PIPE_BUF  # always fits
+    before = os.dup(0)
+    reading, writing = os.pipe()
+    try:
+        os.dup2(reading, 0)
+        os.write(writing, content)
+        os.close(writing)
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(reading)
+
+
+def _run_here(
+    args: list[str], environment: dict[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     with (
+        _standard_input(text),
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(sys, "argv", ["attnlens", *args]),
         process_as_before(),

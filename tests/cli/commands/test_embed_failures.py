@@ -1,4 +1,4 @@
-"""`attnlens embed` with a wrong input, output or reply: as a process, against a scripted server."""
+"""`attnlens embed` with a wrong input, output or reply, against a scripted server."""
 
 import json
 import stat

@@ -8,6 +8,8 @@ from scripted import ScriptedServer
 
 RunHere = Callable[..., tuple[int, str, str]]
 
+# Less than the first backoff of the retries, which would take seconds.
+NOWHERE = {"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT": "0.1"}
 ASKING = {
     "attend": ("attend", "abc"),
     "compare": ("compare", "a", "b"),
@@ -19,24 +21,24 @@ ASKING = {
 
 @pytest.mark.parametrize("args", ASKING.values(), ids=ASKING)
 def test_one_variable_names_the_server_for_every_command(run_here: RunHere, args: tuple[str, ...]) -> None:
-    code, out, err = run_here(*args, env={"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT": "5"})
+    code, out, err = run_here(*args, env=NOWHERE)
     assert (code, out) == (1, "")
-    assert err.startswith(f"attnlens {args[0]}: no server answers at 127.0.0.1:1: ")
+    assert err.startswith(f"attnlens {args[0]}: no server answered at 127.0.0.1:1 within 0.1 s: ")
 
 
 def test_the_command_line_comes_before_its_variable_before_the_shared_one_before_the_file(
     run_here: RunHere, server: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("file") / "attnlens.toml"
-    file.write_text('[info]\naddress = "127.0.0.1:4"\ntimeout = 5\n')
+    file.write_text('[info]\naddress = "127.0.0.1:4"\ntimeout = 0.1\n')
     shared = {"ATTNLENS_ADDRESS": "127.0.0.1:3"}
     own = {"ATTNLENS_INFO_ADDRESS": "127.0.0.1:2"}
     args = ("--config-file", file, "info")
-    assert " at 127.0.0.1:4: " in run_here(*args)[2]
-    assert " at 127.0.0.1:3: " in run_here(*args, env=shared)[2]
-    assert " at 127.0.0.1:2: " in run_here(*args, env=shared | own)[2]
-    assert " at 127.0.0.1:4: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
-    assert run_here(*args, "--address", server.address, env=shared | own)[0] == 0
+    assert " at 127.0.0.1:4 within 0.1 s: " in run_here(*args)[2]
+    assert " at 127.0.0.1:3 within 0.1 s: " in run_here(*args, env=shared)[2]
+    assert " at 127.0.0.1:2 within 0.1 s: " in run_here(*args, env=shared | own)[2]
+    assert " at 127.0.0.1:4 within 0.1 s: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
+    assert run_here(*args, "--address", server.address, "--timeout", "60", env=shared | own)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,8 @@ def test_a_text_without_quotes_is_told_to_have_some(run_here: RunHere) -> None:
 def test_a_variable_that_no_option_reads_gives_a_warning(
     run_here: RunHere, args: tuple[str, ...], name: str, right: str
 ) -> None:
-    nowhere = {"ATTNLENS_ADDRESS": "127.0.0.1:1"}
-    code, out, err = run_here(*args, env=nowhere)
-    warned_code, warned_out, warned = run_here(*args, env=nowhere | {name: "5"})
+    code, out, err = run_here(*args, env=NOWHERE)
+    warned_code, warned_out, warned = run_here(*args, env=NOWHERE | {name: "5"})
     assert (warned_code, warned_out) == (code, out)
     assert warned == f"warning: no option reads the variable {name} (did you mean {right}?)\n{err}"
 
