@@ -97,8 +97,8 @@ def test_many_clients_of_a_small_queue_all_get_their_vectors(
         return float(np.abs(vectors - expected).max())
 
     limits = ("--max-queue", "8", "--max-inputs-per-request", "8")
-    with ServerProcess(minilm_bundle, *limits) as server, ThreadPoolExecutor(12) as threads:
-        assert max(threads.map(embed_all, range(12))) <= 1e-5
+    with ServerProcess(minilm_bundle, *limits) as server, ThreadPoolExecutor(4) as threads:
+        assert max(threads.map(embed_all, range(4))) <= 1e-5
 
 
 def test_the_service_config_retries_what_may_pass() -> None:

@@ -22,11 +22,10 @@ from attnlens_export.graph.parameters import rebuild_encoder
 from attnlens_export.parity.grid import Case, Padding, make_inputs, small_grid
 from attnlens_export.parity.reference import run_float64, run_fp32
 from attnlens_model import EncoderConfig, read_config
-from family_cases import GROUPS
+from family_cases import EXPORTED, GROUPS
 from odd_models import padded_masks, random_inputs
 from runtimes.measured import extended_except, found, measure
 
-MODELS = {name: model for group in GROUPS for name, model in group.exported.items()}
 # The BERT graph's operators (docs/bundle.md), and what a family adds.
 EXTRA_OPERATORS = {name: extra for group in GROUPS for name, extra in group.operators.items()}
 # Their graphs have all operators between them.
@@ -41,7 +40,7 @@ class Exported:
     """A bundle and the model that it was made from."""
 
     def __init__(self, family: str, directory: Path) -> None:
-        self.family, self.odd = family, MODELS[family]
+        self.family, self.odd = family, EXPORTED[family]
         self.model: Any = self.odd.make()
         self.model.save_pretrained(directory / "source")
         self.bundle = directory / "bundle"
@@ -62,7 +61,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
     return functools.cache(lambda family: Exported(family, tmp_path_factory.mktemp(family)))
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=EXPORTED)
 def exported(request: pytest.FixtureRequest, export: Callable[[str], Exported]) -> Exported:
     return export(request.param)
 

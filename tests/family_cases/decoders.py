@@ -146,7 +146,7 @@ EMBEDDING_GEMMA2 = [
     ),
 ]
 
-TWO_LAYERS = {"num_hidden_layers": 2, "num_key_value_heads": 2}
+ONE_LAYER = {"num_hidden_layers": 1, "num_key_value_heads": 2}
 
 CASES = FamilyCases(
     models=[*LLAMA, *MISTRAL, *QWEN2, *QWEN3, *GEMMA3, *EMBEDDING_GEMMA2],
@@ -159,16 +159,16 @@ CASES = FamilyCases(
         (GEMMA3[0], "ForSequenceClassification", {"score.weight"}),
     ],
     exported={
-        "llama": OddModel("Llama", SIZES | TWO_LAYERS | {"rope_parameters": LLAMA3}, **SHAPE),
-        "mistral": OddModel("Mistral", SIZES | TWO_LAYERS | {"sliding_window": 9}, **SHAPE),
-        "qwen2": OddModel("Qwen2", SIZES | TWO_LAYERS, **SHAPE),
-        "qwen3": OddModel("Qwen3", SIZES | TWO_LAYERS | {"head_dim": 20}, **SHAPE),
+        "llama": OddModel("Llama", SIZES | ONE_LAYER | {"rope_parameters": LLAMA3}, **SHAPE),
+        "mistral": OddModel("Mistral", SIZES | ONE_LAYER | {"sliding_window": 9}, **SHAPE),
+        "qwen2": OddModel("Qwen2", SIZES | ONE_LAYER, **SHAPE),
+        "qwen3": OddModel("Qwen3", SIZES | ONE_LAYER | {"head_dim": 20}, **SHAPE),
         "gemma3_text": OddModel(
             "Gemma3Text",
             GEMMA_SIZES
             | SEES_ALL
-            | TWO_LAYERS
-            | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+            | {"num_hidden_layers": 2, "num_key_value_heads": 2, "sliding_window": 16}
+            | {"layer_types": ["sliding_attention", "full_attention"]},
             **SHAPE,
         ),
         "embedding_gemma2": OddModel(

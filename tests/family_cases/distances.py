@@ -134,12 +134,12 @@ CASES = FamilyCases(
         ),
         "umt5": OddModel(
             "UMT5",
-            {"num_hidden_layers": 2, "d_kv": 20, "d_ff": 160, "n_positions": 132},
+            {"num_hidden_layers": 1, "d_kv": 20, "d_ff": 160, "n_positions": 132},
             130,
             kind="EncoderModel",
             std=0.05,
         ),
-        "deberta": OddModel("Deberta", DEBERTA_V1 | {"max_relative_positions": 12, "num_hidden_layers": 2}),
+        "deberta": OddModel("Deberta", DEBERTA_V1 | {"max_relative_positions": 12, "num_hidden_layers": 1}),
     },
     operators={
         "mpnet": {"CumSum"},

@@ -55,7 +55,7 @@ CASES = FamilyCases(
     one_of_each=[JINA[0], JINA[2], *JINA_CODE, NOMIC_EXPERTS[0]],
     exported={
         "jina_bert": OddModel(
-            "JinaBert", {"feed_forward_type": "geglu", "num_hidden_layers": 2}, std=0.1, source=jina_bert
+            "JinaBert", {"feed_forward_type": "geglu", "num_hidden_layers": 1}, std=0.1, source=jina_bert
         ),
         "nomic_bert with experts": OddModel(
             "NomicBert", {"num_hidden_layers": 2}, std=0.1, source=nomic_bert

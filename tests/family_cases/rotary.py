@@ -156,15 +156,15 @@ CASES = FamilyCases(
         "modernbert": OddModel(
             "ModernBert", {"pad_token_id": 0, "num_hidden_layers": 2, "local_attention": 16}, std=0.1
         ),
-        "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 2}, std=0.1),
-        "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 2}, std=0.1),
-        "jina_v3": OddModel("JinaEmbeddingsV3", {"num_hidden_layers": 2}, std=0.1),
+        "nomic_bert": OddModel("NomicBert", {"num_hidden_layers": 1}, std=0.1),
+        "gte": OddModel("Gte", {"pad_token_id": 1, "num_hidden_layers": 1}, std=0.1),
+        "jina_v3": OddModel("JinaEmbeddingsV3", {"num_hidden_layers": 1}, std=0.1),
         "eurobert": OddModel(
             "EuroBert",
-            {"pad_token_id": 2, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2},
+            {"pad_token_id": 2, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2},
             std=0.1,
         ),
-        "roformer": OddModel("RoFormer", {"num_hidden_layers": 2, "embedding_size": 40}),
+        "roformer": OddModel("RoFormer", {"num_hidden_layers": 1, "embedding_size": 40}),
         "ultrabert": OddModel(
             "Ultrabert",
             ULTRA_SIZES

@@ -28,33 +28,13 @@ from attnlens_export.parity.measure import Subject
 from attnlens_export.parity.reference import run_fp32
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from attnlens_model.attention.parts.masks import MASKED_SCORE
-from odd_models import OddModel
+from family_cases import EXPORTED
 from small_files import sign
 
 GRID = small_grid(40)
-ONE_LAYER = {"num_hidden_layers": 1}
-MODELS = {
-    "mpnet": OddModel("MPNet", ONE_LAYER),
-    "deberta_v2": OddModel(
-        "DebertaV2",
-        {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8, "conv_kernel_size": 3}
-        | {"norm_rel_ebd": "layer_norm", "max_relative_positions": 24, "type_vocab_size": 2}
-        | ONE_LAYER,
-    ),
-    # RMSNorm, rotation, shared heads.
-    "eurobert": OddModel(
-        "EuroBert",
-        {"pad_token_id": 2, "num_attention_heads": 6, "num_key_value_heads": 2} | ONE_LAYER,
-        std=0.1,
-    ),
-    # No norm behind the embeddings, the tanh form of GELU.
-    "t5": OddModel(
-        "T5",
-        {"d_kv": 20, "d_ff": 160, "n_positions": 64, "feed_forward_proj": "gated-gelu"} | ONE_LAYER,
-        kind="EncoderModel",
-        std=0.05,
-    ),
-}
+# Mechanisms that are converted differently: a shared bias, a convolution and relative scores, RMSNorm with
+# rotations and shared heads, and the tanh form of GELU with no norm behind the embeddings.
+FAMILIES = ("mpnet", "deberta_v2", "eurobert", "t5")
 
 
 def export_tiny(config: EncoderConfig, traced: TracedGraph, output: Path, **options: Any) -> Path:
@@ -191,9 +171,9 @@ def test_the_rounded_copy_rounds_between_nodes(fp16_bundle: Path, tiny_config: E
         assert np.array_equal(found[result], exact.astype(np.float16)), result
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_converts_and_passes(family: str, tmp_path: Path) -> None:
-    MODELS[family].make().save_pretrained(tmp_path / "source")
+    EXPORTED[family].make().save_pretrained(tmp_path / "source")
     options = ExportOptions(pooling="mean", grid=small_grid(33)[-2:], precisions=[Fp16()])
     summary = export_bundle(tmp_path / "source", tmp_path / "bundle", options)
     [result] = summary.verdict.precisions
