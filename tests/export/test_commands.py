@@ -21,6 +21,9 @@ from configs import changed
 from schemas import conforms
 from small_bundles import MODELS
 
+# For tests of something else than parity.
+FEW = ("--parity-tokens", 2)
+
 
 @pytest.fixture
 def config_file(tiny_config: EncoderConfig, tmp_path: Path) -> Path:
@@ -42,7 +45,9 @@ def test_prompts_and_pooling_of_the_command_line_end_up_in_the_manifest(
     config_file: Path, output: Path
 ) -> None:
     prompts = ("--prompt", "query=query: ", "--prompt", "maths=a=b ", "--default-prompt", "query")
-    result = run_export("--config", config_file, "--output", output, "--pooling", "weighted_mean", *prompts)
+    result = run_export(
+        "--config", config_file, "--output", output, *FEW, "--pooling", "weighted_mean", *prompts
+    )
     assert result.exit_code == 0, result.output
     assert "prompts: maths 'a=b ', query 'query: ' (default)\n" in result.stdout
     assert (
@@ -171,11 +176,11 @@ def test_failed_parity_exits_1_with_one_line(config_file: Path, output: Path) ->
 
 @pytest.mark.usefixtures("traced_once")
 def test_an_existing_directory_exits_2_without_force(config_file: Path, output: Path) -> None:
-    assert run_export("--config", config_file, "--output", output).exit_code == 0
-    result = run_export("--config", config_file, "--output", output)
+    assert run_export("--config", config_file, "--output", output, *FEW).exit_code == 0
+    result = run_export("--config", config_file, "--output", output, *FEW)
     assert result.exit_code == 2
     assert f"{output} exists: choose another directory, or replace it with --force" in result.stderr
-    assert run_export("--config", config_file, "--output", output, "--force").exit_code == 0
+    assert run_export("--config", config_file, "--output", output, *FEW, "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,7 @@ def test_a_source_that_is_not_there_exits_1(tmp_path: Path, output: Path) -> Non
 
 @pytest.mark.usefixtures("traced_once")
 def test_check_refuses_an_altered_bundle(config_file: Path, output: Path) -> None:
-    run_export("--config", config_file, "--output", output)
+    run_export("--config", config_file, "--output", output, *FEW)
     (output / "config.json").write_text("{}", encoding="utf-8")
     result = run_check(output)
     assert result.exit_code == 1
@@ -245,10 +250,10 @@ def test_check_names_the_failure(published: Path, output: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("traced_once")
 def test_a_name_is_shown_as_it_was_given(config_file: Path, output: Path) -> None:
-    result = run_export("--config", config_file, "--output", output, "--name", "my[/v2]")
+    result = run_export("--config", config_file, "--output", output, *FEW, "--name", "my[/v2]")
     assert result.exit_code == 0, result.output
     assert "my[/v2] against PyTorch" in result.stdout
-    result = run_check(output)
+    result = run_check(output, *FEW)
     assert result.exit_code == 0, result.output
     assert "my[/v2] against the weights" in result.stdout
 
@@ -274,7 +279,7 @@ def test_the_largest_seed_is_a_seed(config_file: Path, output: Path, monkeypatch
         return new_encoder(config, 0)
 
     monkeypatch.setattr(bundle, "new_encoder", note)
-    assert run_export("--config", config_file, "--output", output, "--seed", 2**64 - 1).exit_code == 0
+    assert run_export("--config", config_file, "--output", output, *FEW, "--seed", 2**64 - 1).exit_code == 0
     assert seeds == [2**64 - 1]
 
 
@@ -311,7 +316,7 @@ def test_a_signal_leaves_nothing_behind(
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(number, signal.SIG_DFL)  # it may be ignored, where the tests run under nohup
     try:
-        result = run_export("--config", config_file, "--output", output)
+        result = run_export("--config", config_file, "--output", output, *FEW)
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:
         signal.signal(number, before)
@@ -333,7 +338,7 @@ def test_an_ignored_hangup_stays_ignored(
     monkeypatch.setattr(bundle, "describe_bundle", interrupted)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert run_export("--config", config_file, "--output", output).exit_code == 0
+        assert run_export("--config", config_file, "--output", output, *FEW).exit_code == 0
     finally:
         signal.signal(signal.SIGHUP, before)
 
