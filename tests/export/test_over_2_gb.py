@@ -1,13 +1,14 @@
 """An encoder too large for one protobuf message, for real: files, memory, and what they compute.
 
-Disk: 1.1 GB for the checkpoint in half precision, 2.2 GB for the bundle; both are deleted at the end.
+Disk: 1.2 GB for the checkpoint in half precision, 2.4 GB for the bundle; both are deleted at the end.
 """
 
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,16 +29,17 @@ from served import ServerProcess
 
 pytestmark = pytest.mark.extended
 
+# The table of words fills 2 GiB, so every other tensor is behind them. One layer takes the least time.
 SIZES: dict[str, Any] = {
-    "vocab_size": 180_000,
+    "vocab_size": 2**18,
     "hidden_size": 2048,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 1,
     "num_attention_heads": 16,
     "intermediate_size": 8192,
-    "max_position_embeddings": 16,
+    "max_position_embeddings": 5,
 }
-WEIGHT_BYTES = 2_280_456_192
-TOKEN_IDS = [179_999, 5, 90_001, 7, 44_444]
+WEIGHT_BYTES = 2_348_990_464
+TOKEN_IDS = [2**18 - 1, 5, 2**17 + 1, 7, 44_444]
 # PyTorch and ONNX Runtime themselves.
 FLOOR_BYTES = 500_000_000
 
@@ -72,16 +74,26 @@ def write_checkpoint(directory: Path) -> None:
 
 
 def export(checkpoint: Path, bundle: Path) -> Exported:
-    """Export in a process of its own, whose peak of resident memory the system tells."""
-    command = [sys.executable, "-m", "attnlens_cli.main", "export", str(checkpoint), "--output", str(bundle)]
-    command += ["--pooling", "mean"]
+    """Export in a process of its own, and measure its peak of memory."""
+    command = [sys.executable, "-m", "attnlens_cli.main", "export", str(checkpoint)]
+    command += ["--output", str(bundle), "--pooling", "mean"]
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen([*command, "--parity-tokens", "2"], stdout=output, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        peak_bytes = 0
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, anonymous_bytes(process.pid))
+            time.sleep(0.05)  # filling a gigabyte takes longer
         output.seek(0)
-        # Kibibytes on Linux.
-        return Exported(checkpoint, bundle, process.returncode, output.read(), usage.ru_maxrss * 1024)
+        return Exported(checkpoint, bundle, process.returncode, output.read(), peak_bytes)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the resident memory of a process without file pages, which vary with the page cache."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    # A process that has ended, and is not yet reaped, has no such line.
+    return sum(
+        1024 * int(kibibytes) for kibibytes in re.findall(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +138,9 @@ def test_it_passes_parity_with_the_weights_in_a_file_of_their_own(exported: Expo
 
 
 def test_the_export_takes_little_more_than_the_weights(exported: Exported) -> None:
-    """The encoder once, and what ONNX Runtime copies of it, for contributions with the transposes: no table.
-
-    The table is most of this one.
-    """
+    """The encoder once, and ONNX Runtime's copies of the matrices of the layer: no second table."""
     print(f"peak of the export: {exported.peak_bytes / 1e9:.2f} GB")  # noqa: T201 - shown by `pytest -rP`
-    assert WEIGHT_BYTES < exported.peak_bytes < 1.85 * WEIGHT_BYTES + FLOOR_BYTES
+    assert WEIGHT_BYTES < exported.peak_bytes < 1.3 * WEIGHT_BYTES + FLOOR_BYTES
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_attentions.onnx"])
@@ -153,7 +162,7 @@ def test_a_server_compares_the_hashes_and_gives_what_transformers_gives(
     exported: Exported, expected: list[Array]
 ) -> None:
     with ServerProcess(exported.bundle) as server, Client(server.address) as client:
-        [result] = client.encode([TOKEN_IDS], attention=AttentionQuery(layers=[3], heads=[7]))
+        [result] = client.encode([TOKEN_IDS], attention=AttentionQuery(layers=[0], heads=[7]))
     assert result.hidden_states is not None
     assert np.abs(result.hidden_states - expected[0][0]).max() < 1e-5
-    assert np.abs(result.weights[0, 0] - expected[4][0, 7]).max() < 1e-5
+    assert np.abs(result.weights[0, 0] - expected[1][0, 7]).max() < 1e-5
