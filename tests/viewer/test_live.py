@@ -105,39 +105,37 @@ def test_hostile_text_is_text(live: OpenedPage) -> None:
     assert live.tab.evaluate("typeof window.intruder") == "undefined"
 
 
-@pytest.mark.parametrize(
-    ("texts", "field", "message"),
-    [
-        ((), 0, "The text is empty: enter a text."),
-        (("word " * 400,), 0, "The text has 402 tokens, the model takes 256: shorten it."),
-        ((FIRST, "word " * 400), 1, "The second text has 402 tokens, the model takes 256: shorten it."),
-        ((FIRST, "", SECOND), 1, "The second text is empty: enter the text to compare with the third one."),
-        (
-            (FIRST, SECOND, "word " * 400),
-            2,
-            "The third text has 402 tokens, the model takes 256: shorten it.",
-        ),
-        (
-            (FIRST, SECOND, SECOND),
-            2,
-            "The third text has the same embedding as the second text: enter another text.",
-        ),
-    ],
-)
-def test_an_error_is_shown_at_its_field_and_the_last_page_stays(
-    live: OpenedPage, texts: tuple[str, ...], field: int, message: str
-) -> None:
+MISTAKES = [
+    ((), 0, "The text is empty: enter a text."),
+    (("word " * 400,), 0, "The text has 402 tokens, the model takes 256: shorten it."),
+    ((FIRST, "word " * 400), 1, "The second text has 402 tokens, the model takes 256: shorten it."),
+    ((FIRST, "", SECOND), 1, "The second text is empty: enter the text to compare with the third one."),
+    (
+        (FIRST, SECOND, "word " * 400),
+        2,
+        "The third text has 402 tokens, the model takes 256: shorten it.",
+    ),
+    (
+        (FIRST, SECOND, SECOND),
+        2,
+        "The third text has the same embedding as the second text: enter another text.",
+    ),
+]
+
+
+def test_errors_are_shown_at_their_fields_and_the_last_page_stays(live: OpenedPage) -> None:
     show(live, "It rained.")
-    show(live, *(texts or ("",)))
-    area = live.tab.locator("textarea").nth(field)
-    assert live.texts(".wrong") == [message if place == field else "" for place in range(3)]
-    assert area.get_attribute("aria-invalid") == "true"
-    assert area.evaluate("area => area === document.activeElement")
-    assert live.text(".title") == "It rained."
-    area.fill("Another text.")
-    assert live.texts(".wrong") == ["", "", ""]
-    assert len(live.problems) == 1  # the browser's own line about the status 400
-    live.problems.clear()
+    for texts, field, message in MISTAKES:
+        show(live, *texts, *[""] * (3 - len(texts)))
+        area = live.tab.locator("textarea").nth(field)
+        assert live.texts(".wrong") == [message if place == field else "" for place in range(3)]
+        assert area.get_attribute("aria-invalid") == "true"
+        assert area.evaluate("area => area === document.activeElement")
+        assert live.text(".title") == "It rained."
+        area.fill("Another text.")
+        assert live.texts(".wrong") == ["", "", ""]
+        assert len(live.problems) == 1, message  # the browser's own line about the status 400
+        live.problems.clear()
 
 
 def test_the_network_is_forbidden(live: OpenedPage) -> None:
