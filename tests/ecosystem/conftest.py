@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ecosystem.tools import TOOLS, Answers, run_tool, table
+from ecosystem.tools import MINILM, TOOLS, Answers, run_tool, table
 
 if TYPE_CHECKING:
     from ecosystem.samples import Sample
@@ -23,7 +23,7 @@ def samples(
 
     directory = tmp_path_factory.mktemp("ecosystem")
     minilm = Sample(minilm_dir, minilm_bundle, "mean", normalize=True)
-    return {"all-MiniLM-L6-v2": minilm} | {name: draw(kind, directory / name) for name, kind in KINDS.items()}
+    return {MINILM: minilm} | {name: draw(kind, directory / name) for name, kind in KINDS.items()}
 
 
 @pytest.fixture(scope="session")

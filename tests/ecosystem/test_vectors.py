@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ecosystem.tools import ATTENTION_TEXTS, TOOLS, Answers
+from ecosystem.tools import ATTENTION_TEXTS, MINILM, SAMPLES_OF, TOOLS, Answers
 
 if TYPE_CHECKING:
     from ecosystem.samples import Sample
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ecosystem
 
 TOLERANCE = 1e-5
 MIN_COSINE = 0.999
-NAMES = ["all-MiniLM-L6-v2", "roberta", "xlm-roberta", "distilbert"]
+NAMES = [MINILM, "roberta", "xlm-roberta", "distilbert"]
 
 Samples = dict[str, "Sample"]
 Ask = Callable[[str], Answers]
@@ -35,7 +35,7 @@ def test_the_vectors_are_those_of_the_checkpoint(
     assert differences[tool, name] <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAMPLES_OF["embed with attentions"])
 @pytest.mark.parametrize("tool", ["sentence-transformers", "optimum-intel", "optimum-onnx"])
 def test_the_graph_with_attention_weights_gives_the_same_vectors(
     tool: str, name: str, samples: Samples, ask: Ask
@@ -44,7 +44,7 @@ def test_the_graph_with_attention_weights_gives_the_same_vectors(
     np.testing.assert_allclose(vectors, samples[name].vectors, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAMPLES_OF["embed by default"])
 @pytest.mark.parametrize("call", ["embed by default", "embed with attentions by default"])
 def test_openvino_keeps_the_vectors_with_its_defaults(
     call: str, name: str, samples: Samples, ask: Ask
@@ -55,7 +55,7 @@ def test_openvino_keeps_the_vectors_with_its_defaults(
     assert ((vectors * expected).sum(axis=1) / norms).min() >= MIN_COSINE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SAMPLES_OF["attend"])
 @pytest.mark.parametrize("tool", ["optimum-onnx", "@huggingface/transformers"])
 def test_the_attention_weights_are_those_of_the_checkpoint(
     tool: str, name: str, samples: Samples, ask: Ask
