@@ -30,6 +30,8 @@ def stand_in(behaviour: str, precision: str = FP32) -> Installed:
 def main() -> None:
     """Answer as a runtime's process does, until the behaviour is called for."""
     behaviour, precision, graph, directory = sys.argv[1:]
+    if behaviour == "hangs in one graph":
+        behaviour = "hangs" if Path(graph).name == "model.onnx" else "works"
     if behaviour == "refuses the graph":
         answer({"error": "NotImplementedError: operator Erf"})
         return
