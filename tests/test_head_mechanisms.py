@@ -13,9 +13,10 @@ from attnlens.v1.manifest_pb2 import OutputLayout, OutputRole, RowSum
 from attnlens_client import AttentionQuery, Client
 from attnlens_export import ExportOptions, check_bundle, export_bundle
 from attnlens_export.parity.grid import small_grid
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model import Encoder, load_checkpoint, new_encoder
 from attnlens_model.attention.composed import ATTENTION_COMPOSED
 from attnlens_model.attention.mixture import HEAD_GATES
+from mechanisms import mechanism_config
 from served import ServerProcess
 
 TOKEN_IDS = [2, 17, 5, 40, 3]
@@ -35,23 +36,7 @@ OUTPUTS = [
 @pytest.fixture
 def encoder() -> Encoder:
     """A layer of each kind, with weights as large as after training."""
-    config = EncoderConfig.from_dict(
-        {
-            "family": "attnlens",
-            "hidden_size": 24,
-            "num_layers": 4,
-            "embeddings": {"vocab_size": 50},
-            "positions": {"max_position_embeddings": 16},
-            "attention": [
-                {"kind": "overlapping", "num_heads": 4, "overlap": 2},
-                {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2},
-                {"kind": "composed", "num_heads": 4},
-                {"kind": "softmax", "num_heads": 4},
-            ],
-            "feed_forward": {"intermediate_size": 20},
-        }
-    )
-    encoder = new_encoder(config, seed=3)
+    encoder = new_encoder(mechanism_config("heads"), seed=3)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             if ".before." in name or ".after." in name:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,21 +15,10 @@ from attnlens.v1.manifest_pb2 import OutputLayout
 from attnlens_client import AttentionQuery, Client, InvalidRequestError
 from attnlens_export import ExportOptions, check_bundle, export_bundle
 from attnlens_export.parity.grid import Case, Padding, small_grid
-from attnlens_model import Encoder, EncoderConfig, new_encoder
+from attnlens_model import Encoder, new_encoder
+from mechanisms import mechanism_config
 from served import ServerProcess
 
-SOFTMAX = {"kind": "softmax", "num_heads": 3}
-PATTERNS: dict[str, dict[str, Any]] = {
-    # Texts of at most 28 tokens attend fully.
-    "big_bird": {
-        "kind": "big_bird",
-        "num_heads": 3,
-        "block_size": 4,
-        "num_random_blocks": 1,
-        "table_tokens": 64,
-    },
-    "longformer": {"kind": "longformer", "num_heads": 3, "window": 4, "num_global_tokens": 2},
-}
 LENGTHS = (1, 3, 21, 60)
 TEXTS = [list(range(2, 2 + length)) for length in LENGTHS]
 
@@ -59,20 +48,10 @@ class Served(NamedTuple):
                 return table.at(rows.shape[1]).dense(rows)
 
 
-@pytest.fixture(scope="module", params=PATTERNS)
+@pytest.fixture(scope="module", params=["longformer", "big_bird"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Three layers: one of the kind, softmax, one of the kind."""
-    config = EncoderConfig.from_dict(
-        {
-            "family": "attnlens",
-            "hidden_size": 24,
-            "num_layers": 3,
-            "embeddings": {"vocab_size": 70},
-            "positions": {"max_position_embeddings": 64},
-            "attention": [PATTERNS[request.param], SOFTMAX],
-            "feed_forward": {"intermediate_size": 20},
-        }
-    )
+    config = mechanism_config(request.param)
     bundle = tmp_path_factory.mktemp(request.param) / "bundle"
     grid = [*small_grid(16), Case(2, 64, Padding.RIGHT)]
     export_bundle(config, bundle, ExportOptions(seed=3, grid=grid))

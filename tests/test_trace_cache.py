@@ -11,7 +11,7 @@ import torch
 
 from attnlens_export.graph import simplify
 from attnlens_export.graph.trace import TracedGraph, trace
-from attnlens_model import Encoder, EncoderConfig, load_checkpoint, new_encoder
+from attnlens_model import Encoder, load_checkpoint, new_encoder
 from attnlens_model.attention import softmax
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import small_config
@@ -19,21 +19,17 @@ from odd_models import OddModel
 from toy_attention import ToyAttentionConfig
 from trace_cache import TraceCache
 
-# Tied layers, a table, constants, and views. A cached graph that is wrong for its encoder fails the
+# Tied layers, tables, constants, and views. A cached graph that is wrong for its encoder fails the
 # parity check of every export, so other mechanisms need no test here.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "tied layers": {"num_layers": 2, "num_hidden_groups": 1, "embeddings.size": 24, "attention.alibi": True},
-    "relative": {"attention": {"kind": "softmax", "relative_bias": {"num_buckets": 8, "max_distance": 16}}},
-    "big_bird": {"attention": {"kind": "big_bird", "block_size": 4, "num_random_blocks": 1}},
-    "composed": {"attention": {"kind": "composed"}},
+    "tied layers": {"num_hidden_groups": 1, "embeddings.size": 24, "attention.alibi": True},
+    "relative and composed": {
+        "attention": [
+            {"kind": "softmax", "num_heads": 4, "relative_bias": {"num_buckets": 8, "max_distance": 16}},
+            {"kind": "composed", "num_heads": 4, "by_key": False, "before_softmax": False},
+        ]
+    },
 }
-
-
-def one_layer(name: str) -> EncoderConfig:
-    values: dict[str, Any] = {"family": "attnlens", "num_layers": 1} | CONFIGS[name]
-    if "attention" in values:
-        values["attention"] = {"num_heads": 4} | values["attention"]
-    return small_config(values)
 
 
 def assert_equal(found: TracedGraph, expected: TracedGraph) -> None:
@@ -49,7 +45,7 @@ def assert_equal(found: TracedGraph, expected: TracedGraph) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cached_trace_with_other_weights_equals_a_new_one(name: str, trace_cache: TraceCache) -> None:
-    config = one_layer(name)
+    config = small_config({"family": "attnlens", "num_layers": 2} | CONFIGS[name])
     trace(new_encoder(config, seed=0), config)
     count, encoder = trace_cache.traced, new_encoder(config, seed=1)
     cached = trace(encoder, config)

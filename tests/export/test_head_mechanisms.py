@@ -1,7 +1,6 @@
 """Overlapping, mixed and composed heads as graphs: the numbers of the encoder at any length, in a pattern."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,29 +18,27 @@ from attnlens_export.parity.reference import run_fp32
 from attnlens_export.parity.ties import make_clear_inputs
 from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import small_config
+from mechanisms import mechanism_config
 
-SOFTMAX = {"kind": "softmax", "num_heads": 4}
 OVERLAPPING = {"kind": "overlapping", "num_heads": 4, "overlap": 5}
 MIXTURE = {"kind": "mixture", "num_heads": 6, "shared_heads": 2, "active_heads": 2}
 COMPOSED = {"kind": "composed", "num_heads": 3}
-PATTERNS: dict[str, list[dict[str, Any]]] = {
-    "overlapping": [OVERLAPPING, SOFTMAX, OVERLAPPING | {"overlap": 12}, OVERLAPPING | {"overlap": 0}],
-    "mixture": [
-        MIXTURE,
-        SOFTMAX,
-        MIXTURE | {"gates": "paper", "shared_heads": 1},
-        MIXTURE | {"router": "norm"},
-    ],
-    "mixture, all routed or shared": [
-        MIXTURE | {"shared_heads": 0},
-        MIXTURE | {"shared_heads": 6, "active_heads": 0},
-        MIXTURE | {"shared_heads": 0, "router": "norm"},
-    ],
-    "composed": [COMPOSED, SOFTMAX, COMPOSED | {"static": True, "rank": 1}],
-    "composed in part": [
-        COMPOSED | {"by_key": False, "before_softmax": False},
-        COMPOSED | {"by_query": False, "by_key": False, "static": True, "after_softmax": False},
-    ],
+CONFIGS: dict[str, EncoderConfig] = {
+    "each kind": mechanism_config("heads"),
+    "options": small_config(
+        {
+            "family": "attnlens",
+            "num_layers": 6,
+            "attention": [
+                OVERLAPPING | {"overlap": 12},
+                OVERLAPPING | {"overlap": 0},
+                MIXTURE | {"gates": "paper", "shared_heads": 0, "router": "norm"},
+                MIXTURE | {"shared_heads": 6, "active_heads": 0},
+                COMPOSED | {"by_key": False, "before_softmax": False, "static": True, "rank": 1},
+                COMPOSED | {"by_query": False, "after_softmax": False},
+            ],
+        }
+    ),
 }
 # None has the length of the trace, 9.
 CASES = [
@@ -53,11 +50,9 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=PATTERNS)
+@pytest.fixture(scope="module", params=CONFIGS)
 def encoder(request: pytest.FixtureRequest) -> Encoder:
-    pattern = PATTERNS[request.param]
-    config = small_config({"family": "attnlens", "num_layers": len(pattern), "attention": pattern})
-    encoder = new_encoder(config, seed=1)
+    encoder = new_encoder(CONFIGS[request.param], seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():

@@ -16,57 +16,54 @@ from attnlens_export.contributions.measure import make_feed, measure_case
 from attnlens_export.contributions.tail import DenseWeights
 from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.parity.grid import Case, Padding, make_inputs
-from attnlens_model import Encoder, new_encoder
+from attnlens_model import Encoder, EncoderConfig, new_encoder
 from configs import small_config
+from mechanisms import LAYERS, mechanism_config
 
-# The mechanisms that no family of BERT's kind has, a layer each. The longest text is beyond every window.
-MECHANISMS: list[dict[str, Any]] = [
-    {"kind": "longformer", "num_heads": 4, "window": 4, "num_global_tokens": 2},
-    {"kind": "big_bird", "num_heads": 4, "block_size": 4, "num_random_blocks": 1},
-    {"kind": "overlapping", "num_heads": 4, "overlap": 3},
-    {"kind": "mixture", "num_heads": 6, "shared_heads": 2, "active_heads": 2},
-    {"kind": "composed", "num_heads": 4},
-]
 PRE = {"norm.placement": "pre", "norm.kind": "rms"}
-ENCODERS: dict[str, dict[str, Any]] = {
-    "mechanisms of their own": {"attention": MECHANISMS, "num_layers": len(MECHANISMS)},
-    "gated, rotary, grouped": PRE
-    | {
-        "attention": {
-            "kind": "softmax",
-            "num_heads": 4,
-            "num_key_value_heads": 2,
-            "rotary": {"theta": 10000.0},
-            "head_norm": True,
-        },
-        "positions": {"scheme": "none", "max_position_embeddings": 40},
-        "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "silu"},
-    },
-    "norms on both sides, tanh": {
-        "norm.placement": "both",
-        "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "gelu_tanh"},
-    },
-    "two norms, ReLU, disentangled": {
-        "norm.placement": "post_twice",
-        "feed_forward.activation": "relu",
-        "attention": {"kind": "disentangled", "num_heads": 4, "terms": "c2p|p2c"},
-    },
-    "convolution": {"convolution": {"kernel_size": 3, "groups": 2, "activation": "gelu_tanh"}},
-    "experts": {
-        "feed_forward": {
-            "intermediate_size": 56,
-            "up_bias": False,
-            "experts": {"num_experts": 3, "num_selected": 2},
+CONFIGS: dict[str, EncoderConfig] = {name: mechanism_config(name) for name in LAYERS} | {
+    "gated, rotary, grouped": small_config(
+        PRE
+        | {
+            "attention": {
+                "kind": "softmax",
+                "num_heads": 4,
+                "num_key_value_heads": 2,
+                "rotary": {"theta": 10000.0},
+                "head_norm": True,
+            },
+            "positions": {"scheme": "none", "max_position_embeddings": 40},
+            "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "silu"},
         }
-    },
-    "per-layer inputs, normalised values, projected": {
-        "attention": {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "value_norm": True},
-        "per_layer_input": {"size": 20, "activation": "gelu_tanh"},
-        "output_size": 36,
-        "norm.placement": "both",
-        "norm.kind": "rms",
-    },
-    "shared layers": {"num_layers": 3, "num_hidden_groups": 1},
+    ),
+    "two norms, ReLU, disentangled, convolution": small_config(
+        {
+            "norm.placement": "post_twice",
+            "feed_forward.activation": "relu",
+            "attention": {"kind": "disentangled", "num_heads": 4, "terms": "c2p|p2c"},
+            "convolution": {"kernel_size": 3, "groups": 2, "activation": "gelu_tanh"},
+        }
+    ),
+    "shared layers, experts": small_config(
+        {
+            "num_hidden_groups": 1,
+            "feed_forward": {
+                "intermediate_size": 56,
+                "up_bias": False,
+                "experts": {"num_experts": 3, "num_selected": 2},
+            },
+        }
+    ),
+    "norms on both sides, gated tanh, per-layer inputs, normalised values, projected": small_config(
+        {
+            "attention": {"kind": "softmax", "num_heads": 4, "num_key_value_heads": 2, "value_norm": True},
+            "feed_forward": {"intermediate_size": 56, "kind": "gated", "activation": "gelu_tanh"},
+            "per_layer_input": {"size": 20, "activation": "gelu_tanh"},
+            "output_size": 36,
+            "norm.placement": "both",
+            "norm.kind": "rms",
+        }
+    ),
 }
 
 
@@ -87,9 +84,9 @@ def run(session: onnxruntime.InferenceSession, feed: dict[str, Any]) -> dict[str
     return dict(zip([out.name for out in session.get_outputs()], session.run(None, feed), strict=True))
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_scores_are_gradients_times_embeddings_with_the_rest_frozen(name: str) -> None:
-    config = small_config(ENCODERS[name])
+    config = CONFIGS[name]
     encoder = moved(new_encoder(config, seed=0))
     embeddings = embeddings_graph(trace(encoder, config))
     session, plain = open_session(contributions_graph(embeddings, config, ())), open_session(embeddings)

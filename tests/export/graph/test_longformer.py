@@ -38,16 +38,10 @@ def longformer(window: int, num_global: int, form: str) -> dict[str, object]:
 
 
 @cache
-def traced(form: str, num_global: int) -> tuple[EncoderConfig, Encoder, TracedGraph]:
-    """One global token: windows of one and of two blocks, and a layer that sees all. Else a window of two.
-
-    A trace takes seconds for each layer.
-    """
-    layers = [longformer(40, num_global, form)]
-    if num_global == 1:
-        layers += [{"kind": "softmax", "num_heads": 4}, longformer(5, num_global, form)]
-    values = {"num_layers": len(layers), "attention": layers}
-    config = small_config(values | {"positions.max_position_embeddings": 110})
+def traced(form: str) -> tuple[EncoderConfig, Encoder, TracedGraph]:
+    """A window of two blocks with global tokens, and a window of one block without."""
+    layers = [longformer(40, 3, form), longformer(5, 0, form)]
+    config = small_config({"attention": layers, "positions.max_position_embeddings": 110})
     encoder = new_encoder(config, seed=0)
     return config, encoder, trace(encoder, config)
 
@@ -58,19 +52,17 @@ def open_graph(graph: TracedGraph, path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize(("form", "num_global"), [("blocks", 0), ("blocks", 1), ("blocks", 3), ("dense", 1)])
-def test_both_graphs_give_what_the_encoder_gives_at_every_length(
-    form: str, num_global: int, tmp_path: Path
-) -> None:
-    config, encoder, graph = traced(form, num_global)
+@pytest.mark.parametrize("form", FORMS)
+def test_both_graphs_give_what_the_encoder_gives_at_every_length(form: str, tmp_path: Path) -> None:
+    config, encoder, graph = traced(form)
     attentions = open_graph(graph, tmp_path / "attentions.onnx")
     embeddings = open_graph(embeddings_graph(graph), tmp_path / "embeddings.onnx")
-    width = 2 * num_global + 2 * 40 + 1 if form == "blocks" else "sequence_length"
-    assert attentions.get_outputs()[1].shape == ["batch_size", 4, "sequence_length", width]
+    shapes = [output.shape for output in attentions.get_outputs()[1:]]
+    widths = [2 * 3 + 2 * 40 + 1, 2 * 5 + 1] if form == "blocks" else ["sequence_length"] * 2
+    assert shapes == [["batch_size", 4, "sequence_length", width] for width in widths]
     for place, length in enumerate(LENGTHS):
-        # Two at each length; over all lengths and numbers of global tokens, all at every kind of length.
-        turned = [[*Padding][(place + num_global + step) % len(Padding)] for step in (0, 2)]
-        for padding in turned if length > 2 else [Padding.NONE]:
+        # Half of the paddings at each length, the others at the next.
+        for padding in [*Padding][place % 2 :: 2] if length > 2 else [Padding.NONE]:
             inputs = make_inputs(Case(3, length, padding), config)
             found = attentions.run(None, inputs.feed())
             [hidden] = embeddings.run(None, inputs.feed())
@@ -85,9 +77,9 @@ def test_both_graphs_give_what_the_encoder_gives_at_every_length(
                 np.testing.assert_allclose(weights, tensor.numpy(), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("form", "num_global"), [("blocks", 0), ("blocks", 1), ("dense", 1)])
-def test_a_graph_has_the_operators_that_its_configuration_names(form: str, num_global: int) -> None:
-    config, _, graph = traced(form, num_global)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_graph_has_the_operators_that_its_configuration_names(form: str) -> None:
+    config, _, graph = traced(form)
     found = {node.op_type for node in graph.proto.graph.node}
     assert found <= allowed_operators(config)
     # Named for this mechanism and not for nothing.
@@ -97,7 +89,7 @@ def test_a_graph_has_the_operators_that_its_configuration_names(form: str, num_g
 @pytest.mark.parametrize("form", FORMS)
 def test_the_graph_of_embeddings_computes_nothing_that_is_not_read(form: str) -> None:
     """ONNX Runtime does not drop such nodes: the weights would be brought into rows of a band for nobody."""
-    _, _, graph = traced(form, 1)
+    _, _, graph = traced(form)
     smaller = embeddings_graph(graph)
     nodes = smaller.proto.graph.node
     read = {name for node in nodes for name in node.input} | {"last_hidden_state"}
@@ -111,7 +103,7 @@ def test_the_graph_of_embeddings_computes_nothing_that_is_not_read(form: str) ->
 
 
 def test_no_constant_grows_with_the_square_of_the_longest_input() -> None:
-    config, _, graph = traced("blocks", 1)
+    config, _, graph = traced("blocks")
     sizes = [
         array.size
         for name, array in graph.weights.items()
@@ -129,7 +121,7 @@ def global_tokens(config: EncoderConfig) -> list[int]:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A Longformer that is computed densely: such a bundle has rows of all tokens."""
-    sizes = {"pad_token_id": 1, "type_vocab_size": 1, "attention_window": [4, 12], "num_hidden_layers": 2}
+    sizes = {"pad_token_id": 1, "type_vocab_size": 1, "attention_window": [12], "num_hidden_layers": 1}
     OddModel("Longformer", sizes).make().save_pretrained(tmp_path / "source")
     path = tmp_path / "source" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"attnlens_form": "dense"}))
@@ -156,10 +148,10 @@ def test_the_number_of_global_tokens_is_chosen_at_export_and_stated(
     assert read_manifest(bundle).parity.passed
     content = json.loads((bundle / "config.json").read_text())
     assert content["attnlens_global_tokens"] == number
-    assert content["attention_window"] == [4, 12]
+    assert content["attention_window"] == [12]
     config = read_config(bundle / "config.json")
-    assert global_tokens(config) == [number, number]
-    assert global_tokens(read_config(checkpoint / "config.json")) == [1, 1]
+    assert global_tokens(config) == [number]
+    assert global_tokens(read_config(checkpoint / "config.json")) == [1]
 
 
 def test_global_tokens_of_an_encoder_that_has_none_are_refused(tmp_path: Path) -> None:
