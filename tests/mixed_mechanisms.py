@@ -29,16 +29,17 @@ LAYERS: list[dict[str, Any]] = [
 
 
 def mixed_config(placement: str = "pre") -> EncoderConfig:
-    """Its configuration; `placement` is that of the norms."""
+    """Its configuration; `placement` is that of the norms. Only "pre" has all layers."""
+    layers = LAYERS if placement == "pre" else LAYERS[:1]
     return EncoderConfig.from_dict(
         {
             "family": "attnlens",
             "hidden_size": 24,
-            "num_layers": len(LAYERS),
+            "num_layers": len(layers),
             "embeddings": {"vocab_size": 400},
             "positions": {"max_position_embeddings": 64},
             "norm": {"placement": placement},
-            "attention": LAYERS,
+            "attention": layers,
             "feed_forward": {"intermediate_size": 20, "kind": "gated"},
         }
     )

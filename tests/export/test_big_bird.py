@@ -17,7 +17,8 @@ from attnlens.patterns import BlockTable
 from attnlens_cli.commands.bundles.export import export
 from attnlens_export import check_bundle
 from attnlens_export.parity.grid import Case, Padding, make_inputs
-from attnlens_model import Encoder, load_checkpoint, read_config
+from attnlens_export.parity.long_context import one_head_config
+from attnlens_model import Encoder, load_checkpoint, new_encoder, read_config
 from odd_models import OddModel
 
 # Up to 28 tokens attend fully. Traced at 9.
@@ -44,7 +45,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("bundles") / "original"
-    result = run_export(source, "--output", output, "--parity-tokens", 33)
+    result = run_export(source, "--output", output)
     assert result.exit_code == 0, result.output
     return output
 
@@ -97,10 +98,12 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
 ) -> None:
     # One layer: those of `transformers` are the first block in each.
     other, output = draw(tmp_path / "source", 1), tmp_path / "bundle"
-    result = run_export(other, "--output", output, "--parity-tokens", 29, "--random-blocks", "transformers")
+    result = run_export(other, "--output", output, "--random-blocks", "transformers")
     assert result.exit_code == 0, result.output
     for directory, made_from, meaning in ((bundle, source, "original"), (output, other, "first_block")):
-        assert check_bundle(directory, made_from, grid=[Case(1, 9, Padding.NONE)]).verdict.passed
+        # The longest input: for a shorter one, a probe of long texts would be traced too.
+        longest = Case(1, read_manifest(directory).max_tokens, Padding.NONE)
+        assert check_bundle(directory, made_from, grid=[longest]).verdict.passed
         content = json.loads((directory / "config.json").read_text())
         assert content["attnlens_random_blocks"] == meaning
         config = read_config(directory / "config.json")
@@ -117,6 +120,19 @@ def test_a_bundle_has_the_original_blocks_unless_others_are_chosen(
             np.testing.assert_array_equal(found.random_blocks, expected.random_blocks)
             assert (found.random_blocks.max() > 0) == (meaning == "original")
     assert read_config(bundle / "config.json") == encoder.config
+
+
+def test_the_probe_of_long_texts_has_one_head_and_the_same_kind(encoder: Encoder) -> None:
+    probe = one_head_config(encoder.config)
+    assert probe is not None
+    assert [type(each) for each in probe.layer_attentions] == [
+        type(each) for each in encoder.config.layer_attentions
+    ]
+    assert probe.num_heads == 1
+    ids = torch.full((1, 33), 7)
+    with torch.inference_mode():
+        output = new_encoder(probe, 0)(ids, torch.ones_like(ids))
+    assert output.last_hidden_state.isfinite().all()
 
 
 def test_a_choice_where_there_are_no_random_blocks_is_refused(tmp_path: Path) -> None:
