@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from attnlens_export.runtimes.measure import ALL, RuntimeOptions, find_runtimes
 from attnlens_export.runtimes.result import RuntimeResult
 from attnlens_runtimes import FP32
-from export.test_families import MODELS, Exported
+from export.test_families import Exported
+from family_cases import EXPORTED
 from runtimes.measured import measure
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     runtimes, _ = find_runtimes(RuntimeOptions((ALL,), Path(node_modules)))
     print("| family | " + " | ".join(runtime.name for runtime in runtimes) + " |")
     print("|" + "---|" * (len(runtimes) + 1))
-    for family in families or MODELS:
+    for family in families or EXPORTED:
         with tempfile.TemporaryDirectory() as directory:
             bundle = Exported(family, Path(directory)).bundle
             cells = [cell(measure(bundle, runtime)) for runtime in runtimes]
