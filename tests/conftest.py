@@ -33,6 +33,7 @@ NEEDS_TORCH = re.compile(
 )
 
 
+TORCH_FIXTURES = {"minilm_dir", "small_bundle"}
 EXTENDED_FIXTURES = {"browser", "node_modules", "site", "wheel"}
 
 # Installed here, before a test module imports what it watches.
@@ -54,8 +55,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that need a browser, Node.js or an installation as extended."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that need a browser, Node.js or an installation as extended.
+
+    `--without-torch` also leaves out single tests, of modules that the command line names.
+    """
+    if config.getoption("--without-torch"):
+        items[:] = [item for item in items if not TORCH_FIXTURES.intersection(item.fixturenames)]  # type: ignore[attr-defined]
     for item in items:
         if EXTENDED_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.extended)

@@ -14,7 +14,7 @@ from attnlens_cli.commands.bundles.check import check
 from attnlens_cli.sources.served_bundle import ServedBundle
 from attnlens_export import ExportOptions, SourceError, export_bundle
 from attnlens_export.parity.grid import small_grid
-from attnlens_export.publisher import PublisherResult, compare_with_publisher
+from attnlens_export.publisher import MAX_TOKENS, PublisherResult, compare_with_publisher
 from odd_models import OddModel
 from small_bundles import TOKENIZERS
 
@@ -63,7 +63,7 @@ def changed(published: Path, tmp_path: Path) -> Path:
 
 
 def compare(bundle: Path, source: Path) -> PublisherResult:
-    with ServedBundle(bundle) as served:
+    with ServedBundle(bundle, MAX_TOKENS) as served:
         return compare_with_publisher(served, source, LIMIT, lambda _detail, _done, _total: None)
 
 

@@ -78,8 +78,8 @@ async def listening(bundle: Path, **options: float) -> AsyncIterator[Running]:
     await server._shut_down(grpc_server)
 
 
-async def test_before_it_is_warm_a_server_asks_for_patience(small_bundle: Callable[[str], Path]) -> None:
-    async with listening(small_bundle("wordpiece")) as running:
+async def test_before_it_is_warm_a_server_asks_for_patience(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle) as running:
         failure = await running.embed_failure()
         assert (failure.code, failure.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
         assert failure.retry_delay_s == 0.5
@@ -165,8 +165,8 @@ def test_more_tokens_than_the_model_has_positions_are_refused(small_bundle: Call
         Server(config)
 
 
-async def test_while_it_drains_a_server_sends_callers_elsewhere(small_bundle: Callable[[str], Path]) -> None:
-    async with listening(small_bundle("wordpiece")) as running:
+async def test_while_it_drains_a_server_sends_callers_elsewhere(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle) as running:
         await running.warm_up()
         running.service.state = State.DRAINING
         failure = await running.embed_failure()
@@ -174,9 +174,9 @@ async def test_while_it_drains_a_server_sends_callers_elsewhere(small_bundle: Ca
 
 
 async def test_a_fault_is_told_by_an_id_that_the_log_explains(
-    small_bundle: Callable[[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    minilm_bundle: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with listening(small_bundle("wordpiece")) as running:
+    async with listening(minilm_bundle) as running:
         await running.warm_up()
 
         def fail(items: object, **_: object) -> None:
@@ -267,23 +267,21 @@ async def test_a_client_that_leaves_a_stream_is_no_fault(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_text_without_tokens_is_refused(small_bundle: Callable[[str], Path], tmp_path: Path) -> None:
-    bundle = copy_of(small_bundle("wordpiece"), tmp_path)
+async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: Path) -> None:
+    bundle = copy_of(minilm_bundle, tmp_path)
     tokenizer = json.loads((bundle / "tokenizer.json").read_text())
     (bundle / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     put_hashes_right(bundle)
     async with listening(bundle) as running:
         await running.warm_up()
-        assert (await running.embed("the")).usages[0].num_tokens == 1
+        assert (await running.embed("a cat")).usages[0].num_tokens == 2
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await running.embed("the", "")
+            await running.embed("a cat", "")
         assert read_failure(caught.value).violations == {"inputs[1].text": "has no tokens: send some text"}
 
 
-async def test_a_tokenize_reply_over_the_limit_is_refused(small_bundle: Callable[[str], Path]) -> None:
-    async with listening(
-        small_bundle("wordpiece"), max_message_bytes=1 << 17, max_request_text_bytes=1 << 17
-    ) as running:
+async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
+    async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
         await running.warm_up()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="! " * 4000)] * 4))

@@ -8,21 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.bundle import read_manifest
-from attnlens_export.publisher import MAX_TOKENS
 from attnlens_server import local
 
 
 class ServedBundle:
     """The `attnlens_export.publisher.Embedder` of a bundle: the handlers of a server, without the network.
 
+    Args:
+        directory: The bundle.
+        max_tokens: Longer texts are truncated, at the bundle's own limit if that is lower.
+
     Raises:
         StartupError: The bundle cannot be served.
     """
 
-    def __init__(self, directory: Path) -> None:
-        limit = min(read_manifest(directory).max_tokens, MAX_TOKENS)
-        self._model = local(directory, precision="fp32", max_tokens=limit)
-        self.max_tokens = limit
+    def __init__(self, directory: Path, max_tokens: int) -> None:
+        self.max_tokens = min(read_manifest(directory).max_tokens, max_tokens)
+        self._model = local(directory, precision="fp32", max_tokens=self.max_tokens)
 
     def __enter__(self) -> Self:
         return self

@@ -259,12 +259,16 @@ def _compare_with_publisher(
     wanted: _Wanted, summary: "CheckSummary", progress: "Progress"
 ) -> "PublisherResult":
     from attnlens_cli.sources.served_bundle import ServedBundle  # noqa: PLC0415 - heavy
-    from attnlens_export.publisher import compare_with_publisher, hidden_states_limit  # noqa: PLC0415 - heavy
+    from attnlens_export.publisher import (  # noqa: PLC0415 - heavy
+        MAX_TOKENS,
+        compare_with_publisher,
+        hidden_states_limit,
+    )
     from attnlens_server.errors import StartupError  # noqa: PLC0415 - heavy
 
     assert wanted.source is not None  # noqa: S101 - `check` requires it
     try:
-        with ServedBundle(wanted.directory) as served:
+        with ServedBundle(wanted.directory, MAX_TOKENS) as served:
             return compare_with_publisher(
                 served,
                 wanted.source,
