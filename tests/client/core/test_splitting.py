@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnlens.reductions import Reduction, TopK
@@ -48,6 +48,7 @@ MAX_BYTES = st.integers(0, 300)
     MAX_BYTES,
     st.integers(0, 99),
 )
+@example([Cost(1, 1, 1, 1)] * 3, 2, 0, 0, 0, 0, 0, 0, 0)  # by the batch size alone
 def test_runs_cover_the_texts_in_order_and_keep_the_limits(
     texts: list[Cost],
     batch_size: int,
