@@ -24,16 +24,14 @@ from trace_cache import TraceCache, install
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
+TORCH_FIXTURES = {"minilm_dir", "small_bundle"}
 # A test module with one of these needs PyTorch, to make a model or to export one, or the tools of the site.
 NEEDS_TORCH = re.compile(
     r"^\s*(from|import) (torch|(sentence_)?transformers|attnlens_(export|model))\b"
     r"|^\s*from (compatibility\.record|odd_models|small_bundles)\b"
-    r"|\b(small_bundle|minilm_dir|mkdocs|buf curl)\b",
+    rf"|\b({'|'.join(TORCH_FIXTURES)}|mkdocs|buf curl)\b",
     re.MULTILINE,
 )
-
-
-TORCH_FIXTURES = {"minilm_dir", "small_bundle"}
 EXTENDED_FIXTURES = {"browser", "node_modules", "site", "wheel"}
 
 # Installed here, before a test module imports what it watches.

@@ -19,6 +19,7 @@ from attnlens.v1.manifest_pb2 import Gate, GateKind
 from attnlens_export.contributions.measure import make_feed
 from attnlens_export.graph.names import CONTRIBUTIONS_PATH, graph_id
 from attnlens_export.json_files import finite
+from attnlens_export.parity.compare import max_abs_difference
 from attnlens_export.parity.grid import Case, Padding, make_inputs
 from attnlens_export.parity.measure import Graph
 from attnlens_export.parity.reference import Tensors
@@ -141,7 +142,7 @@ def _badness(found: tuple[float, str]) -> tuple[bool, float]:
 def _difference(first: Tensors, second: Tensors) -> tuple[float, str]:
     """Return the largest difference and its output; (0, "") if all bits are equal."""
     found = {
-        name: float(np.abs(np.subtract(tensor, second[name], dtype=np.float64)).max(initial=0.0))
+        name: max_abs_difference(tensor, second[name])
         for name, tensor in first.items()
         if tensor.tobytes() != second[name].tobytes()
     }
