@@ -19,6 +19,8 @@ from odd_models import OddModel
 from toy_attention import ToyAttentionConfig
 from trace_cache import TraceCache
 
+pytestmark = pytest.mark.extended  # a tool of the tests
+
 # Tied layers, tables, constants, and views. A cached graph that is wrong for its encoder fails the
 # parity check of every export, so other mechanisms need no test here.
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -28,6 +28,7 @@ _MAX_PORT = 65535
 _MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
 # Requests up to this size are kept for a retry; gRPC's own 256 KiB would exclude many of ours.
+_INITIAL_BACKOFF = "0.2s"
 _RETRY_BUFFER_BYTES = 64 << 20
 # Above the five minutes below which a server with gRPC's defaults closes the connection as abused.
 _KEEPALIVE_TIME_MS = 360_000
@@ -181,7 +182,7 @@ def service_config(max_attempts: int, wait_for_ready: bool) -> dict[str, Any]:
     if max_attempts > 1:
         method["retryPolicy"] = {
             "maxAttempts": max_attempts,
-            "initialBackoff": "0.2s",
+            "initialBackoff": _INITIAL_BACKOFF,
             "maxBackoff": "5s",
             "backoffMultiplier": 2,
             "retryableStatusCodes": ["UNAVAILABLE"],

@@ -60,6 +60,13 @@ def run(run_process: Run) -> Run:
     return run_attnlens
 
 
+@pytest.fixture(autouse=True)
+def quick_retries() -> Iterator[None]:
+    """Let commands in this process find out within a tenth of a second that no server is there."""
+    with mock.patch("attnlens_client.connection._INITIAL_BACKOFF", "0.01s"):
+        yield
+
+
 def _environment(changes: dict[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ATTNLENS_")}
     return kept | {"COLUMNS": "100"} | changes

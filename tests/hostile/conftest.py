@@ -8,7 +8,7 @@ import pytest
 from hostile.target import Target
 from served import ServerProcess
 
-STALL_TIMEOUT_S = 2
+STALL_TIMEOUT_S = 1
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from attnlens_runtimes import FP32, RUNTIMES, GraphProcess, Installed
 from attnlens_runtimes.runtime import Feed
 from runtimes.stand_in import stand_in
 
+pytestmark = pytest.mark.extended  # other runtimes
+
 
 class StandIn:
     """A stand-in that is registered like a runtime."""

@@ -12,6 +12,8 @@ from attnlens_runtimes import RUNTIMES, NotInstalledError, UnknownRuntimeError
 from runtimes.measured import PYTHON_RUNTIMES, TOLERANCE, alter, extended_except, found, measure
 from runtimes.stand_in import stand_in
 
+pytestmark = pytest.mark.extended  # other runtimes
+
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", PYTHON_RUNTIMES)

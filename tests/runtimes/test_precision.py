@@ -25,6 +25,8 @@ from attnlens_runtimes.runtime import Feed
 from runtimes.measured import found, measure_all
 from runtimes.stand_in import stand_in
 
+pytestmark = pytest.mark.extended  # other runtimes, and what other tools make of MiniLM
+
 PASSAGES = Path(__file__).parents[1] / "data" / "passages.jsonl"
 # Half of fp32's lowest number, which was the mask's until OpenVINO was run with its defaults.
 FORMER_MASKED_SCORE = float(np.finfo(np.float32).min / 2)

@@ -15,6 +15,10 @@ from attnlens_analysis.heads.maps import MapSource
 from attnlens_analysis.heads.tied import diagonal_wins, tied_graph
 from attnlens_server.bundle import open_bundle
 
+pytestmark = (
+    pytest.mark.extended
+)  # an experiment; `test_heads` has the command, the other modules the measures
+
 EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 

@@ -14,6 +14,8 @@ from attnlens_analysis.heads.labels import CAVEATS
 from attnlens_server.bundle import open_bundle
 from tampered import EMBEDDINGS, copy_of, put_hashes_right
 
+pytestmark = pytest.mark.extended  # a control experiment on all sentences
+
 
 def shuffle_weights(path: Path, seed: int) -> None:
     """Put the numbers of every matrix of a graph into a random order, where they are in the file.

@@ -69,6 +69,7 @@ def _pairs(words: list[str]) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
+@pytest.mark.extended
 def test_engines_are_compared_on_the_texts_that_are_given(
     run: Run, small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:

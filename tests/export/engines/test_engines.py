@@ -25,6 +25,8 @@ from configs import small_config
 from runtimes.measured import alter
 from runtimes.stand_in import stand_in
 
+pytestmark = pytest.mark.extended  # `tests/server/engine` has the engines of a server
+
 SmallBundle = Callable[[str], Path]
 CASES = [*small_grid(40)[::2]]
 

@@ -56,6 +56,7 @@ def of_minilm(minilm_bundle: Path) -> FaithfulnessResult:
     return measure_faithfulness(minilm_bundle)
 
 
+@pytest.mark.extended
 def test_the_pages_show_what_is_measured(
     of_minilm: FaithfulnessResult, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def minilm(minilm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> MiniLM
     return MiniLM(written, embedders({kind: split.judgement for kind, split in sets.items()}), others)
 
 
+@pytest.mark.extended
 def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> None:
     """All but what loses most, the values and what follows them, in int8."""
     methods = {"query": Method.EXACT_VALUES, "up": Method.EXACT_COLUMNS, "down": Method.EXACT_COLUMNS}
@@ -143,6 +144,7 @@ def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> No
     assert alone_error(session, minilm.others["sentences"].batches[::4]) == 0
 
 
+@pytest.mark.extended
 def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
     few = {"sentences": minilm.kinds["sentences"]}
     expected = run_all(few, open_session(minilm.written.path))
@@ -159,6 +161,7 @@ def test_what_makes_the_difference_for_minilm(minilm: MiniLM) -> None:
     assert loss(down, Method.EXACT_COLUMNS) < 0.5 * loss(down, Method.SMOOTHED)
 
 
+@pytest.mark.extended
 def test_a_short_text_counts_as_much_as_a_long_one(minilm: MiniLM) -> None:
     """And a kind of few texts as much as one of many."""
     graph, directory = minilm.written.graph, minilm.written.path.parent

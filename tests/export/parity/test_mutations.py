@@ -114,7 +114,10 @@ def test_a_mistake_is_found(
     print(f"{kind}: {mistake}: {found.max_abs_error:.2f} in {where}")  # noqa: T201 - shown by -rP
 
 
-@pytest.mark.parametrize("kind", TRACED)
+@pytest.mark.parametrize(
+    "kind",
+    ["mixture", *(pytest.param(kind, marks=pytest.mark.extended) for kind in TRACED if kind != "mixture")],
+)
 def test_an_export_with_a_mistake_in_the_traced_encoder_is_refused(
     kind: str, encoders: dict[str, Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
