@@ -7,7 +7,7 @@ VIEWER_NODE := viewer/node_modules/.package-lock.json
 # Where an environment forbids it to keep bytecode, each process compiles torch and transformers again: 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-site viewer node browser format protos release-record release-check clean
+.PHONY: demo test test-all test-mutations proof pythons test-pythons test-ecosystem test-integrations bench check docs docs-pages docs-pictures docs-site viewer node browser format protos release-record release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -114,6 +114,9 @@ docs-pages: $(MINILM) ## write the code and files that pages show into the pages
 	$(BIN)/python docs/regenerate.py .minilm
 	$(BIN)/python docs/draw_mechanisms.py
 	$(BIN)/python docs/list_options.py
+
+docs-pictures: $(MINILM) ## take the pictures of the viewer in Chromium
+	$(BIN)/python docs/draw_viewer.py .minilm
 
 # It reads our sources and runs none of them. The variable silences an advertisement of the theme.
 docs-site: .venv/ready ## the pages as a site in .site, with a search and a reference

@@ -21,12 +21,12 @@ export class Bars {
     const order = values.map((_, place) => place).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]) || a - b);
     const shown = order.length === SHOWN + 1 ? order.length : SHOWN; // "1 other" would take as much room
     const top = order.slice(0, shown).sort((a, b) => a - b);
-    const extent = Math.max(...values.map(Math.abs)) || 1; // a large baseline must not shrink the tokens
+    const extent = Math.max(...values.map(Math.abs)) || 1; // of the tokens alone: a large baseline must not shrink them
     const rows = top.map((place) => row(short(units[place].shown), values[place], extent, place === lit));
     const rest = scores.values.reduce((sum, value) => sum + value, 0) - top.reduce((sum, place) => sum + values[place], 0);
     const others = order.length - top.length;
     if (others || Math.abs(rest) > 5e-4) rows.push(row(others ? counted(others, "other") : "special tokens", rest, extent, false, "muted"));
-    if (scores.baseline !== null) rows.push(row("baseline", scores.baseline, Infinity, false, "muted"));
+    if (scores.baseline !== null) rows.push(row("baseline", scores.baseline, null, false, "muted"));
     if (scores.sum !== null) {
       rows.push(
         element("tr", { class: "total" }, element("th", { scope: "row" }, "sum"), element("td", { class: "number" }, plainText(scores.sum)), element("td", {}, scores.target)),
@@ -36,14 +36,19 @@ export class Bars {
   }
 }
 
-function row(name: string, value: number, extent: number, lit: boolean, kind = ""): HTMLElement {
-  const bar = element("i", { class: value < 0 ? "minus" : "plus" });
-  bar.style.width = `${Math.min(100, (100 * Math.abs(value)) / extent)}%`;
+// An extent of null draws no bar.
+function row(name: string, value: number, extent: number | null, lit: boolean, kind = ""): HTMLElement {
+  const gauge = element("td", { class: "gauge" });
+  if (extent !== null) {
+    const bar = element("i", { class: value < 0 ? "minus" : "plus" });
+    bar.style.width = `${Math.min(100, (100 * Math.abs(value)) / extent)}%`;
+    gauge.append(bar);
+  }
   return element(
     "tr",
     { class: `${kind}${lit ? " lit" : ""}` },
     element("th", { scope: "row", dir: "auto" }, name),
     element("td", { class: "number" }, signedText(value)),
-    element("td", { class: "gauge" }, bar),
+    gauge,
   );
 }

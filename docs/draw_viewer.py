@@ -1,0 +1,104 @@
+"""Take the pictures of the viewer: `python docs/draw_viewer.py BUNDLE`, with Chromium and a bundle of MiniLM.
+
+Fonts differ between machines, so no test compares them.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+PICTURES = Path(__file__).parent / "pictures"
+CHROMIUM = "/usr/bin/chromium"
+SENTENCE = "The animal didn't cross the street because it was too tired."
+CONTRAST = {
+    "text": "A man is playing a guitar.",
+    "other": "Someone plays an instrument.",
+    "rather_than": "A man is eating an apple.",
+}
+PARAGRAPH = (
+    "A library lends more than books. In the mornings students sit at the long tables under the "
+    "windows, and retired engineers read the newspapers of the week before. At noon a teacher brings "
+    "her class, because the librarian keeps a drawer of old maps on which the river still runs through "
+    "the middle of the town. In the afternoon somebody always asks how to print a form, and somebody "
+    "else always knows. When the rain comes, people who never read stand in the doorway, look at the "
+    "shelves and take one book with them, out of politeness. Half of these books return late. The "
+    "librarian does not mind: a book that returns late, she says, was read, or at least was carried "
+    "around by a person who meant to read it. Every spring she counts what was borrowed. Novels come "
+    "first, then travel guides, then everything about gardens; the maps were never borrowed, yet no "
+    "drawer is opened more often."
+)
+
+
+def draw(address: str, browser: Browser) -> None:
+    """Take every picture from a live viewer."""
+    colors = {"color_scheme": "light"}
+    live = _open(browser, address, {}, viewport={"width": 1000, "height": 620}, **colors)
+    _save(live, "viewer_live")
+    sentence = {"text": SENTENCE, "layer": "3", "head": "1"}
+    one = _open(browser, address, sentence, viewport={"width": 1000, "height": 980}, **colors)
+    one.locator(".part.text").get_by_text("it", exact=True).click()
+    one.evaluate("scrollTo(0, document.querySelector('.attnlens[data-ready] .title').offsetTop - 40)")
+    _save(one, "viewer")
+    two = _open(browser, address, CONTRAST, viewport={"width": 900, "height": 900}, **colors)
+    _save(two, "viewer_contrast", ".part.contrast")
+    two.locator(".part.pair").get_by_text("guitar", exact=True).first.click()
+    _save(two, "viewer_pair", ".part.pair")
+    dark = _open(
+        browser, address, {"text": PARAGRAPH}, viewport={"width": 1100, "height": 1390}, color_scheme="dark"
+    )
+    dark.evaluate("scrollTo(0, document.querySelector('.attnlens[data-ready] .title').offsetTop - 40)")
+    _save(dark, "viewer_long")
+
+
+def _open(browser: Browser, address: str, fragment: Mapping[str, str], **settings: Any) -> Page:
+    page = browser.new_page(**settings)
+    page.set_default_timeout(10_000)
+    page.goto(f"{address}#{urlencode(fragment)}")
+    if fragment:
+        page.locator(".attnlens[data-ready]").wait_for()
+    return page
+
+
+def _save(page: Page, name: str, selector: str | None = None) -> None:
+    path = PICTURES / f"{name}.png"
+    target = page.locator(selector).first if selector else page
+    target.screenshot(path=path, animations="disabled")
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
+def main(bundle: str) -> None:
+    """Serve a bundle and take the pictures."""
+    command = [
+        sys.executable,
+        "-m",
+        "attnlens_cli.main",
+        "serve",
+        bundle,
+        "--port",
+        "0",
+        "--viewer-port",
+        "0",
+    ]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        subprocess.Popen(command, stdout=subprocess.PIPE, cwd=directory, text=True) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            address = next(line.split()[-1] for line in server.stdout if "viewer is at" in line)
+            with sync_playwright() as playwright:
+                draw(address, playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]))
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main(str(Path(sys.argv[1]).resolve()))
