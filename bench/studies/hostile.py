@@ -307,7 +307,7 @@ def many(server: RunningServer, kinds: Sequence[tuple[str, bytes]], num_calls: i
             asked = (kinds[number % len(kinds)] for number in range(first, first + 50))
             calls = [client.call(method(name), message) for name, message in asked]
             client.wait_for_ends(calls)
-            ends.update(reply.reason or f"status {reply.status}" for reply in calls)
+            ends.update("refused stream" if reply.reset else reply.reason for reply in calls)
             rss_mib.append(server.rss_mib)
     half = len(rss_mib) // 2
     grown_mib = 2 * (statistics.median(rss_mib[half:]) - statistics.median(rss_mib[:half]))
