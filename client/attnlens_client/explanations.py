@@ -54,7 +54,7 @@ class Explanation:
     Attributes:
         tokens: the T tokens that the model saw.
         usage: how much of the text was used.
-        word_of_token: with words, the number of each token's word, from 0; else empty.
+        unit_ids: with words, the number of each token's word, from 0; else empty.
         target_value: d . p / |p|: 1 towards the text itself, the cosine towards another text.
         scores: one entry for each method, in the order asked for.
         head_contributions: float32, shape (L, H): what each head contributes through its output. None where
@@ -65,7 +65,7 @@ class Explanation:
 
     tokens: tuple[Token, ...]
     usage: Usage
-    word_of_token: tuple[int, ...]
+    unit_ids: tuple[int, ...]
     target_value: float
     scores: tuple[Scores, ...]
     head_contributions: Array | None
@@ -77,10 +77,10 @@ class Explanation:
     @property
     def units(self) -> tuple[tuple[Token, ...], ...]:
         """What each score is about: the tokens of each word, or each token by itself."""
-        if not self.word_of_token:
+        if not self.unit_ids:
             return tuple((token,) for token in self.tokens)
-        words: list[list[Token]] = [[] for _ in range(max(self.word_of_token) + 1)]
-        for token, word in zip(self.tokens, self.word_of_token, strict=True):
+        words: list[list[Token]] = [[] for _ in range(max(self.unit_ids) + 1)]
+        for token, word in zip(self.tokens, self.unit_ids, strict=True):
             words[word].append(token)
         return tuple(tuple(word) for word in words)
 
@@ -133,7 +133,7 @@ class Explanation:
         rest = "" if baseline is None else f", baseline {baseline:+.3f}"
         rest += "".join(f", {part}" for part in _faithfulness(self.scores[0]))
         return (
-            f"Explanation({len(self.units)} {'words' if self.word_of_token else 'tokens'}, "
+            f"Explanation({len(self.units)} {'words' if self.unit_ids else 'tokens'}, "
             f"target {self.target_value:.4f}, {self.scores[0].method}: {shown}{rest})"
         )
 

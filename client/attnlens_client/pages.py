@@ -167,7 +167,7 @@ def result_page(
     """
     explained = list(explanations) if comparison is None else [comparison.a, comparison.b]
     for each in (*explained, *([contrast[2]] if contrast else ())):
-        if each.word_of_token:
+        if each.unit_ids:
             raise ValueError("the scores are those of words: ask for level='tokens', the page adds them up")
     encoded = [_encoded(client, model, text, reading, place) for place, text in enumerate(texts)]
     target = target if comparison is None else OTHER_TEXT

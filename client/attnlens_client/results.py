@@ -112,7 +112,7 @@ class Attention:
         reduced: what there is instead of weights; None: they are all there.
         special_mass: shape (L', H', R): what each row gave to special tokens that were dropped. None: they
             were not.
-        unit_of_token: shape (T,) int32: the number of the row and column that each token became, -1 where it
+        unit_ids: shape (T,) int32: the number of the row and column that each token became, -1 where it
             was dropped. None: that of the token.
     """
 
@@ -125,7 +125,7 @@ class Attention:
     patterns: tuple[LayerPattern, ...] = ()
     reduced: ReducedData | None = None
     special_mass: Array | None = None
-    unit_of_token: Array | None = None
+    unit_ids: Array | None = None
 
     @property
     def top_k(self) -> TopWeights:
@@ -278,7 +278,7 @@ class LayerPart:
         heads, layout, row_sum: as in `Attention`.
         weights: as in `Attention`, without the axis of layers: (H', T, T), (T, H') or (H', T, W).
         pattern: as in `Attention.patterns`; None where there is none.
-        reduced, special_mass, unit_of_token: as in `Attention`, without the axis of layers.
+        reduced, special_mass, unit_ids: as in `Attention`, without the axis of layers.
         layers: the layers that were put together; of a layer by itself, its number alone.
     """
 
@@ -292,7 +292,7 @@ class LayerPart:
     pattern: LayerPattern | None = None
     reduced: ReducedData | None = None
     special_mass: Array | None = None
-    unit_of_token: Array | None = None
+    unit_ids: Array | None = None
     layers: tuple[int, ...] = ()
 
     def __repr__(self) -> str:

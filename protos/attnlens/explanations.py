@@ -192,17 +192,17 @@ def interaction_matrix(
     return np.asarray(rows @ columns.T)
 
 
-def sum_over_words(scores: Float64Array, word_of_token: Sequence[int], axis: int = 0) -> Float64Array:
+def sum_over_words(scores: Float64Array, unit_ids: Sequence[int], axis: int = 0) -> Float64Array:
     """Add up the scores of the tokens of each word, along an axis: (T, ...) to (W, ...). NaN stays NaN.
 
     Args:
         scores: one a token.
-        word_of_token: the number of each token's word, from 0, T of them; none is left out.
+        unit_ids: the number of each token's word, from 0, T of them; none is left out.
         axis: of tokens.
     """
     moved = np.moveaxis(scores, axis, 0)
-    sums = np.zeros((max(word_of_token, default=-1) + 1, *moved.shape[1:]))
-    np.add.at(sums, np.asarray(word_of_token, dtype=np.int64), moved)
+    sums = np.zeros((max(unit_ids, default=-1) + 1, *moved.shape[1:]))
+    np.add.at(sums, np.asarray(unit_ids, dtype=np.int64), moved)
     return np.moveaxis(sums, 0, axis)
 
 

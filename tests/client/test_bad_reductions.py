@@ -66,8 +66,8 @@ def reply(reduction: Reduction) -> pb.AttentionResult:
             _fill(message.dense, data, FLOAT32)
         case _:
             _fill(message.statistics.received, [each.received for each in data], FLOAT32)
-    if results[0].unit_of_token is not None:
-        message.unit_of_token.extend(results[0].unit_of_token.tolist())
+    if results[0].unit_ids is not None:
+        message.unit_ids.extend(results[0].unit_ids.tolist())
     if results[0].special_mass is not None:
         _fill(message.special_mass, [result.special_mass for result in results], FLOAT32)
     return message
@@ -114,8 +114,8 @@ BAD: dict[str, tuple[Reduction, Change, str]] = {
     "tokens for words": (
         Reduction(level="words"), lambda it: it.CopyFrom(reply(Reduction())), "units in .* not those",
     ),
-    "units unasked": (TOP, lambda it: it.unit_of_token.extend(range(5)), "units in .* not those"),
-    "other units": (DROP, lambda it: it.unit_of_token.__setitem__(1, 1), "units in .* not those"),
+    "units unasked": (TOP, lambda it: it.unit_ids.extend(range(5)), "units in .* not those"),
+    "other units": (DROP, lambda it: it.unit_ids.__setitem__(1, 1), "units in .* not those"),
     "no special mass": (DROP, lambda it: it.ClearField("special_mass"), "kept or dropped"),
     "special mass unasked": (TOP, lambda it: it.special_mass.shape.append(1), "kept or dropped"),
     "special mass of other rows": (DROP, lambda it: it.special_mass.shape.append(1), "special mass in"),

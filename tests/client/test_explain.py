@@ -250,7 +250,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "no scores": (lambda text: text.ClearField("scores"), "is explained by  instead of"),
     "a token": (lambda text: text.tokens.pop(), "has 15 instead of 16 tokens"),
-    "words": (lambda text: text.word_of_token.extend([0] * 16), "comes with words"),
+    "words": (lambda text: text.unit_ids.extend([0] * 16), "comes with words"),
     "heads": (
         lambda text: text.head_contributions.shape.extend([6, 12]),
         "comes with contributions of heads",
@@ -288,7 +288,7 @@ def test_words_must_begin_in_order(stub: EncoderServiceStub) -> None:
 
     assert len(read()) == 1
     swapped = {1: 2, 2: 1}
-    words = reply.results[0].word_of_token
+    words = reply.results[0].unit_ids
     words[:] = [swapped.get(word, word) for word in words]
     with pytest.raises(BadReplyError, match="has the word 2 after 0, out of order"):
         read()

@@ -76,7 +76,7 @@ class Layers:
     Attributes:
         numbers: the layers, of which each is added once.
         special_mass: of each layer that was added, shape (H, U): what rows gave to special tokens.
-        unit_of_token: shape (T,): the row of each token, -1 for none. None: rows are tokens.
+        unit_ids: shape (T,): the row of each token, -1 for none. None: rows are tokens.
     """
 
     numbers: Sequence[int]
@@ -84,7 +84,7 @@ class Layers:
     row_sum: str = ""
     shape: tuple[int, ...] = ()
     special_mass: list[Array] = field(default_factory=list)
-    unit_of_token: Array | None = None
+    unit_ids: Array | None = None
 
     def add(self, part: LayerPart) -> Array:
         """Note a layer, and return its weights (H, U, U), or gates (T, H).
@@ -99,7 +99,7 @@ class Layers:
                 "choose layers that are alike with --layer"
             )
         self.shape, self.heads, self.row_sum = rows.shape, part.heads, part.row_sum
-        self.unit_of_token = part.unit_of_token
+        self.unit_ids = part.unit_ids
         if part.special_mass is not None:
             self.special_mass.append(part.special_mass)
         return rows
@@ -170,8 +170,8 @@ class NpzWriter:
             about[name] = output.described()
             if output.special_mass:
                 self._write(f"{name}_special_mass", np.stack(output.special_mass))
-            if output.unit_of_token is not None:
-                self._write(f"{name}_unit_of_token", output.unit_of_token)
+            if output.unit_ids is not None:
+                self._write(f"{name}_unit_ids", output.unit_ids)
         begun = self._text.line.as_json(self._text.index)
         self._write("about", np.array(json_line(begun, about)))
 
@@ -226,8 +226,8 @@ class JsonWriter:
             self._write(f', "{name}": {json_of(array)}')
         for name, (output, rows) in self._outputs.items():
             described = output.described()
-            if output.unit_of_token is not None:
-                described["unit_of_token"] = output.unit_of_token.tolist()
+            if output.unit_ids is not None:
+                described["unit_ids"] = output.unit_ids.tolist()
             told = [json.dumps(described)[1:-1]]
             if output.special_mass:
                 told.append(f'"special_mass": {json_of(np.stack(output.special_mass))}')

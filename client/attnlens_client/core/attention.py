@@ -72,7 +72,7 @@ class QueryReader:
                 weights=reading.weights,
                 reduced=reading.reduced,
                 special_mass=reading.special_mass,
-                unit_of_token=reading.unit_of_token,
+                unit_ids=reading.unit_ids,
             )
         layout = message.WhichOneof("data")
         patterns: tuple[LayerPattern, ...] = ()

@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     weights: Array
     reduced: ReducedData | None
     special_mass: Array | None
-    unit_of_token: Array | None
+    unit_ids: Array | None
 
 
 class ReductionReader:
@@ -112,7 +112,7 @@ class ReductionReader:
             )
         units = Units.of(self._reduction, text, len(tokens))
         expected = [] if units.of_token is None else units.of_token.tolist()
-        if list(message.unit_of_token) != expected:
+        if list(message.unit_ids) != expected:
             raise wrong_text(index, f"has units in {self._name} that are not those of its tokens")
         return units
 

@@ -134,7 +134,7 @@ def _layer_part(index: int, number: int, attention: Attention) -> LayerPart:
         pattern=attention.patterns[0] if attention.patterns else None,
         reduced=without_layers(attention.reduced),
         special_mass=None if special_mass is None else special_mass[0],
-        unit_of_token=attention.unit_of_token,
+        unit_ids=attention.unit_ids,
         layers=attention.layers,
     )
 
@@ -180,5 +180,5 @@ def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
         patterns=tuple(layer.pattern for layer in layers if layer.pattern is not None),
         reduced=with_layers([layer.reduced for layer in layers]),
         special_mass=stacked(masses) if masses else None,
-        unit_of_token=first.unit_of_token,
+        unit_ids=first.unit_ids,
     )

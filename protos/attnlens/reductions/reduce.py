@@ -36,12 +36,12 @@ class Reduced:
     Attributes:
         data: weights (h, R, U), fp32 or in 8 bits, or what else was asked for, without an axis of layers.
         special_mass: (h, R): what each row gave to special tokens; None: they were not dropped.
-        unit_of_token: (T,) int32, see `Units.of_token`; None: tokens are the units.
+        unit_ids: (T,) int32, see `Units.of_token`; None: tokens are the units.
     """
 
     data: Data
     special_mass: FloatArray | None
-    unit_of_token: npt.NDArray[np.int32] | None
+    unit_ids: npt.NDArray[np.int32] | None
 
     @property
     def size_bytes(self) -> int:

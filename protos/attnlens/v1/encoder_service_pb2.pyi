@@ -961,7 +961,7 @@ class AttentionResult(_message.Message):
     SQUARE_ROOTS_FIELD_NUMBER: _builtins.int
     BAND_PATTERN_FIELD_NUMBER: _builtins.int
     BLOCK_PATTERN_FIELD_NUMBER: _builtins.int
-    UNIT_OF_TOKEN_FIELD_NUMBER: _builtins.int
+    UNIT_IDS_FIELD_NUMBER: _builtins.int
     SPECIAL_MASS_FIELD_NUMBER: _builtins.int
     query_index: _builtins.int
     """The number of the query in the request, from 0."""
@@ -1024,7 +1024,7 @@ class AttentionResult(_message.Message):
         """Set with `blocks`."""
 
     @_builtins.property
-    def unit_of_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def unit_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """With ATTENTION_LEVEL_WORDS or SPECIAL_TOKENS_DROP: for each of the T tokens the number of its unit, from 0; -1 where
         it was dropped. Else empty.
         """
@@ -1054,12 +1054,12 @@ class AttentionResult(_message.Message):
         square_roots: _tensor_pb2.Tensor | None = ...,
         band_pattern: _manifest_pb2.Band | None = ...,
         block_pattern: Global___BlockPattern | None = ...,
-        unit_of_token: _abc.Iterable[_builtins.int] | None = ...,
+        unit_ids: _abc.Iterable[_builtins.int] | None = ...,
         special_mass: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_of_token", b"unit_of_token", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_ids", b"unit_ids", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks", "top_k", "sparse", "statistics", "square_roots"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
@@ -1701,7 +1701,7 @@ class Explanation(_message.Message):
 
     TOKENS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
-    WORD_OF_TOKEN_FIELD_NUMBER: _builtins.int
+    UNIT_IDS_FIELD_NUMBER: _builtins.int
     TARGET_VALUE_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     HEAD_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
@@ -1716,7 +1716,7 @@ class Explanation(_message.Message):
         """How much of the text was used."""
 
     @_builtins.property
-    def word_of_token(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def unit_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """With EXPLAIN_LEVEL_WORDS: for each token the number of its word, from 0. Else empty."""
 
     @_builtins.property
@@ -1734,14 +1734,14 @@ class Explanation(_message.Message):
         *,
         tokens: _abc.Iterable[Global___Token] | None = ...,
         usage: Global___Usage | None = ...,
-        word_of_token: _abc.Iterable[_builtins.int] | None = ...,
+        unit_ids: _abc.Iterable[_builtins.int] | None = ...,
         target_value: _builtins.float = ...,
         scores: _abc.Iterable[Global___TokenScores] | None = ...,
         head_contributions: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "scores", b"scores", "target_value", b"target_value", "tokens", b"tokens", "usage", b"usage", "word_of_token", b"word_of_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_contributions", b"head_contributions", "scores", b"scores", "target_value", b"target_value", "tokens", b"tokens", "unit_ids", b"unit_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

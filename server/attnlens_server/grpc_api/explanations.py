@@ -149,7 +149,7 @@ def _fill_matrix(message: pb.Comparison, matrix: PairMatrixResult) -> None:
 def _fill(message: pb.Explanation, text: Explanation) -> None:
     fill_tokens(message.tokens, text.tokens)
     message.usage.CopyFrom(usage_message(text.usage))
-    message.word_of_token.extend(text.word_of_token)
+    message.unit_ids.extend(text.unit_ids)
     message.target_value = text.target_value
     for scores in text.scores:
         packed = message.scores.add(

@@ -44,8 +44,8 @@ def fill_reduced(message: pb.AttentionResult, attention: ReducedAttention, data_
         _fill_statistics(message.statistics, found, fill)
     else:
         _fill_maps(message, [each for each in data if isinstance(each, np.ndarray)], fill)
-    if (units := attention.parts[0].unit_of_token) is not None:  # those of all parts
-        message.unit_of_token.extend(units.tolist())
+    if (units := attention.parts[0].unit_ids) is not None:  # those of all parts
+        message.unit_ids.extend(units.tolist())
     if lost := [part.special_mass for part in attention.parts if part.special_mass is not None]:
         fill_stacked(message.special_mass, lost, number)
 

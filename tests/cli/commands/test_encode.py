@@ -68,11 +68,11 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     np.testing.assert_allclose(told["hidden_states"], states_of(found), atol=1e-5)
     np.testing.assert_allclose(told["attention"]["weights"], expected.weights[[5, 0]][:, [3]], atol=1e-6)
     assert expected.special_mass is not None
-    assert expected.unit_of_token is not None
+    assert expected.unit_ids is not None
     np.testing.assert_allclose(
         told["attention"]["special_mass"], expected.special_mass[[5, 0]][:, [3]], atol=1e-6
     )
-    assert told["attention"]["unit_of_token"] == expected.unit_of_token.tolist()
+    assert told["attention"]["unit_ids"] == expected.unit_ids.tolist()
 
 
 def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(

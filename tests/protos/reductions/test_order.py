@@ -160,7 +160,7 @@ def test_each_token_has_a_unit_or_none(level: Any, special: Any, units: list[int
     [result] = reduce(
         LAYERS[:1], Reduction(level=level, special_tokens=special), TEXT, is_mean_of_heads=False
     )
-    found = None if result.unit_of_token is None else result.unit_of_token.tolist()
+    found = None if result.unit_ids is None else result.unit_ids.tolist()
     assert found == units
 
 
@@ -201,8 +201,8 @@ def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
 def test_the_size_of_a_result_is_known_before(reduction: Reduction) -> None:
     for result in reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False):
         num_units = TOKENS
-        if result.unit_of_token is not None:
-            num_units = int(result.unit_of_token.max()) + 1
+        if result.unit_ids is not None:
+            num_units = int(result.unit_ids.max()) + 1
         size = sizes.data_bytes(
             reduction,
             1 if reduction.layers == "rollout" else HEADS,

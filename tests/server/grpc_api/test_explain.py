@@ -240,7 +240,7 @@ def test_words_are_the_sums_of_their_tokens(stub: EncoderServiceStub) -> None:
     text = "Unbelievably electroencephalographic!"
     [tokens] = explain(stub, text, methods=methods)
     [words] = explain(stub, text, methods=methods, level=EXPLAIN_LEVEL_WORDS)
-    numbers = list(words.word_of_token)
+    numbers = list(words.unit_ids)
     assert numbers[0] == 0
     assert max(numbers) + 1 == 5  # [CLS], two words, the mark, [SEP]
     for of_tokens, of_words in zip(tokens.scores, words.scores, strict=True):

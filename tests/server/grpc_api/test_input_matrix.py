@@ -77,7 +77,7 @@ def test_words_are_the_sums_of_cells(stub: EncoderServiceStub) -> None:
     tokens, words = compare(stub, text, A), compare(stub, text, A, level=EXPLAIN_LEVEL_WORDS)
     found = cells(words)
     assert found.shape == (6, 10)  # [CLS], two words, the mark, [SEP] and the baseline
-    numbers = np.array([*words.a.word_of_token, 5])
+    numbers = np.array([*words.a.unit_ids, 5])
     sums = [cells(tokens)[numbers == number].sum(axis=0) for number in range(6)]
     np.testing.assert_allclose(found, sums, atol=1e-5)
     check_sums(found, words)

@@ -16,7 +16,7 @@ def attention_as_json(attention: AttentionMap) -> dict[str, object]:
     if attention.role == "head_gates":
         return described | gates_as_json(attention)
     result = attention.result.attention[0]
-    if result.unit_of_token is not None:
+    if result.unit_ids is not None:
         described["units"] = [
             {"text": text, "tokens": list(tokens)}
             for text, tokens in zip(attention.names, attention.units, strict=True)

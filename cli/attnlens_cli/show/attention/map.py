@@ -85,11 +85,11 @@ class AttentionMap:
     @cached_property
     def units(self) -> list[tuple[int, ...]]:
         """The numbers of the tokens that each row stands for: one, or those of a word."""
-        unit_of_token = self.result.attention[0].unit_of_token
-        if unit_of_token is None:
+        unit_ids = self.result.attention[0].unit_ids
+        if unit_ids is None:
             return [(number,) for number in range(len(self.result.tokens))]
-        units: list[list[int]] = [[] for _ in range(int(unit_of_token.max(initial=-1)) + 1)]
-        for number, unit in enumerate(unit_of_token.tolist()):
+        units: list[list[int]] = [[] for _ in range(int(unit_ids.max(initial=-1)) + 1)]
+        for number, unit in enumerate(unit_ids.tolist()):
             if unit >= 0:
                 units[unit].append(number)
         return [tuple(unit) for unit in units]

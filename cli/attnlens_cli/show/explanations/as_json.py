@@ -9,7 +9,7 @@ from attnlens_client import Comparison, Explanation, Scores
 
 def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, object]:
     """Return tokens, words and the scores of all methods."""
-    words = {"word_of_token": list(explanation.word_of_token)} if explanation.word_of_token else {}
+    words = {"unit_ids": list(explanation.unit_ids)} if explanation.unit_ids else {}
     heads = explanation.head_contributions
     return {
         "target_value": explanation.target_value,

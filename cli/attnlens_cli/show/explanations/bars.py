@@ -40,7 +40,7 @@ def labels_of(explanation: Explanation, texts: Mapping[str, str]) -> list[str]:
         explanation: Of a text.
         texts: The text of each `Token.source`. Words are spelled as in the text if it is given here.
     """
-    spelled = word_names(explanation.units, texts) if explanation.word_of_token else explanation.labels
+    spelled = word_names(explanation.units, texts) if explanation.unit_ids else explanation.labels
     return [
         printable(label) + _MARKS.get(unit[0].source, "")
         for label, unit in zip(spelled, explanation.units, strict=True)
@@ -71,7 +71,7 @@ def print_scores(
     if len(order) < count:
         left = np.delete(first.values, order)
         rest = float(np.nansum(left, dtype=np.float64))
-        what = "more word" if explanation.word_of_token else "more token"
+        what = "more word" if explanation.unit_ids else "more token"
         console.print(f"{counted(count - len(order), what)}: {rest:+.4f}")
     for scores in explanation.scores:
         console.print(sum_line(scores))
@@ -159,7 +159,7 @@ def verified(explanation: Explanation, scores: Scores) -> float:
 def _comparison_line(explanation: Explanation, scores: Scores) -> str:
     """Return the rank correlation of a method with leave-one-out on this text."""
     found, effects = verified(explanation, scores), explanation.by(VERIFIER).values
-    units = counted(int(np.isfinite(effects).sum()), "word" if explanation.word_of_token else "token")
+    units = counted(int(np.isfinite(effects).sum()), "word" if explanation.unit_ids else "token")
     if math.isnan(found):
         return f"{scores.method}: no rank correlation, because {units} of this text can be left out."
     return (

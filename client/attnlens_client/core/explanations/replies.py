@@ -129,7 +129,7 @@ class ExplanationReader:
         tokens = tokens_of(message.tokens, index, self._inputs[index])
         if len(tokens) != usage.num_tokens:
             raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
-        words = self._words(index, message.word_of_token, len(tokens))
+        words = self._words(index, message.unit_ids, len(tokens))
         if not math.isfinite(message.target_value):
             raise wrong_text(index, f"has the target {message.target_value}")
         methods = tuple(

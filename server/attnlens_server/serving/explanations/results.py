@@ -42,7 +42,7 @@ class Explanation:
     Attributes:
         tokens: those that the model saw.
         usage: how much of the text was used.
-        word_of_token: with words, the number of each token's word; else empty.
+        unit_ids: with words, the number of each token's word; else empty.
         target_value: d . p / |p|.
         scores: one for each method.
         head_contributions: (L, H); None: not asked for.
@@ -50,7 +50,7 @@ class Explanation:
 
     tokens: Tokens
     usage: Usage
-    word_of_token: Sequence[int]
+    unit_ids: Sequence[int]
     target_value: float
     scores: tuple[TokenScores, ...]
     head_contributions: FloatArray | None
