@@ -97,6 +97,8 @@ test-integrations: $(MINILM) .integrations/ready ## the recipes of examples/inte
 bench: .venv/ready ## our engine and server beside other programs; BENCH=--quick for a short run
 	$(BIN)/python -m bench $(BENCH)
 
+# The protocol of each release; none until the first one.
+RELEASES = $(patsubst protos/%,%,$(wildcard protos/baseline/*.binpb))
 check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -104,7 +106,7 @@ check: .venv/ready ## format, lint, types, imports, Dockerfile, protos
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/hadolint Dockerfile
 	cd protos && ../$(BIN)/buf lint
-	cd protos && for release in baseline/*.binpb; do ../$(BIN)/buf breaking --against $$release || exit 1; done
+	cd protos && for release in $(RELEASES); do ../$(BIN)/buf breaking --against $$release || exit 1; done
 
 docs: docs-pages ## the pages, with what is generated in them, and the site
 	$(MAKE) docs-site
@@ -132,6 +134,7 @@ protos: .venv/ready ## regenerate the stubs
 # With each release, once: what later ones must stay compatible with.
 VERSION = $(shell $(BIN)/python -c "import importlib.metadata as m; print(m.version('attnlens'))")
 release-record: .venv/ready ## keep this version's protocol, bundle and messages for the tests of later ones
+	mkdir -p protos/baseline
 	cd protos && ../$(BIN)/buf build --exclude-source-info -o baseline/v$(VERSION).binpb
 	$(BIN)/python tests/compatibility/record.py $(VERSION)
 

@@ -80,6 +80,8 @@ CASES: dict[str, tuple[str, Message]] = {
         "Tokenize",
         pb.TokenizeRequest(inputs=[text(SECOND * 4), pair("rain", FIRST)], prompt=pb.Prompt(name="query")),
     ),
+    "explain": ("Explain", pb.ExplainRequest(inputs=[text(FIRST), text("rain")])),
+    "compare": ("Compare", pb.CompareRequest(pairs=[pb.ComparedPair(a=text(FIRST), b=text(SECOND))])),
     "list models": ("ListModels", pb.ListModelsRequest()),
     "get model": ("GetModel", pb.GetModelRequest(model="small")),
     "no such model": ("GetModel", pb.GetModelRequest(model="large")),

@@ -9,8 +9,8 @@ from attnlens.patterns import Band, BlockTable
 from attnlens_analysis.heads import TooShortError, measure_heads, read_texts
 from attnlens_analysis.heads.maps import MapSource, batches, dense_weights
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum, open_bundle
+from stored_bundle import STORED_BUNDLE
 
-OLD_BUNDLE = Path(__file__).parents[2] / "compatibility" / "v0.1.0" / "bundle"
 ROLE = OutputRole.ATTENTION_WEIGHTS
 
 
@@ -68,14 +68,14 @@ def test_a_text_has_the_same_weights_alone_and_in_a_batch(minilm_bundle: Path) -
         assert together[number].content.tolist() == list(range(1, len(text.input_ids) - 1))
 
 
-def test_a_bundle_of_an_older_version_has_no_importance(tmp_path: Path) -> None:
+def test_a_bundle_without_contributions_has_no_importance(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("it rained so it was wet\n" * 3 + "and nobody came but it rained\n", encoding="utf-8")
-    report = measure_heads(open_bundle(OLD_BUNDLE), read_texts(path), lambda *_: None)
+    report = measure_heads(open_bundle(STORED_BUNDLE), read_texts(path), lambda *_: None)
     assert (report.importance, report.task, report.syntax) == (None, None, None)
     assert any(note.startswith("No importance of heads") for note in report.notes)
     assert report.patterns.num_texts == 4
     assert report.tied is not None
     path.write_text("a\n", encoding="utf-8")
     with pytest.raises(TooShortError, match=r"no text of texts\.txt has 8 tokens"):
-        measure_heads(open_bundle(OLD_BUNDLE), read_texts(path), lambda *_: None)
+        measure_heads(open_bundle(STORED_BUNDLE), read_texts(path), lambda *_: None)

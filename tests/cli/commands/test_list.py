@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnlens_cli.commands.bundles.list_bundles import list_bundles
-from compatibility_bundle import RELEASED_BUNDLE
+from stored_bundle import STORED_BUNDLE
 
 
 def run_list(*arguments: object, columns: int = 100) -> Result:
@@ -21,7 +21,7 @@ def bundles(tmp_path: Path) -> Path:
     """A directory with a sound bundle, a broken one of each kind, and what is not a bundle."""
     directory = tmp_path / "bundles"
     for name in ("sound", "short", "altered", "failed"):
-        shutil.copytree(RELEASED_BUNDLE, directory / name)
+        shutil.copytree(STORED_BUNDLE, directory / name)
     (directory / "short" / "onnx" / "model.onnx").unlink()
     graph = directory / "altered" / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-1] + b"\x00")
@@ -50,12 +50,12 @@ def test_json_says_what_the_manifests_say_and_what_is_wrong(bundles: Path) -> No
     assert "is not a manifest" in found["garbage"]["problem"]
     assert found["garbage"]["facts"] is None
     facts = found["sound"]["facts"]
-    manifest = json.loads((RELEASED_BUNDLE / "manifest.json").read_text())
+    manifest = json.loads((STORED_BUNDLE / "manifest.json").read_text())
     for name in ("family", "hidden_size", "num_layers", "num_heads"):
         assert facts[name] == manifest["architecture"][name]
     assert (facts["name"], facts["max_tokens"]) == (manifest["model_name"], manifest["max_tokens"])
     assert facts["precisions"] == ["fp32", "fp16"]
-    files = [path for path in RELEASED_BUNDLE.rglob("*") if path.is_file()]
+    files = [path for path in STORED_BUNDLE.rglob("*") if path.is_file()]
     assert facts["size_bytes"] == sum(path.stat().st_size for path in files if path.name != "manifest.json")
 
 
@@ -89,7 +89,7 @@ def test_without_directories_the_cache_and_bundles_are_looked_at(
     bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bundles.parent)
-    shutil.copytree(RELEASED_BUNDLE, tmp_path / "cache" / "org--model")
+    shutil.copytree(STORED_BUNDLE, tmp_path / "cache" / "org--model")
     assert {"sound", "org--model"} <= set(listed("--cache", tmp_path / "cache"))
     monkeypatch.chdir(tmp_path / "cache")
     result = run_list("--cache", tmp_path / "none")

@@ -16,9 +16,9 @@ from attnlens_cli.commands.serving.try_source import try_source
 from attnlens_cli.sources import resolve
 from attnlens_cli.sources.child_server import child_server
 from attnlens_client import Client
-from compatibility_bundle import RELEASED_BUNDLE
 from served import ServerProcess
 from small_files import sign
+from stored_bundle import STORED_BUNDLE
 
 FIRST, SECOND = "The animal didn't cross the street because it was too tired.", "\x1b[31mAn animal."
 
@@ -52,7 +52,7 @@ def test_the_first_look_has_the_numbers_of_a_server(
 
 def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_columns() -> None:
     long = "the cat sat on the mat. " * 40
-    result = run_try(RELEASED_BUNDLE, "", "cat", long, columns=60)
+    result = run_try(STORED_BUNDLE, "", "cat", long, columns=60)
     assert (result.exit_code, result.stderr) == (0, "")
     shown = result.stdout.partition("\nnext\n")[0]
     assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("the cat sat"))
@@ -64,7 +64,7 @@ def test_a_bundle_without_contributions_and_texts_without_words_are_shown_in_60_
 def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "resolve", lambda *_: RELEASED_BUNDLE)  # as if the cache had it
+    monkeypatch.setattr(resolve, "resolve", lambda *_: STORED_BUNDLE)  # as if the cache had it
     cache = tmp_path / "a cache"
     result = run_try("--cache", cache, "org/name", "the cat's mat. " * 40)
     assert (result.exit_code, result.stderr) == (0, "")
@@ -75,7 +75,7 @@ def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
 
 
 def test_a_bundle_without_a_tokenizer_is_refused_before_a_server_starts(tmp_path: Path) -> None:
-    bundle = shutil.copytree(RELEASED_BUNDLE, tmp_path / "bundle")
+    bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "bundle")
     (bundle / "tokenizer.json").unlink()
     sign(bundle)
     result = run_try(bundle, "It rained.")
@@ -94,14 +94,14 @@ def test_a_source_that_is_nothing_is_refused_before_a_server_starts(tmp_path: Pa
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(try_module, "find_spec", lambda name: None if name == "onnxruntime" else name)
-    result = run_try(RELEASED_BUNDLE, "It rained.")
+    result = run_try(STORED_BUNDLE, "It rained.")
     assert result.exit_code == 2
     assert "onnxruntime is not installed: in a checkout of attnlens, pip install '.[server]'" in result.stderr
 
 
 def _interrupted() -> str:
     """Ask a server, and be interrupted. Returns its address."""
-    with suppress(KeyboardInterrupt), child_server(RELEASED_BUNDLE, ["--precision", "fp32"]) as address:
+    with suppress(KeyboardInterrupt), child_server(STORED_BUNDLE, ["--precision", "fp32"]) as address:
         with Client(address) as client:
             assert np.isfinite(client.embed(["cat"])).all()
         raise KeyboardInterrupt

@@ -23,12 +23,12 @@ from attnlens_cli.sources import resolve as resolve_module
 from attnlens_cli.sources.cache import default_directory, entry_of, wanted
 from attnlens_cli.sources.resolve import resolve
 from attnlens_cli.sources.source import Checkpoint, find_source
-from compatibility_bundle import RELEASED_BUNDLE
+from stored_bundle import STORED_BUNDLE
 
 Exporter = Callable[[str], None]
 COPY = f"""\
 while [ "$1" != --output ]; do shift; done
-rm -rf "$2"; cp -r {RELEASED_BUNDLE} "$2"
+rm -rf "$2"; cp -r {STORED_BUNDLE} "$2"
 """
 
 
@@ -78,7 +78,7 @@ def test_the_second_start_takes_the_bundle_from_the_cache(
     assert told.out == ""  # where the ready line comes first
     assert bundle.parent == cache
     assert bundle.name.startswith("my-model--")
-    assert (bundle / "manifest.json").read_bytes() == (RELEASED_BUNDLE / "manifest.json").read_bytes()
+    assert (bundle / "manifest.json").read_bytes() == (STORED_BUNDLE / "manifest.json").read_bytes()
     assert resolved(checkpoint, cache) == bundle
     assert capfd.readouterr().err == f"{checkpoint} is in the cache: {bundle}\n"
     [call] = calls(tmp_path)
@@ -322,7 +322,7 @@ def test_of_two_processes_one_exports_and_the_other_waits(
             fcntl.flock(lock, fcntl.LOCK_EX)
             is_held.set()
             assert is_waiting.wait(60)
-            shutil.copytree(RELEASED_BUNDLE, entry.directory)
+            shutil.copytree(STORED_BUNDLE, entry.directory)
             entry.record()
 
     def note(message: str, *, err: bool) -> None:

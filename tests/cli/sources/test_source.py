@@ -7,7 +7,7 @@ import click
 import pytest
 
 from attnlens_cli.sources.source import Checkpoint, find_source
-from compatibility_bundle import RELEASED_BUNDLE
+from stored_bundle import STORED_BUNDLE
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def refusal(source: str) -> str:
 
 
 def test_a_directory_with_a_manifest_is_a_bundle() -> None:
-    assert find_source(RELEASED_BUNDLE) == RELEASED_BUNDLE  # which has a config.json, too
+    assert find_source(STORED_BUNDLE) == STORED_BUNDLE  # which has a config.json, too
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "adapter_config.json"])
@@ -56,7 +56,7 @@ def test_what_is_neither_here_nor_a_hub_id_does_not_exist(source: str) -> None:
 
 
 def test_a_wrong_path_is_no_hub_id_and_the_bundles_beside_it_are_named(here: Path) -> None:
-    shutil.copytree(RELEASED_BUNDLE, here / "bundles" / "small")
+    shutil.copytree(STORED_BUNDLE, here / "bundles" / "small")
     assert refusal("bundles/smal").endswith("bundles: the bundles there are bundles/small")
     assert refusal("bundles").endswith("(it has no config.json): the bundles there are bundles/small")
 
@@ -79,7 +79,7 @@ def test_a_file_is_not_served(tmp_path: Path) -> None:
 
 
 def test_a_bundle_without_its_manifest_is_no_checkpoint(tmp_path: Path) -> None:
-    bundle = shutil.copytree(RELEASED_BUNDLE, tmp_path / "Bundle")
+    bundle = shutil.copytree(STORED_BUNDLE, tmp_path / "Bundle")
     (bundle / "manifest.json").unlink()
     assert refusal(str(bundle)).startswith(f"{bundle} looks like a bundle whose manifest.json is missing")
     (bundle / "model.safetensors").touch()  # as of a checkpoint with graphs of others beside its weights

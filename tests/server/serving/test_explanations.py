@@ -43,10 +43,10 @@ from attnlens_server.serving.service import ModelService, State
 from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TokenSource
 from compatibility.record import make_bundle
+from stored_bundle import STORED_BUNDLE
 from tampered import change_graph, constant, manifest_of, put_hashes_right, through
 
 CONTRIBUTIONS = "onnx/model_contributions.onnx"
-OLD_BUNDLE = Path(__file__).parents[2] / "compatibility" / "v0.1.0" / "bundle"
 TEXTS = ["the man and the cat", "a cat", "in the house of the old man"]
 MASKED = (ExplainMethod.LEAVE_ONE_OUT,)
 NORM = (ExplainMethod.CONTRIBUTION_NORM,)
@@ -254,8 +254,8 @@ async def test_what_a_model_with_dense_layers_has_no_share_of_is_refused_by_name
 # --- bundles and servers that lack something ------------------------------------------------------
 
 
-async def test_a_bundle_of_before_says_what_it_lacks_and_does_the_rest() -> None:
-    async with serving(OLD_BUNDLE) as service:
+async def test_a_bundle_without_contributions_says_what_it_lacks_and_does_the_rest() -> None:
+    async with serving(STORED_BUNDLE) as service:
         methods = service.explanations.checks.methods
         assert methods == (*MASKED, ExplainMethod.ROLLOUT, ExplainMethod.RECEIVED_ATTENTION)
         with pytest.raises(
