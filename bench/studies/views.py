@@ -95,7 +95,7 @@ def _size_and_time(client: Client, text: str, query: AttentionQuery) -> str:
 
 def _num_bytes(result: EncodedText) -> int:
     attention = result.attention[0]
-    arrays = [attention.weights, attention.special_mass]
+    arrays = [attention.weights, attention.special_token_mass]
     if attention.reduced is not None:
         arrays += [getattr(attention.reduced, name) for name in attention.reduced.__slots__]
     return sum(array.nbytes for array in arrays if array is not None)
@@ -104,12 +104,12 @@ def _num_bytes(result: EncodedText) -> int:
 def _left_out(client: Client, texts: list[str], query: AttentionQuery) -> float:
     found = [text.attention[0] for text in _encode(client, texts, query)]
     if found[0].layout == "top_k":
-        return float(np.mean([each.top_k.rest.mean() for each in found]))
+        return float(np.mean([each.top_k.remaining_mass.mean() for each in found]))
     return float(np.mean([1 - each.sparse.kept_mass.mean() for each in found]))
 
 
 def _special(text: EncodedText) -> np.ndarray:
-    mass = text.attention[0].special_mass
+    mass = text.attention[0].special_token_mass
     return np.zeros(0) if mass is None else np.asarray(mass.mean(axis=(1, 2)))
 
 

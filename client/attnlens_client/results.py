@@ -110,8 +110,8 @@ class Attention:
             properties of these names.
         patterns: between which tokens each layer has weights, for `band` and `blocks`; else empty.
         reduced: what there is instead of weights; None: they are all there.
-        special_mass: shape (L', H', R): what each row gave to special tokens that were dropped. None: they
-            were not.
+        special_token_mass: shape (L', H', R): what each row gave to special tokens that were dropped. None:
+            none was dropped.
         unit_ids: shape (T,) int32: the number of the row and column that each token became, -1 where it
             was dropped. None: that of the token.
     """
@@ -124,12 +124,12 @@ class Attention:
     weights: Array
     patterns: tuple[LayerPattern, ...] = ()
     reduced: ReducedData | None = None
-    special_mass: Array | None = None
+    special_token_mass: Array | None = None
     unit_ids: Array | None = None
 
     @property
     def top_k(self) -> TopWeights:
-        """The largest weights of each row: indices and values (L', H', R, k), the rest (L', H', R).
+        """The largest weights of each row: indices and values (L', H', R, k), remaining mass (L', H', R).
 
         Raises:
             ValueError: they were not asked for.
@@ -278,7 +278,7 @@ class LayerPart:
         heads, layout, row_sum: as in `Attention`.
         weights: as in `Attention`, without the axis of layers: (H', T, T), (T, H') or (H', T, W).
         pattern: as in `Attention.patterns`; None where there is none.
-        reduced, special_mass, unit_ids: as in `Attention`, without the axis of layers.
+        reduced, special_token_mass, unit_ids: as in `Attention`, without the axis of layers.
         layers: the layers that were put together; of a layer by itself, its number alone.
     """
 
@@ -291,7 +291,7 @@ class LayerPart:
     weights: Array
     pattern: LayerPattern | None = None
     reduced: ReducedData | None = None
-    special_mass: Array | None = None
+    special_token_mass: Array | None = None
     unit_ids: Array | None = None
     layers: tuple[int, ...] = ()
 

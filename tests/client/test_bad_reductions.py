@@ -53,7 +53,7 @@ def reply(reduction: Reduction) -> pb.AttentionResult:
         case TopWeights():
             _fill(message.top_k.indices, [top.indices for top in data], INT32)
             _fill(message.top_k.values, [top.values for top in data], FLOAT32)
-            _fill(message.top_k.rest, [top.rest for top in data], FLOAT32)
+            _fill(message.top_k.remaining_mass, [top.remaining_mass for top in data], FLOAT32)
         case SparseRows():
             rows = SparseRows.joined(data)
             fill_tensor(message.sparse.indptr, rows.indptr, INT32)
@@ -68,8 +68,8 @@ def reply(reduction: Reduction) -> pb.AttentionResult:
             _fill(message.statistics.received, [each.received for each in data], FLOAT32)
     if results[0].unit_ids is not None:
         message.unit_ids.extend(results[0].unit_ids.tolist())
-    if results[0].special_mass is not None:
-        _fill(message.special_mass, [result.special_mass for result in results], FLOAT32)
+    if results[0].special_token_mass is not None:
+        _fill(message.special_token_mass, [result.special_token_mass for result in results], FLOAT32)
     return message
 
 
@@ -116,10 +116,12 @@ BAD: dict[str, tuple[Reduction, Change, str]] = {
     ),
     "units unasked": (TOP, lambda it: it.unit_ids.extend(range(5)), "units in .* not those"),
     "other units": (DROP, lambda it: it.unit_ids.__setitem__(1, 1), "units in .* not those"),
-    "no special mass": (DROP, lambda it: it.ClearField("special_mass"), "kept or dropped"),
-    "special mass unasked": (TOP, lambda it: it.special_mass.shape.append(1), "kept or dropped"),
-    "special mass of other rows": (DROP, lambda it: it.special_mass.shape.append(1), "special mass in"),
-    "a mass that is no number": (DROP, lambda it: put(it.special_mass, 0, np.nan), "no finite number"),
+    "no special token mass": (DROP, lambda it: it.ClearField("special_token_mass"), "kept or dropped"),
+    "special token mass unasked": (TOP, lambda it: it.special_token_mass.shape.append(1), "kept or dropped"),
+    "special token mass of other rows": (
+        DROP, lambda it: it.special_token_mass.shape.append(1), "special token mass in",
+    ),
+    "a mass that is no number": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "no finite number"),
     "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "no finite number"),
     "levels in fp32": (LEVELS, lambda it: setattr(it.square_roots, "data_type", 1), "of float32 do not fill"),
     "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "names others"),
@@ -128,8 +130,12 @@ BAD: dict[str, tuple[Reduction, Change, str]] = {
         TOP, lambda it: put(it.top_k.indices, 0, from_tensor(it.top_k.indices)[0, 0, 0, 1]), "twice",
     ),
     "not in descending order": (TOP, lambda it: put(it.top_k.values, 1, 2), "not in descending order"),
-    "a rest of other rows": (TOP, lambda it: it.top_k.rest.shape.append(1), "rest in"),
-    "a rest that is no number": (TOP, lambda it: put(it.top_k.rest, 0, np.nan), "no finite number"),
+    "a remaining mass of other rows": (
+        TOP, lambda it: it.top_k.remaining_mass.shape.append(1), "remaining mass in",
+    ),
+    "a remaining mass that is no number": (
+        TOP, lambda it: put(it.top_k.remaining_mass, 0, np.nan), "no finite number",
+    ),
     "rows that do not start at 0": (ROWS, lambda it: put(it.sparse.indptr, 0, 1), "row starts in"),
     "rows that go back": (ROWS, lambda it: put(it.sparse.indptr, 1, 99), "row starts in"),
     "rows that end early": (ROWS, lambda it: put(it.sparse.indptr, -1, 3), "row starts in"),

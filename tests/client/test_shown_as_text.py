@@ -26,15 +26,15 @@ from attnlens_client.core import models
 from scripted import ScriptedServer
 
 INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
+TOP_TEXT = (
+    "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), remaining_mass float32 (6, 12, 9))"
+)
 
 
 @pytest.mark.parametrize(
     ("result", "shown"),
     [
-        (
-            TopWeights(INDICES, VALUES, VALUES[..., 0]),
-            "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), rest float32 (6, 12, 9))",
-        ),
+        (TopWeights(INDICES, VALUES, VALUES[..., 0]), TOP_TEXT),
         (
             SparseRows(INDICES[0, 0, :, 0], INDICES[0, 0, 0], VALUES[0, 0, 0], VALUES[0, 0, :, 0]),
             "SparseRows(values float32 (3,), kept_mass float32 (9,))",
@@ -53,7 +53,7 @@ def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
         (
             TopK(3),
             TopWeights(INDICES, VALUES, VALUES[..., 0]),
-            "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), rest float32 (6, 12, 9))",
+            TOP_TEXT,
         ),
         (
             Statistics(received=True),

@@ -75,7 +75,7 @@ class Layers:
 
     Attributes:
         numbers: the layers, of which each is added once.
-        special_mass: of each layer that was added, shape (H, U): what rows gave to special tokens.
+        special_token_mass: of each layer that was added, shape (H, U): what rows gave to special tokens.
         unit_ids: shape (T,): the row of each token, -1 for none. None: rows are tokens.
     """
 
@@ -83,7 +83,7 @@ class Layers:
     heads: tuple[int, ...] = ()
     row_sum: str = ""
     shape: tuple[int, ...] = ()
-    special_mass: list[Array] = field(default_factory=list)
+    special_token_mass: list[Array] = field(default_factory=list)
     unit_ids: Array | None = None
 
     def add(self, part: LayerPart) -> Array:
@@ -100,8 +100,8 @@ class Layers:
             )
         self.shape, self.heads, self.row_sum = rows.shape, part.heads, part.row_sum
         self.unit_ids = part.unit_ids
-        if part.special_mass is not None:
-            self.special_mass.append(part.special_mass)
+        if part.special_token_mass is not None:
+            self.special_token_mass.append(part.special_token_mass)
         return rows
 
     def described(self) -> dict[str, Any]:
@@ -168,8 +168,8 @@ class NpzWriter:
         about = self._text.described()
         for name, output in self._outputs.items():
             about[name] = output.described()
-            if output.special_mass:
-                self._write(f"{name}_special_mass", np.stack(output.special_mass))
+            if output.special_token_mass:
+                self._write(f"{name}_special_token_mass", np.stack(output.special_token_mass))
             if output.unit_ids is not None:
                 self._write(f"{name}_unit_ids", output.unit_ids)
         begun = self._text.line.as_json(self._text.index)
@@ -229,8 +229,8 @@ class JsonWriter:
             if output.unit_ids is not None:
                 described["unit_ids"] = output.unit_ids.tolist()
             told = [json.dumps(described)[1:-1]]
-            if output.special_mass:
-                told.append(f'"special_mass": {json_of(np.stack(output.special_mass))}')
+            if output.special_token_mass:
+                told.append(f'"special_token_mass": {json_of(np.stack(output.special_token_mass))}')
             key = "gates" if name == "head_gates" else "weights"
             self._write(f', "{name}": {{{", ".join(told)}, "{key}": [')
             for number, layer in enumerate(rows):

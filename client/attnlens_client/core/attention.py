@@ -71,7 +71,7 @@ class QueryReader:
                 row_sum=row_sum,
                 weights=reading.weights,
                 reduced=reading.reduced,
-                special_mass=reading.special_mass,
+                special_token_mass=reading.special_token_mass,
                 unit_ids=reading.unit_ids,
             )
         layout = message.WhichOneof("data")

@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
     weights: Array
     reduced: ReducedData | None
-    special_mass: Array | None
+    special_token_mass: Array | None
     unit_ids: Array | None
 
 
@@ -76,13 +76,15 @@ class ReductionReader:
         units = self._units(index, tokens, message)
         num_rows = 1 if reduction.mean_of_rows else len(reduction.rows) or units.num_units
         shape = (*sizes, num_rows)
-        special_mass = None
-        if message.HasField("special_mass") != (reduction.special_tokens == "drop"):
+        special_token_mass = None
+        if message.HasField("special_token_mass") != (reduction.special_tokens == "drop"):
             raise wrong_text(
                 index, f"has {self._name} with special tokens kept or dropped against the request"
             )
-        if message.HasField("special_mass"):
-            special_mass = self._array(message.special_mass, shape, f"special mass in {what}", index)
+        if message.HasField("special_token_mass"):
+            special_token_mass = self._array(
+                message.special_token_mass, shape, f"special token mass in {what}", index
+            )
         weights: Array = np.empty(0, np.float32)
         reduced: ReducedData | None = None
         match wanted:
@@ -99,7 +101,7 @@ class ReductionReader:
                 reduced = self._sparse(message.sparse, shape, units.num_units, what, index)
             case "statistics":
                 reduced = self._statistics(message.statistics, shape, units.num_units, what, index)
-        return Reading(weights, reduced, special_mass, units.of_token)
+        return Reading(weights, reduced, special_token_mass, units.of_token)
 
     def _units(self, index: int, tokens: Sequence[Token], message: pb.AttentionResult) -> Units:
         """Return what the tokens became, which must be what the reply says."""
@@ -128,11 +130,11 @@ class ReductionReader:
         k = min(form.k, num_units) if isinstance(form, TopK) else 0
         indices = checked_array(message.indices, _INT32, (*shape, k), f"indices in {what}")
         values = self._array(message.values, (*shape, k), f"values in {what}", index)
-        rest = self._array(message.rest, shape, f"rest in {what}", index)
+        remaining_mass = self._array(message.remaining_mass, shape, f"remaining mass in {what}", index)
         _check_columns(indices, num_units, what)
         if (np.diff(values, axis=-1) > 0).any() or (np.diff(np.sort(indices, axis=-1), axis=-1) == 0).any():
             raise wrong_reply(f"the weights in {what} are not in descending order, or of one column twice")
-        return TopWeights(indices, values, rest)
+        return TopWeights(indices, values, remaining_mass)
 
     def _sparse(
         self, message: pb.SparseWeights, shape: tuple[int, ...], num_units: int, what: str, index: int
@@ -176,7 +178,7 @@ def without_layers(data: ReducedData | None) -> ReducedData | None:
     """Return the data of a result of one layer without the axis of layers."""
     match data:
         case TopWeights():
-            return TopWeights(data.indices[0], data.values[0], data.rest[0])
+            return TopWeights(data.indices[0], data.values[0], data.remaining_mass[0])
         case SparseRows():
             return SparseRows(data.indptr, data.indices, data.values, data.kept_mass[0])
         case RowStatistics():
@@ -194,7 +196,7 @@ def with_layers(parts: Sequence[ReducedData | None]) -> ReducedData | None:
         data = TopWeights(
             stacked([top.indices for top in tops]),
             stacked([top.values for top in tops]),
-            stacked([top.rest for top in tops]),
+            stacked([top.remaining_mass for top in tops]),
         )
     elif rows := [part for part in parts if isinstance(part, SparseRows)]:
         data = SparseRows.joined(rows)

@@ -122,7 +122,7 @@ class StreamReader:
 
 def _layer_part(index: int, number: int, attention: Attention) -> LayerPart:
     """Return what came of one layer, or of joined ones, of text number `index` and query `number`."""
-    weights, special_mass = attention.weights, attention.special_mass
+    weights, special_token_mass = attention.weights, attention.special_token_mass
     return LayerPart(
         input_index=index,
         query_index=number,
@@ -133,7 +133,7 @@ def _layer_part(index: int, number: int, attention: Attention) -> LayerPart:
         weights=weights if attention.reduced is not None else weights[0],  # (H', T, T), (T, H') or (H', T, W)
         pattern=attention.patterns[0] if attention.patterns else None,
         reduced=without_layers(attention.reduced),
-        special_mass=None if special_mass is None else special_mass[0],
+        special_token_mass=None if special_token_mass is None else special_token_mass[0],
         unit_ids=attention.unit_ids,
         layers=attention.layers,
     )
@@ -169,7 +169,7 @@ class Assembler:
 
 def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
     first = layers[0]
-    masses = [layer.special_mass for layer in layers if layer.special_mass is not None]
+    masses = [layer.special_token_mass for layer in layers if layer.special_token_mass is not None]
     return Attention(
         query=query,
         layers=tuple(number for layer in layers for number in layer.layers),
@@ -179,6 +179,6 @@ def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
         weights=first.weights if first.reduced is not None else stacked([layer.weights for layer in layers]),
         patterns=tuple(layer.pattern for layer in layers if layer.pattern is not None),
         reduced=with_layers([layer.reduced for layer in layers]),
-        special_mass=stacked(masses) if masses else None,
+        special_token_mass=stacked(masses) if masses else None,
         unit_ids=first.unit_ids,
     )

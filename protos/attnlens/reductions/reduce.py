@@ -35,18 +35,20 @@ class Reduced:
 
     Attributes:
         data: weights (h, R, U), fp32 or in 8 bits, or what else was asked for, without an axis of layers.
-        special_mass: (h, R): what each row gave to special tokens; None: they were not dropped.
+        special_token_mass: (h, R): what each row gave to special tokens; None: they were not dropped.
         unit_ids: (T,) int32, see `Units.of_token`; None: tokens are the units.
     """
 
     data: Data
-    special_mass: FloatArray | None
+    special_token_mass: FloatArray | None
     unit_ids: npt.NDArray[np.int32] | None
 
     @property
     def size_bytes(self) -> int:
         """What its arrays take in memory."""
-        return sum(array.nbytes for array in (*_arrays(self.data), self.special_mass) if array is not None)
+        return sum(
+            array.nbytes for array in (*_arrays(self.data), self.special_token_mass) if array is not None
+        )
 
 
 def reduce(
@@ -142,7 +144,7 @@ class _Steps:
 def _arrays(data: Data) -> "tuple[npt.NDArray[np.generic] | None, ...]":
     match data:
         case TopWeights():
-            return data.indices, data.values, data.rest
+            return data.indices, data.values, data.remaining_mass
         case SparseRows():
             return data.indptr, data.indices, data.values, data.kept_mass
         case RowStatistics():

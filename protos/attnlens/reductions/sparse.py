@@ -23,15 +23,16 @@ class TopWeights:
     Attributes:
         indices: (..., R, k) int32: their columns.
         values: (..., R, k): the weights, in descending order; of equal ones the lower column is first.
-        rest: (..., R): what the other weights of each row sum to.
+        remaining_mass: (..., R): sum of the other weights of each row.
     """
 
     indices: IndexArray
     values: FloatArray
-    rest: FloatArray
+    remaining_mass: FloatArray
 
     def __repr__(self) -> str:
-        return f"TopWeights({shown(indices=self.indices, values=self.values, rest=self.rest)})"
+        arrays = shown(indices=self.indices, values=self.values, remaining_mass=self.remaining_mass)
+        return f"TopWeights({arrays})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,13 +75,13 @@ def top_weights(maps: FloatArray, k: int) -> TopWeights:
     num_heads, num_rows, num_units = maps.shape
     k = min(k, num_units)
     indices = np.empty((num_heads, num_rows, k), dtype=np.int32)
-    rest = np.empty((num_heads, num_rows), dtype=np.float32)
+    remaining_mass = np.empty((num_heads, num_rows), dtype=np.float32)
     for head, rows in enumerate(maps):
         indices[head] = _largest(rows, k)
         others = rows.copy()
         np.put_along_axis(others, indices[head], 0, axis=-1)
-        rest[head] = others.sum(axis=-1, dtype=np.float64)
-    return TopWeights(indices, np.take_along_axis(maps, indices, axis=-1), rest)
+        remaining_mass[head] = others.sum(axis=-1, dtype=np.float64)
+    return TopWeights(indices, np.take_along_axis(maps, indices, axis=-1), remaining_mass)
 
 
 def _largest(rows: FloatArray, k: int) -> npt.NDArray[np.intp]:

@@ -97,9 +97,9 @@ class _SpecialTokensEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Special
     SPECIAL_TOKENS_KEEP: _SpecialTokens.ValueType  # 1
     """They stay."""
     SPECIAL_TOKENS_DROP: _SpecialTokens.ValueType  # 2
-    """They are left out, and each row is divided by what is left of it; `AttentionResult.special_mass` is what it lost,
-    often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs given as
-    ids are refused: which of them are special is not known.
+    """They are left out, and each row is divided by what is left of it; `AttentionResult.special_token_mass` is what it
+    lost, often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs
+    given as ids are refused: which of them are special is not known.
     """
 
 class SpecialTokens(_SpecialTokens, metaclass=_SpecialTokensEnumTypeWrapper):
@@ -110,9 +110,9 @@ SPECIAL_TOKENS_UNSPECIFIED: SpecialTokens.ValueType  # 0
 SPECIAL_TOKENS_KEEP: SpecialTokens.ValueType  # 1
 """They stay."""
 SPECIAL_TOKENS_DROP: SpecialTokens.ValueType  # 2
-"""They are left out, and each row is divided by what is left of it; `AttentionResult.special_mass` is what it lost,
-often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs given as
-ids are refused: which of them are special is not known.
+"""They are left out, and each row is divided by what is left of it; `AttentionResult.special_token_mass` is what it
+lost, often more than half of a row. A row that has given all to special tokens stays 0. Needs ROW_SUM_ONE. Inputs
+given as ids are refused: which of them are special is not known.
 """
 Global___SpecialTokens: _TypeAlias = SpecialTokens  # noqa: Y015
 
@@ -962,7 +962,7 @@ class AttentionResult(_message.Message):
     BAND_PATTERN_FIELD_NUMBER: _builtins.int
     BLOCK_PATTERN_FIELD_NUMBER: _builtins.int
     UNIT_IDS_FIELD_NUMBER: _builtins.int
-    SPECIAL_MASS_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKEN_MASS_FIELD_NUMBER: _builtins.int
     query_index: _builtins.int
     """The number of the query in the request, from 0."""
     role: _manifest_pb2.OutputRole.ValueType
@@ -1030,7 +1030,7 @@ class AttentionResult(_message.Message):
         """
 
     @_builtins.property
-    def special_mass(self) -> _tensor_pb2.Tensor:
+    def special_token_mass(self) -> _tensor_pb2.Tensor:
         """With SPECIAL_TOKENS_DROP: what each row gave to special tokens before; shape (layers, heads, R). Where heads, layers
         or rows were averaged or put together, the mean of it.
         """
@@ -1055,11 +1055,11 @@ class AttentionResult(_message.Message):
         band_pattern: _manifest_pb2.Band | None = ...,
         block_pattern: Global___BlockPattern | None = ...,
         unit_ids: _abc.Iterable[_builtins.int] | None = ...,
-        special_mass: _tensor_pb2.Tensor | None = ...,
+        special_token_mass: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_mass", b"special_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_ids", b"unit_ids", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_ids", b"unit_ids", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks", "top_k", "sparse", "statistics", "square_roots"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
@@ -1075,7 +1075,7 @@ class TopKWeights(_message.Message):
 
     INDICES_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
-    REST_FIELD_NUMBER: _builtins.int
+    REMAINING_MASS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def indices(self) -> _tensor_pb2.Tensor:
         """Their columns, from 0: DATA_TYPE_INT32, shape (layers, heads, R, k)."""
@@ -1085,19 +1085,19 @@ class TopKWeights(_message.Message):
         """The weights, in descending order; the same shape."""
 
     @_builtins.property
-    def rest(self) -> _tensor_pb2.Tensor:
-        """What the rest of each row sums to; shape (layers, heads, R)."""
+    def remaining_mass(self) -> _tensor_pb2.Tensor:
+        """Sum of the other weights of each row; shape (layers, heads, R)."""
 
     def __init__(
         self,
         *,
         indices: _tensor_pb2.Tensor | None = ...,
         values: _tensor_pb2.Tensor | None = ...,
-        rest: _tensor_pb2.Tensor | None = ...,
+        remaining_mass: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "rest", b"rest", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "remaining_mass", b"remaining_mass", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "rest", b"rest", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "remaining_mass", b"remaining_mass", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -46,8 +46,8 @@ def fill_reduced(message: pb.AttentionResult, attention: ReducedAttention, data_
         _fill_maps(message, [each for each in data if isinstance(each, np.ndarray)], fill)
     if (units := attention.parts[0].unit_ids) is not None:  # those of all parts
         message.unit_ids.extend(units.tolist())
-    if lost := [part.special_mass for part in attention.parts if part.special_mass is not None]:
-        fill_stacked(message.special_mass, lost, number)
+    if lost := [part.special_token_mass for part in attention.parts if part.special_token_mass is not None]:
+        fill_stacked(message.special_token_mass, lost, number)
 
 
 def _fill_maps(
@@ -69,7 +69,7 @@ def _fill_statistics(message: pb.AttentionStatistics, found: Sequence[RowStatist
 def _fill_top(message: pb.TopKWeights, tops: Sequence[TopWeights], fill: _Fill) -> None:
     fill_stacked(message.indices, [top.indices for top in tops], DataTypeNumber.DATA_TYPE_INT32)
     fill(message.values, [top.values for top in tops])
-    fill(message.rest, [top.rest for top in tops])
+    fill(message.remaining_mass, [top.remaining_mass for top in tops])
 
 
 def _fill_sparse(message: pb.SparseWeights, rows: SparseRows, fill: _Fill) -> None:

@@ -72,7 +72,7 @@ def test_json_says_which_tokens_make_a_word_and_what_was_lost(attend: Run, whole
     np.testing.assert_allclose(answer["weights"], weights, atol=1e-6)
     assert answer["units"][1] == {"text": "unbelievably", "tokens": [2, 3, 4, 5, 6]}
     assert (answer["layers"], answer["layer_reduction"]) == ([0, 1, 2, 3, 4, 5], "rollout")
-    assert len(answer["special_mass"]) == len(answer["units"]) == 9
+    assert len(answer["special_token_mass"]) == len(answer["units"]) == 9
 
 
 def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> None:
@@ -81,7 +81,7 @@ def test_json_of_the_largest_has_the_rest(attend: Run, whole: EncodedText) -> No
     assert answer["layer"] == 2
     assert np.array(answer["indices"]).shape == (15, 3)
     np.testing.assert_allclose(answer["weights"], -np.sort(-weights, axis=-1)[:, :3], atol=1e-6)
-    np.testing.assert_allclose(np.sum(answer["weights"], axis=-1) + answer["rest"], 1, atol=1e-5)
+    np.testing.assert_allclose(np.sum(answer["weights"], axis=-1) + answer["remaining_mass"], 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_all_layers_and_heads_are_one_object(attend: Run, whole: EncodedText) ->
     answer = json.loads(attend("--json", "--layer", "2", "--head", "all", "--top", "3").stdout)
     np.testing.assert_allclose(answer["weights"], -np.sort(-whole.weights[2], axis=-1)[..., :3], atol=1e-6)
     assert (answer["axes"], answer["layer"], answer["heads"]) == (["heads"], 2, list(range(12)))
-    assert np.array(answer["rest"]).shape == (12, 15)
+    assert np.array(answer["remaining_mass"]).shape == (12, 15)
 
 
 def test_all_heads_of_words_without_special_tokens(attend: Run) -> None:
     args = ("--words", "--no-special", "--layer", "all", "--head", "all")
     answer = json.loads(attend("--json", *args).stdout)
     assert np.array(answer["weights"]).shape == (6, 12, 9, 9)
-    assert np.array(answer["special_mass"]).shape == (6, 12, 9)
+    assert np.array(answer["special_token_mass"]).shape == (6, 12, 9)
     lines = attend(*args).stdout.splitlines()
     assert lines[-1].startswith("--json prints all weights")
     assert [line.split()[:2] for line in lines[-73:-1]] == [[str(at // 12), str(at % 12)] for at in range(72)]

@@ -67,10 +67,10 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     np.testing.assert_allclose(told["embedding"], embedding, atol=1e-6)
     np.testing.assert_allclose(told["hidden_states"], states_of(found), atol=1e-5)
     np.testing.assert_allclose(told["attention"]["weights"], expected.weights[[5, 0]][:, [3]], atol=1e-6)
-    assert expected.special_mass is not None
+    assert expected.special_token_mass is not None
     assert expected.unit_ids is not None
     np.testing.assert_allclose(
-        told["attention"]["special_mass"], expected.special_mass[[5, 0]][:, [3]], atol=1e-6
+        told["attention"]["special_token_mass"], expected.special_token_mass[[5, 0]][:, [3]], atol=1e-6
     )
     assert told["attention"]["unit_ids"] == expected.unit_ids.tolist()
 

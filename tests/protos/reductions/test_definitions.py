@@ -78,9 +78,9 @@ def check_top() -> None:
         for head, query in np.ndindex(HEADS, TOKENS):
             columns, rest = reference.top(MAPS[head, query].tolist(), k)
             assert found.indices[head, query].tolist() == columns
-            np.testing.assert_allclose(found.rest[head, query], rest, atol=1e-7)
+            np.testing.assert_allclose(found.remaining_mass[head, query], rest, atol=1e-7)
         np.testing.assert_array_equal(found.values, np.take_along_axis(MAPS, found.indices, -1))
-        np.testing.assert_allclose(found.values.sum(axis=-1) + found.rest, 1, atol=1e-6)
+        np.testing.assert_allclose(found.values.sum(axis=-1) + found.remaining_mass, 1, atol=1e-6)
 
 
 def check_threshold() -> None:
@@ -144,12 +144,12 @@ def without_the_mass(weights: Any, dropped: Any) -> Any:
 
 def without_the_rest(weights: Any, k: int) -> Any:
     found = right_top(weights, k)
-    return sparse.TopWeights(found.indices, found.values, np.zeros_like(found.rest))
+    return sparse.TopWeights(found.indices, found.values, np.zeros_like(found.remaining_mass))
 
 
 def higher_column_of_equals(weights: Any, k: int) -> Any:
     found = right_top(weights[..., ::-1], k)
-    return sparse.TopWeights(weights.shape[-1] - 1 - found.indices, found.values, found.rest)
+    return sparse.TopWeights(weights.shape[-1] - 1 - found.indices, found.values, found.remaining_mass)
 
 
 def levels_cut_off(weights: Any) -> Any:
@@ -234,7 +234,7 @@ def test_the_largest_are_found_among_equal_and_negative_ones(row: list[float], k
     found = sparse.top_weights(weights, k)
     columns, rest = reference.top(row, k)
     assert found.indices[0, 0].tolist() == columns
-    np.testing.assert_allclose(found.rest[0, 0], rest, atol=1e-6)
+    np.testing.assert_allclose(found.remaining_mass[0, 0], rest, atol=1e-6)
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(0, 3), st.booleans()), min_size=1))

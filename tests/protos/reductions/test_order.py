@@ -98,10 +98,10 @@ def test_the_steps_are_taken_in_the_order_that_is_documented(
         expected = expected[:, rows]  # noqa: PLW2901 - step 5
         _check_form(result, expected)
         if reduction.special_tokens == "drop":
-            assert result.special_mass is not None
-            np.testing.assert_allclose(result.special_mass, masses[place][:, rows], atol=1e-6)
+            assert result.special_token_mass is not None
+            np.testing.assert_allclose(result.special_token_mass, masses[place][:, rows], atol=1e-6)
         else:
-            assert result.special_mass is None
+            assert result.special_token_mass is None
 
 
 def _check_form(result: Reduced, expected: Any) -> None:
@@ -111,7 +111,7 @@ def _check_form(result: Reduced, expected: Any) -> None:
                 top.values, -np.sort(-expected, axis=-1)[..., : top.values.shape[-1]], atol=1e-6
             )
             np.testing.assert_allclose(np.take_along_axis(expected, top.indices, -1), top.values, atol=1e-6)
-            np.testing.assert_allclose(top.values.sum(-1) + top.rest, 1, atol=1e-6)
+            np.testing.assert_allclose(top.values.sum(-1) + top.remaining_mass, 1, atol=1e-6)
         case SparseRows() as sparse:
             dense = np.zeros((expected.shape[0] * expected.shape[1], expected.shape[2]))
             for row in range(len(dense)):
@@ -176,8 +176,8 @@ def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
         )
         if not list(reduction.problems()):
             result = reduce(layers, reduction, text, is_mean_of_heads=False)[0]
-            assert result.special_mass is not None
-            assert result.special_mass.shape[1] == int(is_mean)
+            assert result.special_token_mass is not None
+            assert result.special_token_mass.shape[1] == int(is_mean)
 
 
 def test_rows_are_counted_from_both_ends() -> None:

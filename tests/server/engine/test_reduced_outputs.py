@@ -73,7 +73,7 @@ def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
         if isinstance(result.data, TopWeights):
             assert isinstance(found.data, TopWeights)
             np.testing.assert_array_equal(found.data.indices, result.data.indices)
-            np.testing.assert_array_equal(found.data.rest, result.data.rest)
+            np.testing.assert_array_equal(found.data.remaining_mass, result.data.remaining_mass)
         else:
             np.testing.assert_array_equal(found.data, result.data, strict=True)
 

@@ -76,13 +76,13 @@ def expected(text: EncodedText, query: AttentionQuery) -> list[Any]:
     assert query.reduction is not None
     full = list(text.attention[-1].weights)
     results = reduce(full, query.reduction, units_of(text), is_mean_of_heads=query.view == "head_mean")
-    masses = [result.special_mass for result in results if result.special_mass is not None]
+    masses = [result.special_token_mass for result in results if result.special_token_mass is not None]
     data = [result.data for result in results]
     match data[0]:
         case TopWeights():
             tops = [each for each in data if isinstance(each, TopWeights)]
             arrays: list[Any] = [[top.indices for top in tops], [top.values for top in tops]]
-            arrays.append([top.rest for top in tops])
+            arrays.append([top.remaining_mass for top in tops])
         case SparseRows():
             rows = SparseRows.joined([each for each in data if isinstance(each, SparseRows)])
             return [rows.indptr, rows.indices, rows.values, rows.kept_mass, *([masses] if masses else [])]
@@ -98,15 +98,15 @@ def came(text: EncodedText, index: int) -> list[Any]:
     """The arrays that a query has brought."""
     attention = text.attention[index]
     match attention.reduced:
-        case TopWeights(indices, values, rest):
-            arrays = [indices, values, rest]
+        case TopWeights(indices, values, remaining_mass):
+            arrays = [indices, values, remaining_mass]
         case SparseRows(indptr, indices, values, kept_mass):
             arrays = [indptr, indices, values, kept_mass]
         case RowStatistics(received, entropy):
             arrays = [received, entropy]  # type: ignore[list-item] # both were asked for
         case None:
             arrays = [attention.weights]
-    return arrays + ([attention.special_mass] if attention.special_mass is not None else [])
+    return arrays + ([attention.special_token_mass] if attention.special_token_mass is not None else [])
 
 
 @pytest.mark.parametrize("method", ["encode", "stream"])
@@ -186,8 +186,8 @@ def test_published_figures_of_one_sentence(client: Client) -> None:
     np.testing.assert_allclose(
         received.statistics.received[0, 0, [0, 13, 2, 8]], [5.88997, 1.77558, 1.43840, 1.17325], atol=1e-5
     )
-    assert dropped.special_mass is not None
-    by_layer = dropped.special_mass.mean(axis=(1, 2))
+    assert dropped.special_token_mass is not None
+    by_layer = dropped.special_token_mass.mean(axis=(1, 2))
     assert (by_layer > 0.2).all()
     assert by_layer.max() > 0.5
 
@@ -205,12 +205,12 @@ def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServic
         data_type=DataType.DATA_TYPE_FLOAT16,
     )
     top, rows, levels, dropped = stub.Encode(request).results[0].attention
-    tensors = (top.top_k.indices, top.top_k.values, top.top_k.rest)
+    tensors = (top.top_k.indices, top.top_k.values, top.top_k.remaining_mass)
     assert [from_tensor(each).dtype.name for each in tensors] == ["int32", "float16", "float16"]
     assert from_tensor(rows.sparse.indptr).dtype == np.int32
     assert from_tensor(rows.sparse.values).dtype == np.float16
     assert from_tensor(levels.square_roots).dtype == np.uint8
-    assert from_tensor(dropped.special_mass).dtype == np.float16
+    assert from_tensor(dropped.special_token_mass).dtype == np.float16
 
 
 DROP, WORDS = pb.SPECIAL_TOKENS_DROP, pb.ATTENTION_LEVEL_WORDS

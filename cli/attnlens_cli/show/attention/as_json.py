@@ -21,14 +21,14 @@ def attention_as_json(attention: AttentionMap) -> dict[str, object]:
             {"text": text, "tokens": list(tokens)}
             for text, tokens in zip(attention.names, attention.units, strict=True)
         ]
-    if result.special_mass is not None:
-        described["special_mass"] = _listed(attention, result.special_mass)
+    if result.special_token_mass is not None:
+        described["special_token_mass"] = _listed(attention, result.special_token_mass)
     if result.layout == "top_k":
         top = result.top_k
         return described | {
             "indices": _listed(attention, top.indices),
             "weights": _listed(attention, top.values),
-            "rest": _listed(attention, top.rest),
+            "remaining_mass": _listed(attention, top.remaining_mass),
         }
     return described | {"weights": _listed(attention, attention.stack)}
 

@@ -157,8 +157,8 @@ class AttentionMap:
         result, caption = self.result.attention[0], ""
         if self.are_words:
             caption = f" as {counted(len(self.units), 'word')}"
-        if result.special_mass is not None and result.special_mass.size:
-            share = 100 * float(result.special_mass.mean())
+        if result.special_token_mass is not None and result.special_token_mass.size:
+            share = 100 * float(result.special_token_mass.mean())
             caption += f", without special tokens, which had {share:.0f} % of the weight"
         return caption
 
