@@ -24,6 +24,7 @@ ELSEWHERE = {
 # them, with a small checkpoint in the place of one from the hub.
 IN_HELP = {
     ("README.md", "attnlens export"),
+    ("docs/tutorial.md", "attnlens export"),
     ("docs/bundle.md", "--against transformers"),
     ("docs/operations.md", "attnlens bench"),
     ("docs/operations.md", "serve sentence-transformers/"),
@@ -39,6 +40,7 @@ PROCESSOR = "its figures depend on the processor; tests/export/engines has the c
 # (page, words) -> why nothing runs them.
 NOT_RUN = {
     ("README.md", "make "): MAKE,
+    ("docs/tutorial.md", "make "): MAKE,
     ("CONTRIBUTING.md", "make "): MAKE,
     ("bench/README.md", "make "): MAKE,
     ("docs/compatibility.md", "make "): MAKE,
@@ -84,4 +86,4 @@ NO_CODE = {
 }
 
 # What stands between two blocks of such a page goes on: the names of one are known in the next.
-CONTINUED = {"docs/protocol.md", "docs/python.md"}
+CONTINUED = {"docs/protocol.md", "docs/python.md", "docs/tutorial.md"}
