@@ -301,7 +301,7 @@ def _queries(info: Any) -> dict[str, Any]:
         reductions = {
             "words": Reduction(level="words", special_tokens="drop"),
             "rollout": Reduction(layers="rollout"),
-            "layers_mean": Reduction(layers="mean", mean_of_rows=True),
+            "layers_mean": Reduction(layers="mean", mean_over_rows=True),
             "top_k": Reduction(form=TopK(3)),
             "threshold": Reduction(form=Threshold(0.1), rows=[0, -1]),
             "statistics": Reduction(form=Statistics(received=True, entropy=True)),

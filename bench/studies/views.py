@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attnlens.reductions import Reduction, SquareRoots, Statistics, Threshold, TopK
+from attnlens.reductions import Reduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens_client import AttentionQuery, Client, EncodedText
 from bench.workloads import DATA
 
@@ -29,13 +29,13 @@ QUERIES: Mapping[str, AttentionQuery] = {
     "without special tokens": AttentionQuery(reduction=Reduction(special_tokens="drop")),
     "words, both means": AttentionQuery(view="head_mean", reduction=Reduction(level="words", layers="mean")),
     "rollout": AttentionQuery(reduction=Reduction(layers="rollout")),
-    "rollout, mean of rows": AttentionQuery(reduction=Reduction(layers="rollout", mean_of_rows=True)),
+    "rollout, mean of rows": AttentionQuery(reduction=Reduction(layers="rollout", mean_over_rows=True)),
     "received": AttentionQuery(reduction=Reduction(form=Statistics(received=True))),
     "entropy": AttentionQuery(reduction=Reduction(form=Statistics(entropy=True))),
     "top 8": AttentionQuery(reduction=Reduction(form=TopK(8))),
     "threshold 0.01": AttentionQuery(reduction=Reduction(form=Threshold(0.01))),
     "threshold 0.001": AttentionQuery(reduction=Reduction(form=Threshold(0.001))),
-    "8 bits": AttentionQuery(reduction=Reduction(form=SquareRoots())),
+    "8 bits": AttentionQuery(reduction=Reduction(form=SqrtUint8())),
 }
 REPEATS = 3
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attnlens.patterns import Band, Blocks
 from attnlens.reductions import RowStatistics, SparseRows, TopWeights
-from attnlens.reductions.square_roots import from_levels
+from attnlens.reductions.sqrt_uint8 import from_levels
 from attnlens_client import coloured_text
 from attnlens_client.arguments import AttentionQuery
 from attnlens_client.coloured_text import printable
@@ -106,7 +106,7 @@ class Attention:
             `per_token`: shape (L', T, H'), [l, i, h] is what token i has of head h;
             `band`: shape (L', H', T, 2G + 2w + 1) and `blocks`: shape (L', H', T, S * b + 2b), as the classes
             of `patterns` say. Of a reduction `dense`: shape (L', H', R, U), R chosen rows and U tokens or
-            words; `square_roots`: the same in uint8; `top_k`, `sparse` and `statistics`: no elements, see the
+            words; `sqrt_uint8`: the same in uint8; `top_k`, `sparse` and `statistics`: no elements, see the
             properties of these names.
         patterns: between which tokens each layer has weights, for `band` and `blocks`; else empty.
         reduced: what there is instead of weights; None: they are all there.
@@ -180,7 +180,7 @@ class Attention:
         """
         if self.reduced is not None:
             raise ValueError(f"the layout is {self.layout}: not all weights are there, see `{self.layout}`")
-        if self.layout == "square_roots":
+        if self.layout == "sqrt_uint8":
             return from_levels(self.weights)
         if self.layout == "per_token":
             raise ValueError(f"{self.role} has a row for each token, and no weights between tokens")

@@ -10,7 +10,7 @@ embedding.
 
 import math
 
-from attnlens.reductions.choices import Reduction, SquareRoots, Statistics, Threshold, TopK
+from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK
 
 # Measured with one thread: floating-point operations of the model in the time of 1 ns of numpy.
 _FLOPS_PER_NS = 60
@@ -29,7 +29,7 @@ _TOP_K_NS = 40.0
 _THRESHOLD_NS = 35.0
 _RECEIVED_NS = 1.5
 _ENTROPY_NS = 4.5
-_SQUARE_ROOTS_NS = 3.5
+_SQRT_UINT8_NS = 3.5
 
 
 def flops_per_token(hidden_size: int, intermediate_size: int, num_layers: int) -> int:
@@ -87,9 +87,9 @@ def reduction_cost(
     elif reduction.layers == "rollout":
         layer_ns += _ROLLOUT_NS + _ROLLOUT_NS_PER_TOKEN * num_tokens
     num_results = 1 if reduction.joins_layers else num_layers
-    result_ns = num_maps * _ROW_MEAN_NS * reduction.mean_of_rows
+    result_ns = num_maps * _ROW_MEAN_NS * reduction.mean_over_rows
     num_tokens = max(1, num_tokens)
-    num_rows = 1 if reduction.mean_of_rows else len(reduction.rows) or num_tokens
+    num_rows = 1 if reduction.mean_over_rows else len(reduction.rows) or num_tokens
     result_ns += num_maps * _form_ns(reduction) * num_rows / num_tokens
     total_ns = num_tokens**2 * (num_layers * layer_ns + num_results * result_ns)
     return math.ceil(total_ns * _FLOPS_PER_NS / max(1, token_flops))
@@ -103,6 +103,6 @@ def _form_ns(reduction: Reduction) -> float:
             return _TOP_K_NS
         case Threshold():
             return _THRESHOLD_NS
-        case SquareRoots():
-            return _SQUARE_ROOTS_NS
+        case SqrtUint8():
+            return _SQRT_UINT8_NS
     return 0.0

@@ -15,7 +15,7 @@ from attnlens_client import (
     AttentionQuery,
     BadReplyError,
     Reduction,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     Threshold,
     TopK,
@@ -61,7 +61,7 @@ def reply(reduction: Reduction) -> pb.AttentionResult:
             fill_tensor(message.sparse.values, rows.values, FLOAT32)
             fill_tensor(message.sparse.kept_mass, rows.kept_mass, FLOAT32)
         case np.ndarray(dtype=np.uint8):
-            _fill(message.square_roots, data, UINT8)
+            _fill(message.sqrt_uint8, data, UINT8)
         case np.ndarray():
             _fill(message.dense, data, FLOAT32)
         case _:
@@ -90,7 +90,7 @@ def put(tensor: Tensor, place: int, value: float) -> None:
 
 
 TOP, ROWS = Reduction(form=TopK(2)), Reduction(form=Threshold(0.1))
-DROP, LEVELS = Reduction(special_tokens="drop"), Reduction(form=SquareRoots())
+DROP, LEVELS = Reduction(special_tokens="drop"), Reduction(form=SqrtUint8())
 RECEIVED = Reduction(form=Statistics(received=True))
 GOOD = [
     TOP,
@@ -123,7 +123,7 @@ BAD: dict[str, tuple[Reduction, Change, str]] = {
     ),
     "a mass that is no number": (DROP, lambda it: put(it.special_token_mass, 0, np.nan), "no finite number"),
     "weights that are no numbers": (DROP, lambda it: put(it.dense, 0, np.inf), "no finite number"),
-    "levels in fp32": (LEVELS, lambda it: setattr(it.square_roots, "data_type", 1), "of float32 do not fill"),
+    "levels in fp32": (LEVELS, lambda it: setattr(it.sqrt_uint8, "data_type", 1), "of float32 do not fill"),
     "a column too many": (TOP, lambda it: put(it.top_k.indices, 0, 5), "names others"),
     "a column below 0": (TOP, lambda it: put(it.top_k.indices, 0, -1), "names others"),
     "a column twice": (

@@ -12,7 +12,7 @@ from attnlens.reductions import (
     Reduction,
     RowStatistics,
     SparseRows,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
@@ -26,7 +26,7 @@ from attnlens_client.core.checks import check_finite, checked_array, wrong_reply
 from attnlens_client.results import Array, ReducedData, Token
 
 _INT32 = DataType.DATA_TYPE_INT32
-_DATA = {Statistics: "statistics", TopK: "top_k", Threshold: "sparse", SquareRoots: "square_roots"}
+_DATA = {Statistics: "statistics", TopK: "top_k", Threshold: "sparse", SqrtUint8: "sqrt_uint8"}
 
 
 class Reading(NamedTuple):
@@ -74,7 +74,7 @@ class ReductionReader:
                 f"{what} is {found} instead of {wanted}: a server of an older attnlens can't reduce"
             )
         units = self._units(index, tokens, message)
-        num_rows = 1 if reduction.mean_of_rows else len(reduction.rows) or units.num_units
+        num_rows = 1 if reduction.mean_over_rows else len(reduction.rows) or units.num_units
         shape = (*sizes, num_rows)
         special_token_mass = None
         if message.HasField("special_token_mass") != (reduction.special_tokens == "drop"):
@@ -90,10 +90,10 @@ class ReductionReader:
         match wanted:
             case "dense":
                 weights = self._array(message.dense, (*shape, units.num_units), f"weights in {what}", index)
-            case "square_roots":
+            case "sqrt_uint8":
                 levels = (*shape, units.num_units)
                 weights = checked_array(
-                    message.square_roots, DataType.DATA_TYPE_UINT8, levels, f"levels in {what}"
+                    message.sqrt_uint8, DataType.DATA_TYPE_UINT8, levels, f"levels in {what}"
                 )
             case "top_k":
                 reduced = self._top(message.top_k, shape, units.num_units, what, index)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlens.reductions import Reduction, SquareRoots, Statistics, Threshold, TopK
+from attnlens.reductions import Reduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens.v1.tensor_pb2 import DataType
@@ -196,7 +196,7 @@ def _reduction_message(reduction: Reduction) -> pb.AttentionReduction:
         ),
         layers=_chosen("layers", reduction.layers, enums.values(pb.LayerReduction.DESCRIPTOR)),
         rollout_residual=reduction.rollout_residual,
-        mean_of_rows=reduction.mean_of_rows,
+        mean_over_rows=reduction.mean_over_rows,
         rows=reduction.rows,
     )
     match reduction.form:
@@ -207,8 +207,8 @@ def _reduction_message(reduction: Reduction) -> pb.AttentionReduction:
         case Statistics() as asked:
             message.statistics.received, message.statistics.entropy = asked.received, asked.entropy
             message.statistics.all_rows = asked.all_rows
-        case SquareRoots():
-            message.square_roots.SetInParent()
+        case SqrtUint8():
+            message.sqrt_uint8.SetInParent()
     return message
 
 

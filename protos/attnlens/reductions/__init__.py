@@ -1,7 +1,7 @@
 """Reductions of attention weights: what each is, in numpy alone, once for servers, clients and tests.
 
 `units` says which tokens are words and which are special, `maps` makes maps of maps (words, means, rollout),
-`statistics` numbers of maps, `sparse` and `square_roots` smaller forms of them, `choices` what may be asked
+`statistics` numbers of maps, `sparse` and `sqrt_uint8` smaller forms of them, `choices` what may be asked
 for, `reduce` the order in which all of it happens, and `sizes` what comes out and what it takes.
 
 Letters in shapes: L layers, H heads, T tokens of a text, U units (tokens or words) that are left, R rows.
@@ -14,7 +14,7 @@ from attnlens.reductions.choices import (
     Level,
     Reduction,
     SpecialTokens,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     Threshold,
     TopK,
@@ -36,7 +36,7 @@ __all__ = [
     "RowStatistics",
     "SparseRows",
     "SpecialTokens",
-    "SquareRoots",
+    "SqrtUint8",
     "Statistics",
     "TextUnits",
     "Threshold",

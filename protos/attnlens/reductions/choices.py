@@ -52,11 +52,11 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class SquareRoots:
-    """8 bits for each weight, see `square_roots`."""
+class SqrtUint8:
+    """8 bits for each weight, see `sqrt_uint8`."""
 
 
-Form: TypeAlias = TopK | Threshold | Statistics | SquareRoots
+Form: TypeAlias = TopK | Threshold | Statistics | SqrtUint8
 
 
 @names_its_arguments
@@ -72,7 +72,7 @@ class Reduction:
         special_tokens: "drop" leaves special tokens out and divides each row by what is left of it.
         layers: "mean" of the chosen ones, or their "rollout", of the mean over heads; "none": each by itself.
         rollout_residual: the share of a rollout that stays with the token itself. None: 0.5.
-        mean_of_rows: the mean over all rows, as an axis of length 1.
+        mean_over_rows: the mean over all rows, as an axis of length 1.
         rows: the numbers of the rows to return, negative from the end; of what the steps before have left.
             Empty: all.
         form: how weights are returned. None: dense.
@@ -85,7 +85,7 @@ class Reduction:
     special_tokens: SpecialTokens = "keep"
     layers: LayerChoice = "none"
     rollout_residual: float | None = None
-    mean_of_rows: bool = False
+    mean_over_rows: bool = False
     rows: Sequence[int] = ()
     form: Form | None = None
 
@@ -145,7 +145,7 @@ class Reduction:
         if len(self.rows) > MAX_ROWS:
             yield "rows", f"has more than {MAX_ROWS} numbers: leave it out for all rows"
             return
-        if self.mean_of_rows and self.rows:
+        if self.mean_over_rows and self.rows:
             yield "rows", "can't be chosen of a mean over all rows: leave out one of the two"
         if len(set(self.rows)) < len(self.rows):
             yield "rows", "has a number twice: each row may be asked for once"
@@ -167,8 +167,8 @@ class Reduction:
                     yield "statistics.all_rows", "is for received: set that, too, or leave it out"
                 if asked.received and self.rows:
                     yield "rows", "can't be chosen of what all rows give: leave out rows or received"
-                if self.mean_of_rows:
-                    yield "mean_of_rows", "can't go with statistics: leave out one of the two"
+                if self.mean_over_rows:
+                    yield "mean_over_rows", "can't go with statistics: leave out one of the two"
 
 
 def resolve_rows(rows: Sequence[int], num_units: int) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ def mean_of_rollout(layers_from_last: Iterable[FloatArray], residual: float) -> 
     return row[np.newaxis, np.newaxis].astype(np.float32)
 
 
-def mean_of_rows(maps: FloatArray) -> FloatArray:
+def mean_over_rows(maps: FloatArray) -> FloatArray:
     """Return the mean over the rows of maps (H, U, U), as (H, 1, U). The sum is made in float64."""
     sums = maps.sum(axis=1, keepdims=True, dtype=np.float64)
     mean: FloatArray = (sums / max(1, maps.shape[1])).astype(np.float32)

@@ -10,19 +10,19 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.reductions.choices import Reduction, SquareRoots, Statistics, Threshold, TopK, resolve_rows
+from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK, resolve_rows
 from attnlens.reductions.maps import (
     FloatArray,
     mean_of_heads,
     mean_of_layers,
     mean_of_rollout,
-    mean_of_rows,
+    mean_over_rows,
     rollout,
     without,
     word_level,
 )
 from attnlens.reductions.sparse import SparseRows, TopWeights, top_weights, weights_from
-from attnlens.reductions.square_roots import to_levels
+from attnlens.reductions.sqrt_uint8 import to_levels
 from attnlens.reductions.statistics import RowStatistics, entropy, received
 from attnlens.reductions.units import TextUnits, Units
 
@@ -97,7 +97,7 @@ class _Steps:
         reduction, self._lost = self._reduction, []
         if reduction.layers == "mean":
             maps = mean_of_layers(self._noted(layers))
-        elif reduction.mean_of_rows:
+        elif reduction.mean_over_rows:
             maps = mean_of_rollout(self._noted(reversed(layers)), reduction.residual)
         else:
             maps = rollout(self._noted(layers), reduction.residual)
@@ -115,10 +115,10 @@ class _Steps:
     def finished(self, maps: FloatArray, lost: FloatArray | None, units: Units) -> Reduced:
         """Take the steps after those that make maps (h, U, U) of maps."""
         reduction = self._reduction
-        if reduction.mean_of_rows:
-            maps = maps if reduction.layers == "rollout" else mean_of_rows(maps)  # (h, 1, U)
+        if reduction.mean_over_rows:
+            maps = maps if reduction.layers == "rollout" else mean_over_rows(maps)  # (h, 1, U)
             if lost is not None:
-                lost = mean_of_rows(lost[:, :, np.newaxis])[:, :, 0]  # (h, 1)
+                lost = mean_over_rows(lost[:, :, np.newaxis])[:, :, 0]  # (h, 1)
         data: Data
         rows = list(resolve_rows(reduction.rows, units.num_units)) if reduction.rows else None
         chosen = maps if rows is None else maps[:, rows]  # (h, R, U)
@@ -134,7 +134,7 @@ class _Steps:
                 data = top_weights(chosen, k)
             case Threshold(threshold):
                 data = weights_from(chosen, threshold)
-            case SquareRoots():
+            case SqrtUint8():
                 data = to_levels(chosen)
             case None:
                 data = chosen

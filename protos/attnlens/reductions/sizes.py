@@ -3,7 +3,7 @@
 Letters: K heads that are chosen, h 1 where they are averaged, else K, T tokens, U units, R rows.
 """
 
-from attnlens.reductions.choices import Reduction, SquareRoots, Statistics, Threshold, TopK, max_entries
+from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK, max_entries
 
 INDEX_BYTES = 4
 
@@ -25,7 +25,7 @@ def data_bytes(
         value_bytes: of a weight: 4 in fp32, 2 in fp16.
         is_distribution: no row sums to more than 1, and no weight is negative.
     """
-    num_rows = 1 if reduction.mean_of_rows else len(reduction.rows) or num_units
+    num_rows = 1 if reduction.mean_over_rows else len(reduction.rows) or num_units
     rows = num_heads * num_rows
     lost = rows * value_bytes if reduction.special_tokens == "drop" else 0
     match reduction.form:
@@ -36,7 +36,7 @@ def data_bytes(
         case Threshold(threshold):
             entries = max_entries(threshold, num_units, is_distribution=is_distribution)
             return lost + rows * (entries * (INDEX_BYTES + value_bytes) + INDEX_BYTES + value_bytes)
-        case SquareRoots():
+        case SqrtUint8():
             return lost + rows * num_units
     return lost + rows * num_units * value_bytes
 
@@ -64,6 +64,6 @@ def working_bytes(reduction: Reduction, num_heads: int, num_tokens: int) -> int:
             size += 8 * maps  # three coordinates in int64 where all are kept, a mask, a copy
         case Statistics():
             size += maps + 2 * one_map
-        case SquareRoots():
+        case SqrtUint8():
             size += 2 * maps
     return size

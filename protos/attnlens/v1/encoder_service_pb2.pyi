@@ -566,8 +566,8 @@ class AttentionReduction(_message.Message):
       1. layers and heads are selected (`AttentionQuery.layers`, `heads`);
       2. `level`: tokens become words;
       3. `special_tokens` are dropped and the rows scaled to sum to 1 again;
-      4. means and statistics: over heads (ATTENTION_VIEW_HEAD_MEAN), then `layers`, then `mean_of_rows` or the statistics
-         of `form`;
+      4. means and statistics: over heads (ATTENTION_VIEW_HEAD_MEAN), then `layers`, then `mean_over_rows` or the
+         statistics of `form`;
       5. `rows` are chosen;
       6. `form`: the largest weights, those over a threshold, or 8 bits.
 
@@ -581,12 +581,12 @@ class AttentionReduction(_message.Message):
     SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     ROLLOUT_RESIDUAL_FIELD_NUMBER: _builtins.int
-    MEAN_OF_ROWS_FIELD_NUMBER: _builtins.int
+    MEAN_OVER_ROWS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     THRESHOLD_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
-    SQUARE_ROOTS_FIELD_NUMBER: _builtins.int
+    SQRT_UINT8_FIELD_NUMBER: _builtins.int
     level: Global___AttentionLevel.ValueType
     """What rows and columns are. Unspecified: tokens."""
     special_tokens: Global___SpecialTokens.ValueType
@@ -595,7 +595,7 @@ class AttentionReduction(_message.Message):
     """What becomes of the axis of layers. Unspecified: each layer by itself."""
     rollout_residual: _builtins.float
     """The share of a rollout that stays with the token itself, r, from 0 to less than 1. Unset: 0.5."""
-    mean_of_rows: _builtins.bool
+    mean_over_rows: _builtins.bool
     """Return the mean over all rows, as an axis of length 1."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -616,7 +616,7 @@ class AttentionReduction(_message.Message):
         """Numbers for each row and column instead of the weights."""
 
     @_builtins.property
-    def square_roots(self) -> Global___SquareRoots:
+    def sqrt_uint8(self) -> Global___SqrtUint8:
         """8 bits for each weight."""
 
     def __init__(
@@ -626,20 +626,20 @@ class AttentionReduction(_message.Message):
         special_tokens: Global___SpecialTokens.ValueType = ...,
         layers: Global___LayerReduction.ValueType = ...,
         rollout_residual: _builtins.float | None = ...,
-        mean_of_rows: _builtins.bool = ...,
+        mean_over_rows: _builtins.bool = ...,
         rows: _abc.Iterable[_builtins.int] | None = ...,
         top_k: Global___TopK | None = ...,
         threshold: Global___Threshold | None = ...,
         statistics: Global___RowStatistics | None = ...,
-        square_roots: Global___SquareRoots | None = ...,
+        sqrt_uint8: Global___SqrtUint8 | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "rollout_residual", b"rollout_residual", "square_roots", b"square_roots", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "rollout_residual", b"rollout_residual", "sqrt_uint8", b"sqrt_uint8", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "layers", b"layers", "level", b"level", "mean_of_rows", b"mean_of_rows", "rollout_residual", b"rollout_residual", "rows", b"rows", "special_tokens", b"special_tokens", "square_roots", b"square_roots", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual", "form", b"form", "layers", b"layers", "level", b"level", "mean_over_rows", b"mean_over_rows", "rollout_residual", b"rollout_residual", "rows", b"rows", "special_tokens", b"special_tokens", "sqrt_uint8", b"sqrt_uint8", "statistics", b"statistics", "threshold", b"threshold", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rollout_residual: _TypeAlias = _typing.Literal["rollout_residual"]  # noqa: Y015
     _WhichOneofArgType__rollout_residual: _TypeAlias = _typing.Literal["_rollout_residual", b"_rollout_residual"]  # noqa: Y015
-    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["top_k", "threshold", "statistics", "square_roots"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["top_k", "threshold", "statistics", "sqrt_uint8"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rollout_residual) -> _WhichOneofReturnType__rollout_residual | None: ...
@@ -725,7 +725,7 @@ class RowStatistics(_message.Message):
 Global___RowStatistics: _TypeAlias = RowStatistics  # noqa: Y015
 
 @_typing.final
-class SquareRoots(_message.Message):
+class SqrtUint8(_message.Message):
     """Each weight A from 0 to 1 as round(255 sqrt(A)): small ones keep their place on the scale. Needs ROW_SUM_ONE or
     ROW_SUM_GATE.
     """
@@ -741,7 +741,7 @@ class SquareRoots(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SquareRoots: _TypeAlias = SquareRoots  # noqa: Y015
+Global___SqrtUint8: _TypeAlias = SqrtUint8  # noqa: Y015
 
 @_typing.final
 class EncodeRequest(_message.Message):
@@ -958,7 +958,7 @@ class AttentionResult(_message.Message):
     TOP_K_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
-    SQUARE_ROOTS_FIELD_NUMBER: _builtins.int
+    SQRT_UINT8_FIELD_NUMBER: _builtins.int
     BAND_PATTERN_FIELD_NUMBER: _builtins.int
     BLOCK_PATTERN_FIELD_NUMBER: _builtins.int
     UNIT_IDS_FIELD_NUMBER: _builtins.int
@@ -1012,8 +1012,8 @@ class AttentionResult(_message.Message):
         """Asked for by RowStatistics."""
 
     @_builtins.property
-    def square_roots(self) -> _tensor_pb2.Tensor:
-        """Asked for by SquareRoots: DATA_TYPE_UINT8, shape (layers, heads, R, U)."""
+    def sqrt_uint8(self) -> _tensor_pb2.Tensor:
+        """Asked for by SqrtUint8: DATA_TYPE_UINT8, shape (layers, heads, R, U)."""
 
     @_builtins.property
     def band_pattern(self) -> _manifest_pb2.Band:
@@ -1051,17 +1051,17 @@ class AttentionResult(_message.Message):
         top_k: Global___TopKWeights | None = ...,
         sparse: Global___SparseWeights | None = ...,
         statistics: Global___AttentionStatistics | None = ...,
-        square_roots: _tensor_pb2.Tensor | None = ...,
+        sqrt_uint8: _tensor_pb2.Tensor | None = ...,
         band_pattern: _manifest_pb2.Band | None = ...,
         block_pattern: Global___BlockPattern | None = ...,
         unit_ids: _abc.Iterable[_builtins.int] | None = ...,
         special_token_mass: _tensor_pb2.Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "per_token", b"per_token", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "sqrt_uint8", b"sqrt_uint8", "statistics", b"statistics", "top_k", b"top_k"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "square_roots", b"square_roots", "statistics", b"statistics", "top_k", b"top_k", "unit_ids", b"unit_ids", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["band", b"band", "band_pattern", b"band_pattern", "block_pattern", b"block_pattern", "blocks", b"blocks", "data", b"data", "dense", b"dense", "heads", b"heads", "layers", b"layers", "per_token", b"per_token", "query_index", b"query_index", "role", b"role", "row_sum", b"row_sum", "sparse", b"sparse", "special_token_mass", b"special_token_mass", "sqrt_uint8", b"sqrt_uint8", "statistics", b"statistics", "top_k", b"top_k", "unit_ids", b"unit_ids", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks", "top_k", "sparse", "statistics", "square_roots"]  # noqa: Y015
+    _WhichOneofReturnType_data: _TypeAlias = _typing.Literal["dense", "per_token", "band", "blocks", "top_k", "sparse", "statistics", "sqrt_uint8"]  # noqa: Y015
     _WhichOneofArgType_data: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_data) -> _WhichOneofReturnType_data | None: ...
 

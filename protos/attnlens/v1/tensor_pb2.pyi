@@ -38,7 +38,7 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 5
     """The upper 16 bits of a binary32. Not used yet."""
     DATA_TYPE_UINT8: _DataType.ValueType  # 6
-    """Unsigned 8-bit integer: levels of a scale, see `AttentionResult.square_roots`."""
+    """Unsigned 8-bit integer: levels of a scale, see `AttentionResult.sqrt_uint8`."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """The element types that a tensor can have, in a graph or on the wire."""
@@ -56,7 +56,7 @@ DATA_TYPE_INT64: DataType.ValueType  # 4
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 5
 """The upper 16 bits of a binary32. Not used yet."""
 DATA_TYPE_UINT8: DataType.ValueType  # 6
-"""Unsigned 8-bit integer: levels of a scale, see `AttentionResult.square_roots`."""
+"""Unsigned 8-bit integer: levels of a scale, see `AttentionResult.sqrt_uint8`."""
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 @_typing.final

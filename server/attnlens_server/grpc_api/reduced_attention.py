@@ -54,7 +54,7 @@ def _fill_maps(
     message: pb.AttentionResult, maps: "Sequence[FloatArray | np.typing.NDArray[np.uint8]]", fill: _Fill
 ) -> None:
     if maps[0].dtype == np.uint8:
-        fill_stacked(message.square_roots, maps, DataTypeNumber.DATA_TYPE_UINT8)
+        fill_stacked(message.sqrt_uint8, maps, DataTypeNumber.DATA_TYPE_UINT8)
     else:
         fill(message.dense, [np.asarray(each, np.float32) for each in maps])
 

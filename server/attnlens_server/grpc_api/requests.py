@@ -15,7 +15,7 @@ from attnlens.reductions import (
     Level,
     Reduction,
     SpecialTokens,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     Threshold,
     TopK,
@@ -178,7 +178,7 @@ def _reduction(query: pb.AttentionQuery, field: str, found: list[FieldViolation]
         ),
         layers=_choice(_LAYERS, message.layers, f"{field}.layers", pb.LayerReduction, found),
         rollout_residual=message.rollout_residual if message.HasField("rollout_residual") else None,
-        mean_of_rows=message.mean_of_rows,
+        mean_over_rows=message.mean_over_rows,
         rows=message.rows[: MAX_ROWS + 1],  # more are refused
         form=_form(message),
     )
@@ -193,8 +193,8 @@ def _form(message: pb.AttentionReduction) -> Form | None:
         case "statistics":
             asked = message.statistics
             return Statistics(received=asked.received, entropy=asked.entropy, all_rows=asked.all_rows)
-        case "square_roots":
-            return SquareRoots()
+        case "sqrt_uint8":
+            return SqrtUint8()
     return None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnlens.reductions import MAX_ROWS, Reduction, SquareRoots, resolve_rows
+from attnlens.reductions import MAX_ROWS, Reduction, SqrtUint8, resolve_rows
 from attnlens_server.bundle import Model, OutputRole, RowSum
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.jobs import AttentionQuery, AttentionView
@@ -51,9 +51,9 @@ def _of_sums(path: str, reduction: Reduction, sums: set[RowSum]) -> Iterator[Fie
         text = f"needs ROW_SUM_ONE, {reason}: this output has ROW_SUM_{others[0].name}, leave it out"
         yield FieldViolation(f"{path}.{name}", text)
     others = sorted(sums - {RowSum.ONE, RowSum.GATE})
-    if isinstance(reduction.form, SquareRoots) and others:
+    if isinstance(reduction.form, SqrtUint8) and others:
         text = f"needs weights from 0 to 1: this output has ROW_SUM_{others[0].name}, ask for dense weights"
-        yield FieldViolation(f"{path}.square_roots", text)
+        yield FieldViolation(f"{path}.sqrt_uint8", text)
 
 
 def _of_inputs(path: str, reduction: Reduction, inputs: Sequence[Input]) -> Iterator[FieldViolation]:

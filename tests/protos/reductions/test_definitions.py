@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reduction_reference as reference
-from attnlens.reductions import maps, sparse, square_roots, statistics
+from attnlens.reductions import maps, sparse, sqrt_uint8, statistics
 from attnlens.reductions.units import TextUnits, number_words
 
 WORDS = np.array([0, 1, 1, 1, 2, 3, 3, 4], dtype=np.int32)
@@ -93,12 +93,12 @@ def check_threshold() -> None:
         np.testing.assert_allclose(found.kept_mass.reshape(-1), kept, atol=1e-7)
 
 
-def check_square_roots() -> None:
+def check_sqrt_uint8() -> None:
     weights = np.array([0, 1e-6, 0.5 / 255**2, 0.25, 0.999, 1, 1 + 1e-7, -1e-9], dtype=np.float32)
-    levels = square_roots.to_levels(weights)
+    levels = sqrt_uint8.to_levels(weights)
     assert levels.dtype == np.uint8
     assert levels.tolist() == [0, 0, 1, 128, 255, 255, 255, 0]
-    back = square_roots.from_levels(square_roots.to_levels(MAPS))
+    back = sqrt_uint8.from_levels(sqrt_uint8.to_levels(MAPS))
     assert np.abs(back - MAPS).max() < 1 / 255
 
 
@@ -106,7 +106,7 @@ def check_means() -> None:
     close(maps.mean_of_heads(MAPS), MAPS.astype(np.float64).mean(axis=0, keepdims=True))
     layers = [reference.random_maps(HEADS, TOKENS, seed) for seed in (4, 5, 6)]
     close(maps.mean_of_layers(layers), np.mean(np.array(layers, np.float64), axis=0))
-    close(maps.mean_of_rows(MAPS), MAPS.astype(np.float64).mean(axis=1, keepdims=True))
+    close(maps.mean_over_rows(MAPS), MAPS.astype(np.float64).mean(axis=1, keepdims=True))
 
 
 CHECKS = {
@@ -187,7 +187,7 @@ MISTAKES: dict[str, tuple[ModuleType, str, Any, str]] = {
         statistics, "entropy", lambda weights: -(weights * np.log2(weights + 1e-30)).sum(axis=-1), "entropy",
     ),
     "8 bits: cut off": (
-        square_roots, "to_levels", levels_cut_off, "square_roots",
+        sqrt_uint8, "to_levels", levels_cut_off, "sqrt_uint8",
     ),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from attnlens.reductions import (
     RowStatistics,
     SparseRows,
     SpecialTokens,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
@@ -35,12 +35,14 @@ TEXT = TextUnits.of(
 )
 TOKENS, HEADS = TEXT.num_tokens, 2
 LAYERS = [reference.random_maps(HEADS, TOKENS, seed) for seed in range(3)]
-FORMS = [None, TopK(2), Threshold(0.2), Statistics(received=True, entropy=True), SquareRoots()]
+FORMS = [None, TopK(2), Threshold(0.2), Statistics(received=True, entropy=True), SqrtUint8()]
 LEVELS: tuple[Level, ...] = ("tokens", "words")
 SPECIAL: tuple[SpecialTokens, ...] = ("keep", "drop")
 CHOICES: tuple[LayerChoice, ...] = ("none", "mean", "rollout")
 REDUCTIONS = [
-    Reduction(level=level, special_tokens=special, layers=layers, mean_of_rows=is_mean, rows=rows, form=form)
+    Reduction(
+        level=level, special_tokens=special, layers=layers, mean_over_rows=is_mean, rows=rows, form=form
+    )
     for level, special, layers, is_mean, rows, form in itertools.product(
         LEVELS,
         SPECIAL,
@@ -74,7 +76,7 @@ def step_by_step(
         maps = [reference.rollout(maps, 0.5)]
     if reduction.joins_layers and masses:
         masses = [np.mean(masses, axis=0)]
-    if reduction.mean_of_rows:
+    if reduction.mean_over_rows:
         maps = [each.mean(axis=1, keepdims=True) for each in maps]
         masses = [each.mean(axis=1, keepdims=True) for each in masses]
     return maps, masses
@@ -171,7 +173,7 @@ def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
         reduction = Reduction(
             special_tokens="drop",
             layers=layers_choice,
-            mean_of_rows=is_mean,
+            mean_over_rows=is_mean,
             form=form,
         )
         if not list(reduction.problems()):

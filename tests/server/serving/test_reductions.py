@@ -15,7 +15,7 @@ from attnlens.reductions import (
     Reduction,
     RowStatistics,
     SparseRows,
-    SquareRoots,
+    SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
@@ -40,9 +40,9 @@ TEXTS: list[Text] = [
     "a",
     " ".join(["word"] * 40),
 ]
-FORMS = [None, TopK(3), Threshold(0.05), Statistics(received=True, entropy=True), SquareRoots()]
+FORMS = [None, TopK(3), Threshold(0.05), Statistics(received=True, entropy=True), SqrtUint8()]
 REDUCTIONS = [
-    Reduction(level=level, special_tokens=special, layers=layers, mean_of_rows=is_mean, form=form)  # type: ignore[arg-type]
+    Reduction(level=level, special_tokens=special, layers=layers, mean_over_rows=is_mean, form=form)  # type: ignore[arg-type]
     for level, special, layers, is_mean, form in itertools.product(
         ("tokens", "words"), ("keep", "drop"), ("none", "mean", "rollout"), (False, True), FORMS
     )
@@ -168,7 +168,7 @@ def test_published_figures_of_one_sentence(client: Client) -> None:
     rollout, entropy, received, dropped = client.encode(
         [SENTENCE],
         attention=[
-            AttentionQuery(reduction=Reduction(layers="rollout", mean_of_rows=True)),
+            AttentionQuery(reduction=Reduction(layers="rollout", mean_over_rows=True)),
             AttentionQuery(layers=[3], heads=[1], reduction=Reduction(form=Statistics(entropy=True))),
             AttentionQuery(layers=[-1], view="head_mean", reduction=Reduction(form=statistics)),
             AttentionQuery(reduction=Reduction(special_tokens="drop")),
@@ -196,7 +196,7 @@ def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServic
     reductions = [
         pb.AttentionReduction(top_k=pb.TopK(k=4)),
         pb.AttentionReduction(threshold=pb.Threshold(threshold=0.1)),
-        pb.AttentionReduction(square_roots=pb.SquareRoots()),
+        pb.AttentionReduction(sqrt_uint8=pb.SqrtUint8()),
         pb.AttentionReduction(special_tokens=pb.SPECIAL_TOKENS_DROP),
     ]
     request = pb.EncodeRequest(
@@ -209,7 +209,7 @@ def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServic
     assert [from_tensor(each).dtype.name for each in tensors] == ["int32", "float16", "float16"]
     assert from_tensor(rows.sparse.indptr).dtype == np.int32
     assert from_tensor(rows.sparse.values).dtype == np.float16
-    assert from_tensor(levels.square_roots).dtype == np.uint8
+    assert from_tensor(levels.sqrt_uint8).dtype == np.uint8
     assert from_tensor(dropped.special_token_mass).dtype == np.float16
 
 
@@ -237,9 +237,9 @@ REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
         {"statistics": pb.RowStatistics(entropy=True, all_rows=True)}, TEXT, "statistics.all_rows", "is for",
     ),
     "rows that give": ({"statistics": RECEIVED, "rows": [1]}, TEXT, "rows", "leave out rows or received"),
-    "rows of a mean": ({"mean_of_rows": True, "rows": [1]}, TEXT, "rows", "leave out one of the two"),
+    "rows of a mean": ({"mean_over_rows": True, "rows": [1]}, TEXT, "rows", "leave out one of the two"),
     "statistics of a mean": (
-        {"mean_of_rows": True, "statistics": RECEIVED}, TEXT, "mean_of_rows", "leave out one of the two",
+        {"mean_over_rows": True, "statistics": RECEIVED}, TEXT, "mean_over_rows", "leave out one of the two",
     ),
     "a row twice": ({"rows": [1, 1]}, TEXT, "rows", "has a number twice"),
     "many rows": ({"rows": range(600)}, TEXT, "rows", "has 600 numbers: no text has more than 512 tokens"),
