@@ -10,11 +10,13 @@ ROBERTA = [
     OddModel("XLMRoberta", {"hidden_act": "relu", "type_vocab_size": 1, "num_hidden_layers": 5}, 33),
     OddModel("Camembert", {"num_attention_heads": 1, "num_hidden_layers": 2, "type_vocab_size": 1}, 1),
 ]
-DISTIL_SIZES = {"dim": 96, "n_layers": 3, "n_heads": 3, "hidden_dim": 160}
+DISTIL_SIZES = {"dim": 96, "hidden_dim": 160}
 DISTILBERT = [
     OddModel("DistilBert", DISTIL_SIZES),
-    OddModel("DistilBert", DISTIL_SIZES | {"activation": "relu", "pad_token_id": 5, "n_layers": 4}, 17),
-    OddModel("DistilBert", DISTIL_SIZES | {"n_heads": 4, "max_position_embeddings": 33}, 33),
+    OddModel(
+        "DistilBert", DISTIL_SIZES | {"activation": "relu", "pad_token_id": 5, "num_hidden_layers": 4}, 17
+    ),
+    OddModel("DistilBert", DISTIL_SIZES | {"num_attention_heads": 4, "max_position_embeddings": 33}, 33),
 ]
 ELECTRA = [
     OddModel("Electra", {"embedding_size": 40}),
