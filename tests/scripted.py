@@ -127,7 +127,7 @@ def explained(request: pb.ExplainRequest) -> pb.ExplainResponse:
         count = len(described)
         result = response.results.add(tokens=described, usage=_usage(count), target_value=1)
         scores = result.scores.add(
-            method=ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS, baseline=0.5, sum=1, expected=1
+            method=ExplainMethod.EXPLAIN_METHOD_CONTRIBUTIONS, baseline=0.5, sum=1, expected_sum=1
         )
         scores.values.CopyFrom(_tensor([0.5 / count] * count, DataType.DATA_TYPE_FLOAT32))
     return response

@@ -112,7 +112,7 @@ def test_contributions_and_their_norms_are_those_of_float64(checkpoint: Path, bu
             np.testing.assert_allclose(text.by("contributions").values, contributions, atol=2e-6)
             np.testing.assert_allclose(text.by("contribution_norm").values, norms, atol=2e-6)
             assert text.by("contributions").sum == pytest.approx(1, abs=1e-5)
-            assert text.by("contribution_norm").expected is None
+            assert text.by("contribution_norm").expected_sum is None
         pairs = [served.compare(a, b) for a in SENTENCES[:2] for b in SENTENCES[2:]]
     shares = [pair.a.by("contributions").baseline / pair.similarity for pair in pairs]  # type: ignore[operator]
     assert np.mean(shares) > 0.4

@@ -41,7 +41,7 @@ def scores_of(values: Array, baseline: float, *, target: str = "the cosine with 
         values=values,
         baseline=baseline,
         sum=total,
-        expected=total,
+        expected_sum=total,
         rho=0.845,
         description="Measured on 124 sentences.",
     )

@@ -27,7 +27,7 @@ class Scores:
         baseline: what the encoder's biases contribute. None for a method that is for ranking only: its
             scores do not add up to the target.
         sum: of the scores that are numbers, and of the baseline.
-        expected: the target, which `sum` equals up to rounding. None for a method that is for ranking only.
+        expected_sum: the target, which `sum` equals up to rounding. None if the method only ranks tokens.
         faithfulness: Spearman's rank correlation between the method's scores and leave-one-out, as measured
             for this model by `attnlens export` or `attnlens check --faithfulness`. None if not measured. See
             `ModelInfo.faithfulness` for the confidence interval.
@@ -37,7 +37,7 @@ class Scores:
     values: Array
     baseline: float | None
     sum: float
-    expected: float | None
+    expected_sum: float | None
     faithfulness: float | None
 
     def __repr__(self) -> str:

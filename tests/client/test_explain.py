@@ -242,7 +242,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "another baseline": (lambda text: setattr(text.scores[0], "baseline", 0.2), "adds up to"),
     "another sum": (lambda text: setattr(text.scores[0], "sum", 1.1), "adds up to"),
     "another target": (lambda text: setattr(text, "target_value", 0.9), "and the target is 0.9"),
-    "nothing is promised": (lambda text: text.scores[0].ClearField("expected"), "and the target is 1.0"),
+    "nothing is promised": (lambda text: text.scores[0].ClearField("expected_sum"), "and the target is 1.0"),
     "a target that is no number": (lambda text: setattr(text, "target_value", np.inf), "has the target inf"),
     "another method": (
         lambda text: setattr(text.scores[0], "method", EXPLAIN_METHOD_ROLLOUT),

@@ -46,7 +46,7 @@ def test_blue_is_positive_and_vermilion_negative(open_page: Open) -> None:
 
 
 def test_a_sum_that_misses_what_was_expected_is_said(open_page: Open) -> None:
-    wrong = dataclasses.replace(scores_of(VALUES, 0.05), expected=2.0)
+    wrong = dataclasses.replace(scores_of(VALUES, 0.05), expected_sum=2.0)
     text = dataclasses.replace(text_of(), scores=[wrong])
     page = open_page(dataclasses.replace(plain_page(), texts=[text]))
     assert f"The sum misses 2.000 by {MINUS}0.850." in page.text(".text .about")

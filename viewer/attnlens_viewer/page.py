@@ -46,7 +46,7 @@ class Scores:
         values: (T,), one number a token.
         baseline: what belongs to no token. None: the method has none.
         sum: the values and the baseline together.
-        expected: what `sum` must be where the method is exact. None: it need not be anything.
+        expected_sum: what `sum` must be where the method is exact. None: it need not be anything.
         rho: measured faithfulness: Spearman's correlation with leaving tokens out. None: not measured.
         description: what the numbers are and what the figure `rho` was measured on, in a sentence or two.
     """
@@ -56,7 +56,7 @@ class Scores:
     values: Array
     baseline: float | None = None
     sum: float | None = None
-    expected: float | None = None
+    expected_sum: float | None = None
     rho: float | None = None
     description: str = ""
 

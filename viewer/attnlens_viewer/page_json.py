@@ -71,7 +71,7 @@ def _scores(scores: Scores) -> dict[str, object]:
         "values": _rounded(scores.values),
         "baseline": scores.baseline,
         "sum": scores.sum,
-        "expected": scores.expected,
+        "expectedSum": scores.expected_sum,
         "rho": scores.rho,
         "description": scores.description,
     }

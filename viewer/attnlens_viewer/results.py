@@ -67,7 +67,7 @@ class MethodScores(Protocol):
         """The values that are numbers and the baseline together."""
 
     @property
-    def expected(self) -> float | None:
+    def expected_sum(self) -> float | None:
         """What `sum` must be. None: it need not be anything."""
 
     @property
@@ -221,7 +221,7 @@ def _scores(found: MethodScores, target: str) -> Scores:
         values=np.nan_to_num(found.values),
         baseline=found.baseline,
         sum=None if is_ranking else found.sum,
-        expected=None if is_ranking else found.expected,
+        expected_sum=None if is_ranking else found.expected_sum,
         rho=found.faithfulness,
         description=" ".join(said),
     )
@@ -229,9 +229,9 @@ def _scores(found: MethodScores, target: str) -> Scores:
 
 def _baseline_share(found: MethodScores) -> list[str]:
     """Return a sentence about the baseline's share of the target, unless the target is close to 0."""
-    if not found.baseline or not found.expected or abs(found.baseline) > 10 * abs(found.expected):
+    if not found.baseline or not found.expected_sum or abs(found.baseline) > 10 * abs(found.expected_sum):
         return []
-    share = 100 * found.baseline / found.expected
+    share = 100 * found.baseline / found.expected_sum
     return [f"The baseline, which belongs to no token, is {share:.0f} % of the target."]
 
 

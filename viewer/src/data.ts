@@ -15,7 +15,7 @@ export interface ScoresData {
   values: number[];
   baseline: number | null;
   sum: number | null;
-  expected: number | null;
+  expectedSum: number | null;
   rho: number | null;
   description: string;
 }

@@ -1757,7 +1757,7 @@ class TokenScores(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     BASELINE_FIELD_NUMBER: _builtins.int
     SUM_FIELD_NUMBER: _builtins.int
-    EXPECTED_FIELD_NUMBER: _builtins.int
+    EXPECTED_SUM_FIELD_NUMBER: _builtins.int
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
     method: _explanation_pb2.ExplainMethod.ValueType
     """The method."""
@@ -1765,7 +1765,7 @@ class TokenScores(_message.Message):
     """What no token but the encoder's biases contribute. Set where scores and baseline add up to the target."""
     sum: _builtins.float
     """The sum of the scores that are numbers, and of the baseline."""
-    expected: _builtins.float
+    expected_sum: _builtins.float
     """The target, which `sum` must equal up to rounding. Unset for a method that is for ranking only."""
     faithfulness: _builtins.float
     """`Faithfulness.rank_correlation` of the method. Unset if it was not measured for the bundle."""
@@ -1780,23 +1780,23 @@ class TokenScores(_message.Message):
         values: _tensor_pb2.Tensor | None = ...,
         baseline: _builtins.float | None = ...,
         sum: _builtins.float = ...,
-        expected: _builtins.float | None = ...,
+        expected_sum: _builtins.float | None = ...,
         faithfulness: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected", b"_expected", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected", b"expected", "faithfulness", b"faithfulness", "values", b"values"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected_sum", b"_expected_sum", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected_sum", b"expected_sum", "faithfulness", b"faithfulness", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected", b"_expected", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected", b"expected", "faithfulness", b"faithfulness", "method", b"method", "sum", b"sum", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_baseline", b"_baseline", "_expected_sum", b"_expected_sum", "_faithfulness", b"_faithfulness", "baseline", b"baseline", "expected_sum", b"expected_sum", "faithfulness", b"faithfulness", "method", b"method", "sum", b"sum", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__baseline: _TypeAlias = _typing.Literal["baseline"]  # noqa: Y015
     _WhichOneofArgType__baseline: _TypeAlias = _typing.Literal["_baseline", b"_baseline"]  # noqa: Y015
-    _WhichOneofReturnType__expected: _TypeAlias = _typing.Literal["expected"]  # noqa: Y015
-    _WhichOneofArgType__expected: _TypeAlias = _typing.Literal["_expected", b"_expected"]  # noqa: Y015
+    _WhichOneofReturnType__expected_sum: _TypeAlias = _typing.Literal["expected_sum"]  # noqa: Y015
+    _WhichOneofArgType__expected_sum: _TypeAlias = _typing.Literal["_expected_sum", b"_expected_sum"]  # noqa: Y015
     _WhichOneofReturnType__faithfulness: _TypeAlias = _typing.Literal["faithfulness"]  # noqa: Y015
     _WhichOneofArgType__faithfulness: _TypeAlias = _typing.Literal["_faithfulness", b"_faithfulness"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__baseline) -> _WhichOneofReturnType__baseline | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected) -> _WhichOneofReturnType__expected | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expected_sum) -> _WhichOneofReturnType__expected_sum | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__faithfulness) -> _WhichOneofReturnType__faithfulness | None: ...
 

@@ -36,7 +36,7 @@ class _ExplainMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Explain
     EXPLAIN_METHOD_LEAVE_ONE_OUT: _ExplainMethod.ValueType  # 3
     """How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
     run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
-    `TokenScores.baseline` and `TokenScores.expected` are unset.
+    `TokenScores.baseline` and `TokenScores.expected_sum` are unset.
     """
     EXPLAIN_METHOD_ROLLOUT: _ExplainMethod.ValueType  # 4
     """Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling
@@ -53,7 +53,7 @@ class _ExplainMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Explain
 class ExplainMethod(_ExplainMethod, metaclass=_ExplainMethodEnumTypeWrapper):
     """How to say what the tokens of a text did for its embedding. docs/explanations.md has the formulas. Readers must expect
     further methods. "Ranking only" marks methods whose scores order tokens and do not add up to the target:
-    `TokenScores.baseline` and `TokenScores.expected` are unset.
+    `TokenScores.baseline` and `TokenScores.expected_sum` are unset.
     """
 
 EXPLAIN_METHOD_UNSPECIFIED: ExplainMethod.ValueType  # 0
@@ -69,7 +69,7 @@ It is about output vectors, which hold the whole text already. Not for max pooli
 EXPLAIN_METHOD_LEAVE_ONE_OUT: ExplainMethod.ValueType  # 3
 """How much the target falls where a token is masked out of attention and pooling; ids and places of the others stay. A
 run of the model for each token. NaN for special tokens, and where nothing would be left to pool. Does not add up:
-`TokenScores.baseline` and `TokenScores.expected` are unset.
+`TokenScores.baseline` and `TokenScores.expected_sum` are unset.
 """
 EXPLAIN_METHOD_ROLLOUT: ExplainMethod.ValueType  # 4
 """Attention rollout: the product over layers of 0.5 A + 0.5 I, A the mean over heads, its rows weighted as the pooling

@@ -156,7 +156,7 @@ def _fill(message: pb.Explanation, text: Explanation) -> None:
             method=explanation_pb2.ExplainMethod.ValueType(scores.method),
             baseline=scores.baseline,
             sum=scores.sum,
-            expected=scores.expected,
+            expected_sum=scores.expected_sum,
             faithfulness=scores.faithfulness,
         )
         fill_tensor(packed.values, scores.values, DataType.DATA_TYPE_FLOAT32)

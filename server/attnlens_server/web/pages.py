@@ -62,7 +62,7 @@ class _Scores:
     values: npt.NDArray[np.float32]
     baseline: float | None
     sum: float
-    expected: float | None
+    expected_sum: float | None
     faithfulness: float | None
 
 
@@ -191,6 +191,6 @@ def _scores(scores: TokenScores) -> _Scores:
         scores.values,
         scores.baseline,
         scores.sum,
-        scores.expected,
+        scores.expected_sum,
         scores.faithfulness,
     )

@@ -103,7 +103,7 @@ def test_json_has_all_of_it_and_null_for_what_is_no_number(ask: Run) -> None:
     assert sum(contributions["values"]) + contributions["baseline"] == pytest.approx(
         contributions["sum"], abs=1e-6
     )
-    assert contributions["expected"] == answer["target_value"]
+    assert contributions["expected_sum"] == answer["target_value"]
     assert shares["method"] == "output_share"
     assert -1 <= contributions["rank_correlation"] <= 1
     assert effects["values"][0] is None

@@ -110,7 +110,7 @@ def test_the_scores_of_a_sentence_are_those_of_another_program(stub: EncoderServ
         assert from_tensor(received.values)[token] == pytest.approx(weight, abs=TOLERANCE)
     for ranking in (effects, rollout, received):
         assert not ranking.HasField("baseline")
-        assert not ranking.HasField("expected")
+        assert not ranking.HasField("expected_sum")
     assert received.sum == pytest.approx(16, abs=1e-5)
     measured = {
         each.method: each.rank_correlation for each in stub.GetModel(pb.GetModelRequest()).model.faithfulness
@@ -194,7 +194,7 @@ def test_scores_and_baseline_add_up_to_what_embed_returns(
         [scores] = explained.scores
         size = float(np.linalg.norm(direction))
         assert explained.target_value == pytest.approx(direction @ own, abs=1e-5 * max(size, 1))
-        assert scores.expected == explained.target_value
+        assert scores.expected_sum == explained.target_value
         assert total(scores) == pytest.approx(explained.target_value, abs=2e-5 * max(size, 1))
         assert scores.sum == pytest.approx(total(scores), abs=1e-9)
 

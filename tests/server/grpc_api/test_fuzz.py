@@ -143,9 +143,9 @@ def test_explain_answers_or_refuses(stub: EncoderServiceStub, request: pb.Explai
     for text in response.results:
         for scores in text.scores:
             values = from_tensor(scores.values)
-            if scores.HasField("expected"):
+            if scores.HasField("expected_sum"):
                 size = np.abs(values).sum(dtype=np.float64) + abs(scores.baseline)
-                assert abs(scores.sum - scores.expected) <= 1e-4 * max(1, size)
+                assert abs(scores.sum - scores.expected_sum) <= 1e-4 * max(1, size)
 
 
 @given(compare_requests)

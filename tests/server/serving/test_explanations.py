@@ -170,7 +170,7 @@ async def test_the_norm_is_that_of_the_contributions_towards_each_component(dens
                     [found] = await explain(service, TEXTS[2], methods=NORM, target=target, **common)
                     [scores] = found.scores
                     np.testing.assert_allclose(scores.values, np.linalg.norm(columns, axis=0), rtol=1e-5)
-                    assert (scores.baseline, scores.expected) == (None, None)
+                    assert (scores.baseline, scores.expected_sum) == (None, None)
 
 
 async def test_a_long_direction_scales_the_scores_until_they_overflow(dense_bundle: Path) -> None:

@@ -132,8 +132,8 @@ function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
 }
 
 export function aboutScores(scores: ScoresData): string {
-  const off = scores.expected !== null && scores.sum !== null ? scores.sum - scores.expected : 0;
-  const gap = Math.abs(off) > 5e-4 ? `The sum misses ${plainText(scores.expected ?? 0)} by ${plainText(off)}. ` : "";
+  const off = scores.expectedSum !== null && scores.sum !== null ? scores.sum - scores.expectedSum : 0;
+  const gap = Math.abs(off) > 5e-4 ? `The sum misses ${plainText(scores.expectedSum ?? 0)} by ${plainText(off)}. ` : "";
   const rho =
     scores.rho === null
       ? "How well these scores agree with leaving tokens out was not measured here."

@@ -30,7 +30,7 @@ def _scores(explanation: Explanation, scores: Scores, *, verify: bool) -> dict[s
         "values": [_number(value) for value in scores.values.tolist()],
         "baseline": scores.baseline,
         "sum": scores.sum,
-        "expected": scores.expected,
+        "expected_sum": scores.expected_sum,
         "faithfulness": scores.faithfulness,
     }
     if verify and scores.method != VERIFIER:

@@ -137,10 +137,11 @@ def sum_line(scores: Scores) -> str:
     """Return a line about the sum of a method's scores."""
     if scores.method in _RANKING_ONLY:
         return f"{scores.method}: ranking only; the scores do not add up to the target."
-    if scores.baseline is None or scores.expected is None:
+    if scores.baseline is None or scores.expected_sum is None:
         return f"{scores.method}: sum {scores.sum:.4f}; these need not add up to anything."
-    error = abs(scores.sum - scores.expected)
-    return f"{scores.method}: sum {scores.sum:.6f}, the target is {scores.expected:.6f} (off by {error:.1e})."
+    target = scores.expected_sum
+    error = abs(scores.sum - target)
+    return f"{scores.method}: sum {scores.sum:.6f}, the target is {target:.6f} (off by {error:.1e})."
 
 
 def _baseline_line(baseline: float, target: float) -> str:

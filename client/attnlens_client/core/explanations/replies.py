@@ -176,7 +176,7 @@ class ExplanationReader:
         what = f"{method} of texts[{index}]"
         values = checked_array(message.values, FLOAT32, (count,), what)
         baseline = message.baseline if message.HasField("baseline") else None
-        expected = message.expected if message.HasField("expected") else None
+        expected_sum = message.expected_sum if message.HasField("expected_sum") else None
         if method in _WITH_GAPS:
             if np.isinf(values).any():
                 raise wrong_text(index, f"has an infinity in {method}")
@@ -187,15 +187,17 @@ class ExplanationReader:
         parts = np.append(values[np.isfinite(values)].astype(np.float64), baseline or 0.0)
         size = float(np.abs(parts).sum())
         _check_sum(parts, message.sum, _ROUNDING * size, index, method)
-        if is_complete and (expected is None or abs(expected - target_value) > _ROUNDING * abs(target_value)):
-            raise wrong_text(index, f"has {method} of {expected}, and the target is {target_value}")
-        if expected is not None:
+        if is_complete and (
+            expected_sum is None or abs(expected_sum - target_value) > _ROUNDING * abs(target_value)
+        ):
+            raise wrong_text(index, f"has {method} of {expected_sum}, and the target is {target_value}")
+        if expected_sum is not None:
             allowed = _GRAPH_ERROR * self._direction_length + _ROUNDING * size
-            _check_sum(parts, expected, allowed, index, method)
+            _check_sum(parts, expected_sum, allowed, index, method)
         measured = message.faithfulness if message.HasField("faithfulness") else None
         if measured is not None and not abs(measured) <= 1:
             raise wrong_text(index, f"has {method} with the rank correlation {measured}")
-        return Scores(method, values, baseline, message.sum, expected, measured)
+        return Scores(method, values, baseline, message.sum, expected_sum, measured)
 
     def _heads(self, index: int, message: pb.Explanation) -> Array | None:
         has = message.HasField("head_contributions")

@@ -19,14 +19,14 @@ class TokenScores:
         method: which.
         values: (T,) or (W,) float32; NaN where there is no number.
         baseline: what no token contributes. None for a method that is for ranking only.
-        expected: the target, which the sum equals up to rounding. None for a method that is for ranking only.
+        expected_sum: the target, which the sum equals up to rounding. None if the method only ranks tokens.
         faithfulness: the measured rank correlation with leave-one-out; None: it was not measured.
     """
 
     method: ExplainMethod
     values: FloatArray
     baseline: float | None
-    expected: float | None
+    expected_sum: float | None
     faithfulness: float | None
 
     @property

@@ -96,7 +96,7 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
     words = words_of(found.tokens) if plan.level is ExplainLevel.WORDS else []
     scores = []
     for method in plan.methods:
-        values, baseline, expected = _values(method, found, plan, (own, direction))
+        values, baseline, expected_sum = _values(method, found, plan, (own, direction))
         if words and method is not CONTRIBUTION_NORM:
             values = sum_over_words(values, words)
         measured = model.faithfulness.get(int(method))
@@ -105,7 +105,7 @@ def explanation(found: Found, field: str, plan: ExplanationPlan, model: Model) -
                 method,
                 _as_float32(values, field, plan),
                 baseline,
-                expected,
+                expected_sum,
                 measured.rank_correlation if measured else None,
             )
         )
