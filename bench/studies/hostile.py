@@ -128,7 +128,7 @@ def start_of_peak(server: RunningServer) -> float:
 def measure_promises(bundle: Path) -> list[Measured]:
     """Fill a server with each kind of call until it refuses more, and compare with its limits.
 
-    Promised are --max-reply-bytes and, where attention is computed, --max-attention-bytes.
+    Promised are --max-memory-bytes and, where attention is computed, --max-attention-bytes.
     """
     embed = pb.EmbedRequest(inputs=[LONG_IDS] * 512).SerializeToString()
     tokens = pb.EncodeRequest(inputs=[LONG_IDS] * 80).SerializeToString()

@@ -78,7 +78,7 @@ class Connection:
             it has answered, is tried until the deadline. 1: no retries at all.
         wait_for_ready: wait for a first server until the deadline, where the default is to fail as soon
             as the attempts are used up.
-        max_message_bytes: the largest message to accept. -1: any.
+        max_response_bytes: the largest message to accept. -1: any.
         channel_options: further gRPC options, which take precedence over all of the above, for
             instance `(("grpc.ssl_target_name_override", "encoder.internal"),)`.
 
@@ -96,7 +96,7 @@ class Connection:
     max_in_flight: int = 4
     max_attempts: int = MAX_ATTEMPTS
     wait_for_ready: bool = False
-    max_message_bytes: int = UNLIMITED
+    max_response_bytes: int = UNLIMITED
     channel_options: Sequence[tuple[str, Any]] = ()
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ def grpc_options(connection: Connection) -> list[tuple[str, Any]]:
     options: dict[str, Any] = {
         "grpc.service_config": json.dumps(config),
         "grpc.per_rpc_retry_buffer_size": _RETRY_BUFFER_BYTES,
-        "grpc.max_receive_message_length": connection.max_message_bytes,
+        "grpc.max_receive_message_length": connection.max_response_bytes,
         "grpc.max_send_message_length": UNLIMITED,
         "grpc.keepalive_time_ms": _KEEPALIVE_TIME_MS,
         "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,

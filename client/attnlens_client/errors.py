@@ -3,7 +3,7 @@
 AttnlensError                    .violations, .text_index
 ├── InvalidRequestError          a field has a value that it can't have
 │   ├── InputTooLongError        .num_tokens, .max_tokens
-│   ├── ResponseTooLargeError    .size_bytes, .max_message_bytes
+│   ├── ResponseTooLargeError    .size_bytes, .max_response_bytes
 │   ├── RequestTooLargeError     it needs more than the server gives to all calls together
 │   └── RequestTooExpensiveError .computed_tokens, .max_computed_tokens
 ├── ModelNotFoundError           .available
@@ -14,7 +14,7 @@ AttnlensError                    .violations, .text_index
 ├── RateLimitedError             the caller made too many calls; after all retries
 ├── UnavailableError             no server, or one that starts or stops; after all retries
 ├── DeadlineExceededError
-├── SlowReaderError              a stream was left unread for longer than the server waits
+├── SlowConsumerError            a stream was left unread for longer than the server waits
 └── ServerError                  a fault of the server, .error_id stands in its log
     └── BadReplyError            it answered, but not with what was asked for
 
@@ -147,9 +147,9 @@ class ResponseTooLargeError(InvalidRequestError):
         return self._number("size_bytes")
 
     @property
-    def max_message_bytes(self) -> int:
+    def max_response_bytes(self) -> int:
         """The limit."""
-        return self._number("max_message_bytes")
+        return self._number("max_response_bytes")
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -207,7 +207,7 @@ class DeadlineExceededError(AttnlensError):
     """The call took longer than `timeout_s`."""
 
 
-class SlowReaderError(AttnlensError):
+class SlowConsumerError(AttnlensError):
     """The parts of a stream were not fetched for longer than the server holds them."""
 
 
@@ -244,7 +244,7 @@ _BY_REASON: dict[str, type[AttnlensError]] = {
     "NOT_READY": UnavailableError,
     "SHUTTING_DOWN": UnavailableError,
     "DEADLINE_EXCEEDED": DeadlineExceededError,
-    "SLOW_READER": SlowReaderError,
+    "SLOW_CONSUMER": SlowConsumerError,
     "INTERNAL": ServerError,
     "GRAPH_UNAVAILABLE": ServerError,
 }
@@ -276,7 +276,7 @@ def from_rpc_error(error: grpc.RpcError, first_index: int = 0) -> AttnlensError:
     refused = _LARGER_THAN_MAX.search(message)
     if refused is not None:
         kind = ResponseTooLargeError if refused[1] == "CLIENT" else InvalidRequestError
-        return kind(message, code, "", {"size_bytes": refused[2], "max_message_bytes": refused[3]})
+        return kind(message, code, "", {"size_bytes": refused[2], "max_response_bytes": refused[3]})
     trailers = dict(call.trailing_metadata() or ())
     details = _details(trailers.get(_DETAILS_TRAILER))
     reason = str(trailers.get(_REASON_TRAILER, "")) or _reason_name(details)

@@ -63,9 +63,9 @@ class Limits:
     Attributes:
         max_inputs_per_request: the most texts of a request.
         max_text_bytes: the most bytes of UTF-8 in a text, a prompt included.
-        max_queue: the most texts that wait or run at a time, over all requests.
+        max_concurrent_inputs: the most texts that wait or run at a time, over all requests.
         max_batch_tokens: the most tokens that run in one batch, padding included.
-        max_message_bytes: the largest response message.
+        max_response_bytes: the largest response message.
         max_request_text_bytes: the most bytes of UTF-8 in all texts of a request.
         max_request_bytes: the largest request message.
         max_attention_queries: the most queries of the attention in a request.
@@ -75,9 +75,9 @@ class Limits:
 
     max_inputs_per_request: int
     max_text_bytes: int
-    max_queue: int
+    max_concurrent_inputs: int
     max_batch_tokens: int
-    max_message_bytes: int
+    max_response_bytes: int
     max_request_text_bytes: int
     max_request_bytes: int
     max_attention_queries: int

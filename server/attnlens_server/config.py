@@ -73,18 +73,18 @@ class ServerConfig:
         max_computed_tokens: Maximum compute cost of one request beyond running each text once: the tokens of
             all further runs, which leave-one-out and the matrices of pairs need, those of an input matrix
             twice, and reductions of attention, converted to tokens.
-        max_queue: texts that wait or run at a time, over all requests, those for attention and those for
-            embeddings each by themselves; beyond, requests are refused.
-        max_inputs_per_request: texts in one request; where `max_queue` is less, that counts, except for
-            streams.
+        max_concurrent_inputs: texts that wait or run at a time, over all requests, those for attention and
+            those for embeddings each by themselves; beyond, requests are refused.
+        max_inputs_per_request: texts in one request; where `max_concurrent_inputs` is less, that counts,
+            except for streams.
         max_text_bytes: bytes of UTF-8 in one text.
-        max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_message_bytes` is
+        max_request_text_bytes: bytes of UTF-8 in all texts of one request; where `max_response_bytes` is
             less, that counts.
-        max_message_bytes: size of one reply message.
-        max_reply_bytes: memory of all calls: what they brought, replies that are being made, and those that
-            are not read yet, which are in memory twice; where five times `max_message_bytes` is more, that
+        max_response_bytes: size of one reply message.
+        max_memory_bytes: memory of all calls: what they brought, replies that are being made, and those that
+            are not read yet, which are in memory twice; where five times `max_response_bytes` is more, that
             counts.
-        max_calls: calls at a time, those that wait for a slow reader included; of those that still wait for
+        max_calls: calls at a time, those that wait for a slow consumer included; of those that still wait for
             the bytes of their request, twice as many.
         accept_compression: accept compressed requests. A small one may become a large one in memory before
             its size is checked.
@@ -120,12 +120,12 @@ class ServerConfig:
     max_attention_bytes: int = 256 * MIB
     explain: bool = True
     max_computed_tokens: int = 1 << 18
-    max_queue: int = 2048
+    max_concurrent_inputs: int = 2048
     max_inputs_per_request: int = 512
     max_text_bytes: int = MIB // 8
     max_request_text_bytes: int = 4 * MIB
-    max_message_bytes: int = 32 * MIB
-    max_reply_bytes: int = 512 * MIB
+    max_response_bytes: int = 32 * MIB
+    max_memory_bytes: int = 512 * MIB
     max_calls: int = 4096
     accept_compression: bool = False
     max_tokens: int | None = None
@@ -159,12 +159,12 @@ class ServerConfig:
         self._check_range("max_batch_tokens", 0, 1 << 24)
         self._check_range("max_attention_bytes", MIB, 1 << 40)
         self._check_range("max_computed_tokens", 1, 1 << 40)
-        self._check_range("max_queue", 1, 1 << 24)
+        self._check_range("max_concurrent_inputs", 1, 1 << 24)
         self._check_range("max_inputs_per_request", 1, 1 << 24)
-        self._check_range("max_message_bytes", 1 << 16, (1 << 31) - 1)
+        self._check_range("max_response_bytes", 1 << 16, (1 << 31) - 1)
         self._check_range("max_request_text_bytes", 1, (1 << 31) - 1)
         self._check_range("max_text_bytes", 1, self.max_request_text_bytes)
-        self._check_range("max_reply_bytes", 1, 1 << 40)
+        self._check_range("max_memory_bytes", 1, 1 << 40)
         self._check_range("max_calls", 1, 1 << 24)
         self._check_range("worker_threads", 1, 256)
         self._check_range("stall_timeout_s", 0.001, 86_400)
@@ -192,12 +192,12 @@ class ServerConfig:
     @property
     def inputs_limit(self) -> int:
         """The most texts that one request may have."""
-        return min(self.max_inputs_per_request, self.max_queue)
+        return min(self.max_inputs_per_request, self.max_concurrent_inputs)
 
     @property
     def request_text_limit(self) -> int:
         """The most bytes of text that one request may have."""
-        return min(self.max_request_text_bytes, self.max_message_bytes)
+        return min(self.max_request_text_bytes, self.max_response_bytes)
 
     @property
     def request_limit(self) -> int:

@@ -14,7 +14,7 @@
     |- NotReadyError           UNAVAILABLE          NOT_READY
     |- ShuttingDownError       UNAVAILABLE          SHUTTING_DOWN
     |- DeadlineError           DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
-    |- SlowReaderError         ABORTED              SLOW_READER
+    |- SlowConsumerError       ABORTED              SLOW_CONSUMER
     `- InternalError           INTERNAL             INTERNAL
 
     StartupError               the process can't serve: printed, exit code 1
@@ -120,10 +120,10 @@ class ResponseTooLargeError(RequestError):
     status = "INVALID_ARGUMENT"
     reason = "RESPONSE_TOO_LARGE"
 
-    def __init__(self, what: str, size_bytes: int, max_message_bytes: int, remedy: str) -> None:
+    def __init__(self, what: str, size_bytes: int, max_response_bytes: int, remedy: str) -> None:
         super().__init__(
-            f"{what} would be {size_bytes} bytes, a message may have {max_message_bytes}: {remedy}",
-            metadata={"size_bytes": str(size_bytes), "max_message_bytes": str(max_message_bytes)},
+            f"{what} would be {size_bytes} bytes, a message may have {max_response_bytes}: {remedy}",
+            metadata={"size_bytes": str(size_bytes), "max_response_bytes": str(max_response_bytes)},
         )
 
 
@@ -225,11 +225,11 @@ class DeadlineError(RequestError):
     reason = "DEADLINE_EXCEEDED"
 
 
-class SlowReaderError(RequestError):
+class SlowConsumerError(RequestError):
     """The client does not read what it asked for."""
 
     status = "ABORTED"
-    reason = "SLOW_READER"
+    reason = "SLOW_CONSUMER"
 
 
 class InternalError(RequestError):

@@ -71,7 +71,7 @@ class ServedModel:
             self.engine,
             text_encoder,
             max_tokens=self.max_tokens,
-            costs=reply_costs(config.max_message_bytes),
+            costs=reply_costs(config.max_response_bytes),
         )
         self.calls = Calls(
             self.service.admission,

@@ -64,8 +64,8 @@ def test_without_a_command_there_is_help(run: Run) -> None:
         (["embed", "--quux"], "attnlens embed: no such option --quux"),
         (["attend"], "attnlens attend: missing argument 'TEXT'"),
         (
-            ["info", "--timeout", "0"],
-            "attnlens info: invalid value for '--timeout': 0.0 is not in the range 0<x<=31536000",
+            ["info", "--timeout-s", "0"],
+            "attnlens info: invalid value for '--timeout-s': 0.0 is not in the range 0<x<=31536000",
         ),
         (
             ["info", "--tls-key", __file__],
@@ -82,7 +82,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(run: Run, args: list[str], line: 
 
 
 def test_no_server_is_one_line_with_the_remedy(run: Run) -> None:
-    result = run("info", "--address", "127.0.0.1:1", "--timeout", "5")
+    result = run("info", "--address", "127.0.0.1:1", "--timeout-s", "5")
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert result.stderr.startswith(
         "attnlens info: no server answers at 127.0.0.1:1: start one with `attnlens serve"
@@ -91,7 +91,7 @@ def test_no_server_is_one_line_with_the_remedy(run: Run) -> None:
 
 def test_debug_shows_the_traceback_before_the_line(run: Run) -> None:
     for args, env in ((["--debug"], {}), ([], {"ATTNLENS_DEBUG": "1"})):
-        result = run(*args, "info", "--address", "127.0.0.1:1", "--timeout", "0.1", env=env)
+        result = run(*args, "info", "--address", "127.0.0.1:1", "--timeout-s", "0.1", env=env)
         assert result.returncode == 1
         assert "Traceback" in result.stderr
         assert "DeadlineExceededError" in result.stderr
@@ -166,9 +166,9 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(
     run: Run, server: ScriptedServer, tmp_path: Path
 ) -> None:
     file = tmp_path / "attnlens.toml"
-    file.write_text('log-level = "error"\n[info]\naddress = "127.0.0.1:1"\ntimeout = 0.1\n')
+    file.write_text('log-level = "error"\n[info]\naddress = "127.0.0.1:1"\ntimeout-s = 0.1\n')
     args = ("--config-file", file, "info", "--json")
-    right, wrong, slow = server.address, "127.0.0.1:2", ("--timeout", "60")
+    right, wrong, slow = server.address, "127.0.0.1:2", ("--timeout-s", "60")
     assert "127.0.0.1:1" in run(*args).stderr
     assert run(*args, *slow, env={"ATTNLENS_INFO_ADDRESS": right}).returncode == 0
     assert wrong in run(*args, env={"ATTNLENS_INFO_ADDRESS": wrong}).stderr
@@ -188,7 +188,7 @@ def test_options_come_from_the_command_line_then_the_environment_then_the_file(
         ("[inof]\n", "no such command [inof] (did you mean info?)"),
         ("[quux]\n", "no such command [quux]\n"),
         ("log-levle = 'info'", "(did you mean log-level?)"),
-        ("[info]\ntimeout = 'soon'", "'soon' is not a valid float"),
+        ("[info]\ntimeout-s = 'soon'", "'soon' is not a valid float"),
         ("[info", "is not valid TOML"),
     ],
 )
@@ -215,7 +215,7 @@ def test_grpc_prints_nothing_of_its_own(run: Run) -> None:
 
 def test_true_is_not_a_value_for_an_option_of_the_configuration_file(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "attnlens.toml"
-    file.write_text("[info]\ntimeout = true\n")
+    file.write_text("[info]\ntimeout-s = true\n")
     result = run("--config-file", file, "info")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-    assert "timeout is true in table [info] of the configuration file: it takes a value" in result.stderr
+    assert "timeout-s is true in table [info] of the configuration file: it takes a value" in result.stderr

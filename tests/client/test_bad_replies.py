@@ -168,9 +168,9 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
         ),
         (
             pb.GetModelResponse,
-            lambda reply: setattr(reply.model.limits, "max_queue", -1),
+            lambda reply: setattr(reply.model.limits, "max_concurrent_inputs", -1),
             ("get_model",),
-            "limit max_queue is -1",
+            "limit max_concurrent_inputs is -1",
         ),
         (
             pb.ListModelsResponse,

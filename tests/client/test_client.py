@@ -138,7 +138,7 @@ def test_results_of_many_calls_come_in_the_order_of_the_texts(
 
 
 def test_requests_beyond_the_servers_limits_are_split(minilm_bundle: Path, passages: list[str]) -> None:
-    limits = ("--max-inputs-per-request", "5", "--max-message-bytes", "65536")
+    limits = ("--max-inputs-per-request", "5", "--max-response-bytes", "65536")
     text_limits = ("--max-text-bytes", "60000", "--max-request-text-bytes", "60000")
     with ServerProcess(minilm_bundle, *limits, *text_limits) as server, Client(server.address) as client:
         assert client.embed(passages[:60], truncate=True).shape == (60, 384)

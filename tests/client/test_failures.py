@@ -60,11 +60,11 @@ def test_an_unknown_model_comes_with_those_that_exist(client: Client) -> None:
 
 
 def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(minilm_bundle: Path) -> None:
-    limits = ("--max-message-bytes", "4194304", "--max-text-bytes", "65536")
+    limits = ("--max-response-bytes", "4194304", "--max-text-bytes", "65536")
     with ServerProcess(minilm_bundle, *limits) as server, Client(server.address) as client:
         with pytest.raises(ResponseTooLargeError) as caught:
             client.encode(["word " * 200], attention=AttentionQuery())
-        assert caught.value.max_message_bytes == 4194304
+        assert caught.value.max_response_bytes == 4194304
         assert caught.value.size_bytes > 6 * 12 * 202 * 202 * 4
         with pytest.raises(InvalidRequestError, match=r"texts\[0\] has 5000000 bytes.*65536"):
             client.embed(["word " * 1_000_000])
@@ -73,18 +73,18 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
             client.embed([[101] * most])
         with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
             client.embed(["a"], model="x" * most)
-        assert refused.value.metadata["max_message_bytes"] == str(most)
+        assert refused.value.metadata["max_response_bytes"] == str(most)
         [text] = client.stream(["word " * 200], attention=AttentionQuery())
         assert text.weights.shape == (6, 12, 202, 202)
 
 
 def test_a_result_over_the_clients_own_limit_is_the_same_failure(minilm_server: ServerProcess) -> None:
     with (
-        Client(minilm_server.address, max_message_bytes=10_000, max_attempts=1) as client,
+        Client(minilm_server.address, max_response_bytes=10_000, max_attempts=1) as client,
         pytest.raises(ResponseTooLargeError) as caught,
     ):
         client.encode(["word " * 20], attention=AttentionQuery())
-    assert caught.value.max_message_bytes == 10_000
+    assert caught.value.max_response_bytes == 10_000
 
 
 def test_no_server_is_unavailable() -> None:
@@ -104,7 +104,9 @@ def test_a_server_that_was_stopped_is_unavailable(minilm_bundle: Path) -> None:
 
 def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) -> None:
     with (
-        ServerProcess(minilm_bundle, "--max-queue", "1", "--max-inputs-per-request", "1") as server,
+        ServerProcess(
+            minilm_bundle, "--max-concurrent-inputs", "1", "--max-inputs-per-request", "1"
+        ) as server,
         Client(server.address) as holder,
         Client(server.address, max_attempts=1) as impatient,
         Client(server.address, timeout_s=1) as patient,

@@ -96,7 +96,7 @@ def test_many_clients_of_a_small_queue_all_get_their_vectors(
                 vectors = client.embed(texts, truncate=True)
         return float(np.abs(vectors - expected).max())
 
-    limits = ("--max-queue", "8", "--max-inputs-per-request", "8")
+    limits = ("--max-concurrent-inputs", "8", "--max-inputs-per-request", "8")
     with ServerProcess(minilm_bundle, *limits) as server, ThreadPoolExecutor(4) as threads:
         assert max(threads.map(embed_all, range(4))) <= 1e-5
 

@@ -57,7 +57,7 @@ def test_both_sides_can_identify_each_other(certificates: Path, minilm_bundle: P
         ]
         # At once, since each retries for seconds.
         processes = [
-            subprocess.Popen([*command, "--timeout", "10", *given], stderr=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, "--timeout-s", "10", *given], stderr=subprocess.PIPE, text=True)
             for given, _ in failures
         ]
         for process, (_, remedy) in zip(processes, failures, strict=True):

@@ -52,7 +52,7 @@ def test_the_table_of_serve_is_a_configuration_of_a_server(example: Path) -> Non
     tables = config_file.read(example, attnlens, COMMANDS)
     options = options_of("serve", tables, example.parent)
     config = ServerConfig(bundle=Path("bundle"), **options)
-    assert (config.max_queue, config.explain, config.tls_key) == (4096, False, Path("server.key"))
+    assert (config.max_concurrent_inputs, config.explain, config.tls_key) == (4096, False, Path("server.key"))
 
 
 def test_a_command_asks_the_server_that_the_example_names(
@@ -74,7 +74,7 @@ def test_exit_codes_are_those_of_the_commands() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "arguments"),
-    [("ATTNLENS_SERVE_MAX_QUEUE", ["serve", "."]), ("ATTNLENS_INFO_TIMEOUT", ["info"])],
+    [("ATTNLENS_SERVE_MAX_CONCURRENT_INPUTS", ["serve", "."]), ("ATTNLENS_INFO_TIMEOUT_S", ["info"])],
 )
 def test_a_listed_variable_sets_its_option(variable: str, arguments: list[str]) -> None:
     assert f"`{variable}`" in (DOCS / "options.md").read_text("utf-8")

@@ -12,7 +12,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_queue": 0}, "max_queue is 0: it must be from 1"),
+        ({"max_concurrent_inputs": 0}, "max_concurrent_inputs is 0: it must be from 1"),
         ({"max_batch_tokens": -5}, "max_batch_tokens is -5: it must be from 0"),
         ({"max_text_bytes": 99_999_999}, "max_text_bytes is 99999999: it must be from 1 to 4194304"),
         ({"start_timeout_s": 0}, "start_timeout_s is 0: it must be from 0.001"),

@@ -206,7 +206,7 @@ async def test_texts_of_a_cancelled_call_are_not_run(minilm_bundle: Path) -> Non
 
 
 async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(minilm_bundle: Path) -> None:
-    async with listening(minilm_bundle, max_queue=400) as running:
+    async with listening(minilm_bundle, max_concurrent_inputs=400) as running:
         await running.warm_up()
         before = running.engine.lanes["embeddings"].num_live_tokens
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -218,7 +218,7 @@ async def test_texts_whose_deadline_passes_are_not_run_and_free_their_places(min
 
 
 async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(minilm_bundle: Path) -> None:
-    async with listening(minilm_bundle, max_queue=8) as running:
+    async with listening(minilm_bundle, max_concurrent_inputs=8) as running:
         await running.warm_up()
         attention = running.stub.Encode(ATTENTION)
         await until(lambda: running.service.admission._num_texts["attention"] == 8)
@@ -231,7 +231,7 @@ async def test_a_crowd_that_asks_for_attention_does_not_shut_out_embeddings(mini
 
 async def test_replies_that_nobody_reads_are_bounded(minilm_bundle: Path) -> None:
     one = pb.EncodeRequest(inputs=[LONG], attention=[pb.AttentionQuery()])
-    async with listening(minilm_bundle, max_reply_bytes=20 << 20, max_message_bytes=20 << 20) as running:
+    async with listening(minilm_bundle, max_memory_bytes=20 << 20, max_response_bytes=20 << 20) as running:
         await running.warm_up()
         results = await asyncio.gather(*(running.stub.Encode(one) for _ in range(8)), return_exceptions=True)
         refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
@@ -251,7 +251,7 @@ async def test_a_stream_that_nobody_reads_is_ended(minilm_bundle: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             _ = [part async for part in stream]
         failure = read_failure(caught.value)
-        assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "SLOW_READER")
+        assert (failure.code, failure.reason) == (grpc.StatusCode.ABORTED, "SLOW_CONSUMER")
 
 
 async def test_a_client_that_leaves_a_stream_is_no_fault(
@@ -281,7 +281,9 @@ async def test_a_text_without_tokens_is_refused(minilm_bundle: Path, tmp_path: P
 
 
 async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
-    async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
+    async with listening(
+        minilm_bundle, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
+    ) as running:
         await running.warm_up()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.stub.Tokenize(pb.TokenizeRequest(inputs=[pb.Input(text="! " * 4000)] * 4))
@@ -289,7 +291,9 @@ async def test_a_tokenize_reply_over_the_limit_is_refused(minilm_bundle: Path) -
 
 
 async def test_an_embed_reply_over_the_limit_is_refused(minilm_bundle: Path) -> None:
-    async with listening(minilm_bundle, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17) as running:
+    async with listening(
+        minilm_bundle, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
+    ) as running:
         await running.warm_up()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await running.embed(*["a"] * 100)

@@ -57,7 +57,9 @@ def test_cuda_is_refused_where_it_would_not_be_used(minilm_bundle: Path) -> None
 
 
 def test_an_option_out_of_range_is_a_mistake_on_the_command_line(tmp_path: Path) -> None:
-    assert "--max-queue is 0: it must be from 1" in refuse(tmp_path, "--max-queue", "0")
+    assert "--max-concurrent-inputs is 0: it must be from 1" in refuse(
+        tmp_path, "--max-concurrent-inputs", "0"
+    )
 
 
 # --- readiness, health, reflection ----------------------------------------------------------------
@@ -229,7 +231,7 @@ def test_sigterm_while_starting_ends_the_process_unannounced(minilm_bundle: Path
 def test_overload_is_refused_at_once_with_a_time_to_come_back(minilm_bundle: Path) -> None:
     request = pb.EmbedRequest(inputs=[pb.Input(text="word " * 200)] * 8)
     with (
-        ServerProcess(minilm_bundle, "--max-queue", "8") as server,
+        ServerProcess(minilm_bundle, "--max-concurrent-inputs", "8") as server,
         grpc.insecure_channel(server.address, options=[("grpc.enable_retries", 0)]) as channel,
     ):
         stub = EncoderServiceStub(channel)

@@ -194,6 +194,6 @@ def test_a_name_that_could_be_taken_for_something_else_is_left_out(value: str | 
 
 def test_a_request_keeps_the_first_reason_why_it_ended() -> None:
     record = RequestRecord("Embed")
-    record.ended("ABORTED", "SLOW_READER")
+    record.ended("ABORTED", "SLOW_CONSUMER")
     record.left()
-    assert (record.status, record.reason) == ("ABORTED", "SLOW_READER")
+    assert (record.status, record.reason) == ("ABORTED", "SLOW_CONSUMER")

@@ -31,7 +31,7 @@ def read(path: Path, group: click.Command, commands: Iterable[str]) -> dict[str,
 
 
 def known_options(command: click.Command, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return `values` with click's parameter names as keys; `max-queue` and `max_queue` are the same.
+    """Return `values` with click's parameter names as keys; `max-tokens` and `max_tokens` are the same.
 
     Raises:
         click.UsageError: `values` is not a table, or a key is not an option of `command`.

@@ -68,7 +68,7 @@ _TLS = (
 
 def _timeout(default_s: float) -> Any:  # noqa: ANN401 - what `click.option` returns
     return _option(
-        "--timeout",
+        "--timeout-s",
         type=click.FloatRange(min=0, min_open=True, max=_MAX_TIMEOUT_S),
         default=default_s,
         show_default=True,
@@ -90,7 +90,7 @@ class ServerOptions:
 
     address: str
     model: str
-    timeout: float
+    timeout_s: float
     tls: bool
     tls_ca: Path | None
     tls_cert: Path | None
@@ -104,8 +104,8 @@ class ServerOptions:
             checked_address(self.address)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="'--address'") from error
-        if math.isnan(self.timeout):
-            raise click.BadParameter("it is not a number", param_hint="'--timeout'")
+        if math.isnan(self.timeout_s):
+            raise click.BadParameter("it is not a number", param_hint="'--timeout-s'")
         for option, value in (("--model", self.model), ("--tls-server-name", self.tls_server_name or "")):
             if not is_sendable(value):
                 raise click.BadParameter("it is not UTF-8", param_hint=f"'{option}'")
@@ -122,7 +122,7 @@ class ServerOptions:
         """Return the keyword arguments for `Client` and `AsyncClient`."""
         name = self.tls_server_name
         return {
-            "timeout_s": self.timeout,
+            "timeout_s": self.timeout_s,
             "credentials": self._credentials(),
             "channel_options": (("grpc.ssl_target_name_override", name),) if name else (),
         }
@@ -181,8 +181,8 @@ class ServerOptions:
             raise click.ClickException(self._explained(error.__cause__, answered=answered)) from error
         except DeadlineExceededError as error:
             raise click.ClickException(
-                f"no server answered at {self.address} within {self.timeout:g} s: is one there? If so, give "
-                "a larger --timeout"
+                f"no server answered at {self.address} within {self.timeout_s:g} s: is one there? If so, "
+                "give a larger --timeout-s"
             ) from error
 
     def _explained(self, error: BaseException | None, *, answered: bool) -> str:

@@ -168,7 +168,7 @@ def split(costs: Sequence[Cost], limits: Limits, batch_size: int, fixed_bytes: i
     most_texts = _most_texts(limits, batch_size)
     most = (
         limits.max_request_bytes * _USABLE_SHARE or math.inf,
-        limits.max_message_bytes * _USABLE_SHARE or math.inf,
+        limits.max_response_bytes * _USABLE_SHARE or math.inf,
         limits.max_request_text_bytes or math.inf,
         limits.max_computed_tokens or math.inf,
     )
@@ -194,13 +194,15 @@ def _most_texts(limits: Limits, batch_size: int) -> int:
     A request is taken as a whole or refused, so one that needs most of the queue to be free is seldom
     taken while others are served.
     """
-    share = max(1, limits.max_queue // _QUEUE_PARTS) if limits.max_queue else batch_size
+    share = (
+        max(1, limits.max_concurrent_inputs // _QUEUE_PARTS) if limits.max_concurrent_inputs else batch_size
+    )
     return min(batch_size, limits.max_inputs_per_request or batch_size, share)
 
 
 def calls_at_a_time(max_in_flight: int, batch_size: int, model: ModelInfo | None) -> int:
     """Return how many calls to keep running, so that one caller alone never overfills the queue."""
-    if model is None or not model.limits.max_queue:
+    if model is None or not model.limits.max_concurrent_inputs:
         return max_in_flight
-    room = model.limits.max_queue // _most_texts(model.limits, batch_size)
+    room = model.limits.max_concurrent_inputs // _most_texts(model.limits, batch_size)
     return max(1, min(max_in_flight, room))

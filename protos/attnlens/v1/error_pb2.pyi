@@ -33,7 +33,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INPUT_TOO_LONG: _ErrorReason.ValueType  # 2
     """A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
     ERROR_REASON_RESPONSE_TOO_LARGE: _ErrorReason.ValueType  # 3
-    """The response would be larger than a message may be. Metadata: size_bytes, max_message_bytes."""
+    """The response would be larger than a message may be. Metadata: size_bytes, max_response_bytes."""
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 4
     """The request names a model that this server does not hold. Metadata: model, available."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 5
@@ -48,7 +48,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The deadline passed before the model was run."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 9
     """A fault of the server. Metadata: error_id, which stands in the server's log."""
-    ERROR_REASON_SLOW_READER: _ErrorReason.ValueType  # 10
+    ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 10
     """The client did not read a stream's messages for too long."""
     ERROR_REASON_GRAPH_UNAVAILABLE: _ErrorReason.ValueType  # 11
     """A graph of the bundle can't be opened any more, for instance since its files were changed."""
@@ -81,7 +81,7 @@ ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 ERROR_REASON_INPUT_TOO_LONG: ErrorReason.ValueType  # 2
 """A text has more tokens than the model takes and `truncate` is not set. Metadata: num_tokens, max_tokens."""
 ERROR_REASON_RESPONSE_TOO_LARGE: ErrorReason.ValueType  # 3
-"""The response would be larger than a message may be. Metadata: size_bytes, max_message_bytes."""
+"""The response would be larger than a message may be. Metadata: size_bytes, max_response_bytes."""
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 4
 """The request names a model that this server does not hold. Metadata: model, available."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 5
@@ -96,7 +96,7 @@ ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 8
 """The deadline passed before the model was run."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 9
 """A fault of the server. Metadata: error_id, which stands in the server's log."""
-ERROR_REASON_SLOW_READER: ErrorReason.ValueType  # 10
+ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 10
 """The client did not read a stream's messages for too long."""
 ERROR_REASON_GRAPH_UNAVAILABLE: ErrorReason.ValueType  # 11
 """A graph of the bundle can't be opened any more, for instance since its files were changed."""

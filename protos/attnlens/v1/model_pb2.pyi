@@ -251,9 +251,9 @@ class Limits(_message.Message):
 
     MAX_INPUTS_PER_REQUEST_FIELD_NUMBER: _builtins.int
     MAX_TEXT_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_QUEUE_FIELD_NUMBER: _builtins.int
+    MAX_CONCURRENT_INPUTS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_RESPONSE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: _builtins.int
     MAX_ATTENTION_QUERIES_FIELD_NUMBER: _builtins.int
@@ -262,13 +262,13 @@ class Limits(_message.Message):
     """The most texts in one request."""
     max_text_bytes: _builtins.int
     """The most bytes of UTF-8 in one text."""
-    max_queue: _builtins.int
+    max_concurrent_inputs: _builtins.int
     """The most texts that may wait or run at a time, over all requests, those for attention and those
     for embeddings each by themselves.
     """
     max_batch_tokens: _builtins.int
     """The most tokens, padding included, that run in one batch."""
-    max_message_bytes: _builtins.int
+    max_response_bytes: _builtins.int
     """The largest response message."""
     max_request_text_bytes: _builtins.int
     """The most bytes of UTF-8 in all texts of one request."""
@@ -286,9 +286,9 @@ class Limits(_message.Message):
         *,
         max_inputs_per_request: _builtins.int = ...,
         max_text_bytes: _builtins.int = ...,
-        max_queue: _builtins.int = ...,
+        max_concurrent_inputs: _builtins.int = ...,
         max_batch_tokens: _builtins.int = ...,
-        max_message_bytes: _builtins.int = ...,
+        max_response_bytes: _builtins.int = ...,
         max_request_text_bytes: _builtins.int = ...,
         max_request_bytes: _builtins.int = ...,
         max_attention_queries: _builtins.int = ...,
@@ -296,7 +296,7 @@ class Limits(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_computed_tokens", b"max_computed_tokens", "max_inputs_per_request", b"max_inputs_per_request", "max_message_bytes", b"max_message_bytes", "max_queue", b"max_queue", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_attention_queries", b"max_attention_queries", "max_batch_tokens", b"max_batch_tokens", "max_computed_tokens", b"max_computed_tokens", "max_concurrent_inputs", b"max_concurrent_inputs", "max_inputs_per_request", b"max_inputs_per_request", "max_request_bytes", b"max_request_bytes", "max_request_text_bytes", b"max_request_text_bytes", "max_response_bytes", b"max_response_bytes", "max_text_bytes", b"max_text_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

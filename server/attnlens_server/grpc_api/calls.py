@@ -97,7 +97,7 @@ class _Life:
         gRPC runs a handler in a task that a second one has made, which waits for the client to leave. The two
         hold the call of the C core between them. Without them it is destroyed, which resets its stream.
         """
-        self.record.ended(errors.SlowReaderError.status, errors.SlowReaderError.reason)
+        self.record.ended(errors.SlowConsumerError.status, errors.SlowConsumerError.reason)
         for reference in self._tasks:
             task = reference() if reference else None
             if task is not None:
@@ -140,7 +140,7 @@ class Call:
         """Send a message of a stream; returns when the connection has room for the next.
 
         Raises:
-            SlowReaderError: the client does not read.
+            SlowConsumerError: the client does not read.
             CancelledError: the client has left.
         """
         try:
@@ -155,7 +155,7 @@ class Call:
         except grpc.aio.InternalError as error:  # nobody to tell, nothing wrong here
             raise asyncio.CancelledError from error
         except TimeoutError as error:
-            raise errors.SlowReaderError(
+            raise errors.SlowConsumerError(
                 f"the client left a message unread for {self._stall_timeout_s:g} s: read them as they come"
             ) from error
         self.record.reply_bytes += len(message)
@@ -271,7 +271,7 @@ class Calls:
             except BaseException as error:  # noqa: BLE001 - the outermost edge of a call
                 # Not the exception itself: its traceback holds the frames of the call, and what it brought.
                 status = _status(error, name)
-                client_reads = not isinstance(error, errors.SlowReaderError)
+                client_reads = not isinstance(error, errors.SlowConsumerError)
                 traceback.clear_frames(error.__traceback__)
             else:
                 if reply is not None:

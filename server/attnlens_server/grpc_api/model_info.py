@@ -54,8 +54,8 @@ class ModelDescriber:
             limits=Limits(
                 max_inputs_per_request=config.inputs_limit,
                 max_text_bytes=config.max_text_bytes,
-                max_queue=config.max_queue,
-                max_message_bytes=config.max_message_bytes,
+                max_concurrent_inputs=config.max_concurrent_inputs,
+                max_response_bytes=config.max_response_bytes,
                 max_request_text_bytes=config.request_text_limit,
                 max_request_bytes=config.request_limit,
                 max_attention_queries=MAX_QUERIES,

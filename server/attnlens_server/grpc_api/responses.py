@@ -30,9 +30,9 @@ MAKING_COPIES = 3  # of a reply that is being made: the message, what it is writ
 SENDING_COPIES = 2  # of one that is not read yet: its bytes, and gRPC's copy of them
 
 
-def reply_costs(max_message_bytes: int) -> ReplyCosts:
+def reply_costs(max_response_bytes: int) -> ReplyCosts:
     """Return what replies take over gRPC."""
-    return ReplyCosts(max_message_bytes, TEXT_OVERHEAD_BYTES, tokens_bytes, MAKING_COPIES, SENDING_COPIES)
+    return ReplyCosts(max_response_bytes, TEXT_OVERHEAD_BYTES, tokens_bytes, MAKING_COPIES, SENDING_COPIES)
 
 
 class Responses:

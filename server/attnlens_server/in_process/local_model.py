@@ -31,12 +31,12 @@ class LocalSettings(TypedDict, total=False):
     max_attention_bytes: int
     explain: bool
     max_computed_tokens: int
-    max_queue: int
+    max_concurrent_inputs: int
     max_inputs_per_request: int
     max_text_bytes: int
     max_request_text_bytes: int
-    max_message_bytes: int
-    max_reply_bytes: int
+    max_response_bytes: int
+    max_memory_bytes: int
     max_calls: int
     max_tokens: int | None
     worker_threads: int

@@ -55,8 +55,8 @@ class Admission:
         if count > self._max_texts:
             raise RequestTooLargeError(
                 f"the request has {count} texts, at most {self._max_texts} may wait or run: send fewer, use "
-                "EncodeStream, or start the server with a larger --max-queue",
-                metadata={"num_texts": str(count), "max_queue": str(self._max_texts)},
+                "EncodeStream, or start the server with a larger --max-concurrent-inputs",
+                metadata={"num_texts": str(count), "max_concurrent_inputs": str(self._max_texts)},
             )
         if self._num_texts[kind] + count > self._max_texts:
             raise OverloadedError(
@@ -166,8 +166,8 @@ class Reservation:
             needed, limit = self._size_bytes + size_bytes, self._admission.max_bytes
             raise RequestTooLargeError(
                 f"the call needs {needed} bytes of memory, all calls together may take {limit}: ask for "
-                "fewer texts, layers or heads, or start the server with a larger --max-reply-bytes",
-                metadata={"size_bytes": str(needed), "max_reply_bytes": str(limit)},
+                "fewer texts, layers or heads, or start the server with a larger --max-memory-bytes",
+                metadata={"size_bytes": str(needed), "max_memory_bytes": str(limit)},
             )
         self._admission.take_memory(size_bytes)
         self._size_bytes += size_bytes

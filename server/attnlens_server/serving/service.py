@@ -93,11 +93,13 @@ class ModelService:
         self.state = State.STARTING
         self.workers = Workers(config.worker_threads)
         self.admission = Admission(
-            config.max_queue, max(config.max_reply_bytes, costs.least_memory_bytes), engine.retry_after_s
+            config.max_concurrent_inputs,
+            max(config.max_memory_bytes, costs.least_memory_bytes),
+            engine.retry_after_s,
         )
         self._model = bundle.model
         self._dense = bundle.dense
-        self._window_bytes = config.max_message_bytes
+        self._window_bytes = config.max_response_bytes
         self._max_computed_tokens = config.max_computed_tokens
         self._engine = engine
         self._runner = ItemRunner(engine)

@@ -24,14 +24,14 @@ class ReplyCosts:
     """What replies of a protocol take.
 
     Attributes:
-        max_message_bytes: the largest message.
+        max_response_bytes: the largest message.
         text_bytes: of a message for a text or a layer, beside what is counted: tags, lengths, numbers.
         tokens_bytes: returns the bytes of tokens in a message, or a little more.
         making_copies: of a message that is being made.
         sending_copies: of one that is not read yet.
     """
 
-    max_message_bytes: int
+    max_response_bytes: int
     text_bytes: int
     tokens_bytes: Callable[[Tokens], int]
     making_copies: int
@@ -40,7 +40,7 @@ class ReplyCosts:
     @property
     def least_memory_bytes(self) -> int:
         """What the largest reply takes in fp16: arrays in fp32, twice its size, and the copies."""
-        return (2 + self.making_copies) * self.max_message_bytes
+        return (2 + self.making_copies) * self.max_response_bytes
 
 
 class ReplySizes:
@@ -114,8 +114,8 @@ class ReplySizes:
         Raises:
             ResponseTooLargeError: it is over the limit; the message calls it `what` and ends with `remedy`.
         """
-        if size > self.costs.max_message_bytes:
-            raise ResponseTooLargeError(what, size, self.costs.max_message_bytes, remedy)
+        if size > self.costs.max_response_bytes:
+            raise ResponseTooLargeError(what, size, self.costs.max_response_bytes, remedy)
 
     def _head_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         values = num_tokens * self._hidden_size if plan.hidden_state else 0

@@ -126,7 +126,7 @@ class _Bench:
         """Return how many texts fill the largest batches of all lanes twice; at least 256, as when busy."""
         most_tokens = max(setting.lanes * setting.max_batch_tokens for setting in self._settings)
         enough = math.ceil(2 * most_tokens / self._workload.mean_tokens)
-        return min(max(256, enough), self._config.max_queue)
+        return min(max(256, enough), self._config.max_concurrent_inputs)
 
     def compare(self, config: ServerConfig, asked: Variant) -> Comparison | None:
         """Measure every engine in every precision, and `asked`, with the settings of `config`."""
@@ -186,7 +186,7 @@ class _Bench:
                     self._wanted,
                     rate=rate,
                     seconds=LOAD_FACTOR * self._options.seconds,
-                    max_queue=self._config.max_queue,
+                    max_concurrent_inputs=self._config.max_concurrent_inputs,
                 )
                 loads.append(load)
         return tuple(loads)

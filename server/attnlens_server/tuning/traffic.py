@@ -38,7 +38,7 @@ class Load:
     Attributes:
         rate: texts a second, on average.
         num_texts: how many were answered.
-        num_refused: how many came when `max_queue` texts were inside: a server refuses those.
+        num_refused: how many came when `max_concurrent_inputs` texts were inside: a server refuses those.
         p50_ms: median; None where nothing was answered.
         p95_ms: 95th percentile.
         p99_ms: 99th percentile.
@@ -191,7 +191,7 @@ def send_at_rate(
     *,
     rate: float,
     seconds: float,
-    max_queue: int,
+    max_concurrent_inputs: int,
     clock: Clock = CLOCK,
 ) -> Load:
     """Send texts at the times of a Poisson process, whether or not those before are done."""
@@ -207,7 +207,7 @@ def send_at_rate(
         for arrival, input_ids in zip(arrivals, cycle(workload.input_ids), strict=False):
             due_at = started + arrival
             clock.sleep(max(0.0, due_at - clock.now()))
-            if len(in_flight) < max_queue:
+            if len(in_flight) < max_concurrent_inputs:
                 in_flight.put(input_ids, due_at)
             else:
                 num_refused += 1

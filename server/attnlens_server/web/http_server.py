@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import h11
 
-from attnlens_server.errors import SlowReaderError
+from attnlens_server.errors import SlowConsumerError
 from attnlens_server.serving.request_log import RequestRecord, request_id_of
 from attnlens_server.serving.spent import Spent
 
@@ -153,7 +153,7 @@ class HttpServer:
                 await writer.start_tls(self._tls, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
             await self._serve(reader, writer, record, task)
         except TimeoutError:
-            record.ended(SlowReaderError.status, SlowReaderError.reason)
+            record.ended(SlowConsumerError.status, SlowConsumerError.reason)
         except (OSError, ssl.SSLError):
             record.left()
         except asyncio.CancelledError:  # stopped or evicted; Python 3.11 logs a cancelled task as a fault

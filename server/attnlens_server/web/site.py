@@ -69,7 +69,7 @@ class Viewer:
         self._scheme = "http" if config.tls_cert is None else "https"
         self._public_origin = config.viewer_origin and config.viewer_origin.lower()
         self._names = {"localhost", self._host, urlsplit(self._public_origin or "").hostname}
-        self._max_bytes = config.max_message_bytes
+        self._max_bytes = config.max_response_bytes
         self._files = live_files(pages.model)
         self._worker = Workers(1)  # packs pages, so that those of gRPC stay free
         self._num_pages = 0

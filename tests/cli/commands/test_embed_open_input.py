@@ -159,7 +159,7 @@ def test_a_run_survives_a_server_that_is_away_for_more_attempts_than_grpc_makes(
 
 
 def test_a_run_that_loses_its_server_says_how_far_it_came(server: ScriptedServer) -> None:
-    with _embed(server, "--timeout", "2") as process:
+    with _embed(server, "--timeout-s", "2") as process:
         assert process.stdin
         assert process.stdout
         assert process.stderr

@@ -104,7 +104,7 @@ def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(run_here: R
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        code, _, err = run_here("health", "--address", address, "--timeout", "0.2")
+        code, _, err = run_here("health", "--address", address, "--timeout-s", "0.2")
     assert (code, f"no server answered at {address} within 0.2 s" in err) == (1, True)
 
 

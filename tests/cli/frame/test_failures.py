@@ -35,7 +35,7 @@ def test_embed_without_a_file_says_on_a_terminal_what_it_reads(
     run_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     terminal, child_end = pty.openpty()
-    args = ("embed", "--address", "127.0.0.1:1", "--timeout", "0.1")
+    args = ("embed", "--address", "127.0.0.1:1", "--timeout-s", "0.1")
     on_terminal = run_process(*args, stdin=child_end)
     os.close(child_end)
     os.close(terminal)

@@ -30,7 +30,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         (["explain", "a", "--dimensions", "99999999999"], "explain: invalid value for '--dimensions': "),
         (["compare", "a", "b", "--dimensions", "99999999999"], "compare: invalid value for '--dimensions': "),
         (["attend", "a", "--layer", "1", "--layer", "2"], "attend: --layer is given 2 times: give it once"),
-        (["serve", "x", "--max-queue", "0"], "serve: --max-queue is 0: it must be from 1 to"),
+        (
+            ["serve", "x", "--max-concurrent-inputs", "0"],
+            "serve: --max-concurrent-inputs is 0: it must be from 1 to",
+        ),
         (["serve", "x", "--port", "65536"], "serve: --port is 65536: it must be from 0 to"),
         (["serve", "x", "--tls-key", "x"], "serve: --tls-cert and --tls-key belong together"),
         (
@@ -39,8 +42,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
         ),
         (["embed", "--batch-size", "9" * 30], "embed: invalid value for '--batch-size': "),
         (["embed", "--in-flight", "9" * 30], "embed: invalid value for '--in-flight': "),
-        (["info", "--timeout", "nan"], "info: invalid value for '--timeout': it is not a number"),
-        (["info", "--timeout", "inf"], "info: invalid value for '--timeout': inf is not in the range"),
+        (["info", "--timeout-s", "nan"], "info: invalid value for '--timeout-s': it is not a number"),
+        (["info", "--timeout-s", "inf"], "info: invalid value for '--timeout-s': inf is not in the range"),
         (["info", "--model", b"\xff"], "info: invalid value for '--model': it is not UTF-8"),
         (
             ["info", "--address", "localhost"],
@@ -65,9 +68,9 @@ def test_a_value_out_of_range_is_a_mistake(run: Run, args: list[str], line: str)
 
 def test_a_value_of_a_configuration_file_is_reported_with_the_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "attnlens.toml"
-    path.write_text('[serve]\nmax-queue = 0\n[embed]\ndimensions = "x"\n')
+    path.write_text('[serve]\nmax-concurrent-inputs = 0\n[embed]\ndimensions = "x"\n')
     for args, message in (
-        (["serve", "x"], "--max-queue is 0: it must be"),
+        (["serve", "x"], "--max-concurrent-inputs is 0: it must be"),
         (["embed"], "'--dimensions': 'x' is"),
     ):
         result = run("--config-file", path, *args)
@@ -120,8 +123,8 @@ def test_another_program_at_the_address_is_reported_as_such(run: Run) -> None:
         thread = threading.Thread(target=other.serve_forever)
         thread.start()
         address = f"127.0.0.1:{other.server_address[1]}"
-        plain = run("info", "--address", address, "--timeout", "10")
-        encrypted = run("info", "--address", address, "--timeout", "10", "--tls")
+        plain = run("info", "--address", address, "--timeout-s", "10")
+        encrypted = run("info", "--address", address, "--timeout-s", "10", "--tls")
         other.shutdown()
         thread.join()
     for result in (plain, encrypted):
@@ -145,7 +148,7 @@ def test_no_server_within_the_timeout_is_reported_as_such(run: Run) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        result = run("info", "--address", address, "--timeout", "0.2")
+        result = run("info", "--address", address, "--timeout-s", "0.2")
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert f"no server answered at {address} within 0.2 s: is one there?" in result.stderr
 

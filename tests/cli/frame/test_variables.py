@@ -9,7 +9,7 @@ from scripted import ScriptedServer
 RunHere = Callable[..., tuple[int, str, str]]
 
 # Less than the first backoff of the retries, which would take seconds.
-NOWHERE = {"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT": "0.1"}
+NOWHERE = {"ATTNLENS_ADDRESS": "127.0.0.1:1", "ATTNLENS_TIMEOUT_S": "0.1"}
 ASKING = {
     "attend": ("attend", "abc"),
     "compare": ("compare", "a", "b"),
@@ -30,7 +30,7 @@ def test_the_command_line_comes_before_its_variable_before_the_shared_one_before
     run_here: RunHere, server: ScriptedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("file") / "attnlens.toml"
-    file.write_text('[info]\naddress = "127.0.0.1:4"\ntimeout = 0.1\n')
+    file.write_text('[info]\naddress = "127.0.0.1:4"\ntimeout-s = 0.1\n')
     shared = {"ATTNLENS_ADDRESS": "127.0.0.1:3"}
     own = {"ATTNLENS_INFO_ADDRESS": "127.0.0.1:2"}
     args = ("--config-file", file, "info")
@@ -38,14 +38,14 @@ def test_the_command_line_comes_before_its_variable_before_the_shared_one_before
     assert " at 127.0.0.1:3 within 0.1 s: " in run_here(*args, env=shared)[2]
     assert " at 127.0.0.1:2 within 0.1 s: " in run_here(*args, env=shared | own)[2]
     assert " at 127.0.0.1:4 within 0.1 s: " in run_here(*args, env={"ATTNLENS_ADDRESS": ""})[2]
-    assert run_here(*args, "--address", server.address, "--timeout", "60", env=shared | own)[0] == 0
+    assert run_here(*args, "--address", server.address, "--timeout-s", "60", env=shared | own)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("ATTNLENS_TIMEOUT", "soon", "invalid value for '--timeout': 'soon' is not a valid float"),
-        ("ATTNLENS_INFO_TIMEOUT", "0", "invalid value for '--timeout': 0.0 is not in the range"),
+        ("ATTNLENS_TIMEOUT_S", "soon", "invalid value for '--timeout-s': 'soon' is not a valid float"),
+        ("ATTNLENS_INFO_TIMEOUT_S", "0", "invalid value for '--timeout-s': 0.0 is not in the range"),
         ("ATTNLENS_ADDRESS", "localhost", "invalid value for '--address': address is 'localhost': give"),
         ("ATTNLENS_TLS_CA", __file__, f"invalid value for '--tls-ca': {__file__} is not a PEM file"),
         ("ATTNLENS_LOG_LEVEL", "loud", "invalid value for '--log-level': 'loud' is not one of"),
@@ -59,7 +59,7 @@ def test_a_wrong_value_names_its_variable(run_here: RunHere, name: str, value: s
 
 
 def test_a_wrong_value_on_the_command_line_names_no_variable(run_here: RunHere) -> None:
-    assert "variable" not in run_here("info", "--timeout", "x", env={"ATTNLENS_TIMEOUT": "5"})[2]
+    assert "variable" not in run_here("info", "--timeout-s", "x", env={"ATTNLENS_TIMEOUT_S": "5"})[2]
 
 
 def test_the_other_options_of_the_server_have_variables_too(
@@ -119,7 +119,7 @@ def test_variables_of_other_commands_and_of_services_give_no_warning(
         "ATTNLENS_DEBUG": "0",
         "ATTNLENS_LOG_LEVEL": "error",
         "ATTNLENS_EMBED_BATCH_SIZE": "5",
-        "ATTNLENS_INFO_TIMEOUT": "5",
+        "ATTNLENS_INFO_TIMEOUT_S": "5",
         "ATTNLENS_SERVICE_HOST": "10.0.0.1",
         "ATTNLENS_SERVICE_PORT_GRPC": "50051",
         "ATTNLENS_PORT": "tcp://10.0.0.1:50051",

@@ -53,7 +53,7 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
     texts: list[Cost],
     batch_size: int,
     max_inputs: int,
-    max_queue: int,
+    max_concurrent_inputs: int,
     max_request: int,
     max_response: int,
     max_text: int,
@@ -62,8 +62,8 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
 ) -> None:
     limits = _model(
         max_inputs_per_request=max_inputs,
-        max_queue=max_queue,
-        max_message_bytes=max_response,
+        max_concurrent_inputs=max_concurrent_inputs,
+        max_response_bytes=max_response,
         max_request_text_bytes=max_text,
         max_request_bytes=max_request,
         max_computed_tokens=max_cost,
@@ -73,7 +73,7 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
     for run in runs:
         assert 1 <= len(run) <= batch_size
         assert len(run) <= (max_inputs or batch_size)
-        assert len(run) <= max(1, max_queue // 4) or not max_queue
+        assert len(run) <= max(1, max_concurrent_inputs // 4) or not max_concurrent_inputs
         request, response, text, computed = map(sum, zip(*run, strict=True))
         assert len(run) == 1 or max_request == 0 or request + fixed <= max_request
         assert len(run) == 1 or max_response == 0 or response <= max_response
@@ -84,7 +84,7 @@ def test_runs_cover_the_texts_in_order_and_keep_the_limits(
 def test_runs_of_explain_are_bounded_by_the_text_and_not_by_the_longest_input() -> None:
     """120 short texts for a model of 8,192 tokens are a few calls, not one per text."""
     sizes = Architecture(hidden_size=384, num_layers=6, num_heads=12)
-    limits = Limits(max_computed_tokens=1 << 18, max_message_bytes=1 << 22)
+    limits = Limits(max_computed_tokens=1 << 18, max_response_bytes=1 << 22)
     model = model_info(Model(architecture=sizes, embedding_size=384, max_tokens=8192, limits=limits))
     texts = ["nine short words, and a full stop."] * 120
     count = {
@@ -98,7 +98,7 @@ def test_runs_of_explain_are_bounded_by_the_text_and_not_by_the_longest_input() 
     ("limits", "runs"), [({"max_request_bytes": 5_000}, 5), ({"max_request_bytes": 1 << 20}, 1)]
 )
 def test_ids_are_split_by_the_size_of_the_request(limits: dict[str, int], runs: int) -> None:
-    model = _model(max_message_bytes=1 << 20, **limits)
+    model = _model(max_response_bytes=1 << 20, **limits)
     texts = [[1000] * 1000] * 10  # two bytes each
     requests = [request for _, request in plans.embed(texts).requests(model, 100)]
     assert len(requests) == runs
@@ -195,6 +195,6 @@ def test_both_texts_of_a_pair_count_and_ids_have_no_bytes_of_text() -> None:
 
 def test_one_caller_does_not_overfill_the_queue() -> None:
     assert calls_at_a_time(8, 128, None) == 8
-    assert calls_at_a_time(8, 128, _model(max_queue=2048)) == 8
-    assert calls_at_a_time(8, 128, _model(max_queue=512)) == 4
-    assert calls_at_a_time(8, 128, _model(max_queue=1)) == 1
+    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=2048)) == 8
+    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=512)) == 4
+    assert calls_at_a_time(8, 128, _model(max_concurrent_inputs=1)) == 1

@@ -167,6 +167,6 @@ async def test_a_client_that_leaves_the_first_message_unread_gets_a_status_when_
             await dropped.wait()
             client.allow(1 << 16)
             await asyncio.to_thread(client.wait_for_ends, [reply], 10)
-        assert (reply.status, reply.reason, bytes(reply.data[5:])) == (ABORTED, "SLOW_READER", b"message")
+        assert (reply.status, reply.reason, bytes(reply.data[5:])) == (ABORTED, "SLOW_CONSUMER", b"message")
     finally:
         await server.stop(None)

@@ -203,7 +203,7 @@ def test_a_response_over_the_message_limit_is_refused_before_it_is_computed(
     request = pb.EncodeRequest(**fields)
     failure = fail(stub.Encode, request)
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "RESPONSE_TOO_LARGE")
-    assert failure.metadata["max_message_bytes"] == str(32 << 20)
+    assert failure.metadata["max_response_bytes"] == str(32 << 20)
     size = int(failure.metadata["size_bytes"])
     parts = stub.EncodeStream(pb.EncodeStreamRequest(**fields))
     sent = sum(part.ByteSize() for part in parts)

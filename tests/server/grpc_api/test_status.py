@@ -96,6 +96,6 @@ def test_what_never_fits_is_told_apart_from_what_may_fit_later() -> None:
     status = call_status(caught.value)
     assert status.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "403" in status.message
-    assert "--max-reply-bytes" in status.message
+    assert "--max-memory-bytes" in status.message
     assert ("attnlens-error-reason", "REQUEST_TOO_LARGE") in status.trailers
-    assert error_details(caught.value).metadata == {"size_bytes": "403", "max_reply_bytes": "256"}
+    assert error_details(caught.value).metadata == {"size_bytes": "403", "max_memory_bytes": "256"}

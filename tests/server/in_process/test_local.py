@@ -167,7 +167,7 @@ def test_a_directory_that_is_not_a_bundle_is_refused_as_a_server_refuses_it(tmp_
 
 def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
     with attnlens_server.local(
-        minilm_bundle, explain=False, max_message_bytes=1 << 17, max_request_text_bytes=1 << 17
+        minilm_bundle, explain=False, max_response_bytes=1 << 17, max_request_text_bytes=1 << 17
     ) as small:
         with pytest.raises(ResponseTooLargeError, match="131072"):
             small.encode([TEXTS[3]], attention=AttentionQuery())

@@ -74,14 +74,14 @@ def copied(dense_bundle: Path, tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, *, max_message_bytes: int = 1 << 20, **options: Any
+    directory: Path, *, max_response_bytes: int = 1 << 20, **options: Any
 ) -> AsyncIterator[ModelService]:
     config = ServerConfig(bundle=directory, threads=2, lanes=2, **options)
     bundle = open_bundle(directory, config.precision)
     engine = Engine(bundle, config)
     engine.start(max_tokens=32)
     costs = ReplyCosts(
-        max_message_bytes, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1
+        max_response_bytes, 64, lambda tokens: 50 * len(tokens.ids), making_copies=2, sending_copies=1
     )
     assert bundle.tokenizer_path is not None
     encoder = TextEncoder(bundle.tokenizer_path, 40)
@@ -403,11 +403,11 @@ async def test_a_call_past_its_deadline_fails(dense_bundle: Path) -> None:
 
 
 async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: Path) -> None:
-    async with serving(dense_bundle, max_queue=1) as service:
+    async with serving(dense_bundle, max_concurrent_inputs=1) as service:
         [text] = await explain(service, TEXTS[2], methods=MASKED)
         with service.admission.texts("contributions", 1), pytest.raises(OverloadedError):
             await explain(service, "a cat")
-    async with serving(dense_bundle, max_queue=2) as service:
+    async with serving(dense_bundle, max_concurrent_inputs=2) as service:
         [pair] = await compare(service, TEXTS[2], "a cat")
         with service.admission.texts("contributions", 2), pytest.raises(OverloadedError):
             await compare(service, "a cat", "the cat", methods=MASKED)
@@ -423,7 +423,7 @@ async def test_a_short_queue_is_enough_for_many_runs_of_one_text(dense_bundle: P
 async def test_a_reply_or_a_call_that_is_too_large_is_refused_before_anything_runs(
     dense_bundle: Path,
 ) -> None:
-    async with serving(dense_bundle, max_message_bytes=1 << 9) as service:
+    async with serving(dense_bundle, max_response_bytes=1 << 9) as service:
         with pytest.raises(ResponseTooLargeError):
             await explain(service, *TEXTS)
         memory = Reservation(service.admission)
@@ -479,7 +479,7 @@ async def test_a_light_call_is_served_while_heavy_ones_run(
 ) -> None:
     text = [Input(text="the cat and the man " * 4)]
     job = CompareJob(inputs=text, seconds=text, matrix=PairMatrix.INPUT)
-    async with serving(dense_bundle, max_queue=32, max_batch_tokens=64) as service:
+    async with serving(dense_bundle, max_concurrent_inputs=32, max_batch_tokens=64) as service:
         await explain(service, "a cat")  # opens the graph
         lane = service._engine.lanes["contributions"]
         with held_batches(lane, monkeypatch, min_tokens=20):

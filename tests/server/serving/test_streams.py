@@ -135,7 +135,7 @@ async def test_one_piece_is_always_under_way_and_more_where_there_is_room(
         assert admission._num_texts.total() == 0  # no piece waits or runs
 
 
-async def test_a_slow_reader_holds_no_places() -> None:
+async def test_a_slow_consumer_holds_no_places() -> None:
     engine, admission = InstantEngine(), make_admission(100, 1000)
     async with aclosing(run(engine, pieces_of(50), admission)) as results:
         await anext(results)

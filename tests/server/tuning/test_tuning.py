@@ -170,21 +170,31 @@ def test_the_throughput_is_that_of_lanes_that_always_have_something_to_do() -> N
     assert lanes.most_inside == 8
 
 
-@pytest.mark.parametrize(("rate", "seconds", "max_queue"), [(200, 0.4, 1000), (500, 0.3, 2), (20, 1.0, 3)])
+@pytest.mark.parametrize(
+    ("rate", "seconds", "max_concurrent_inputs"), [(200, 0.4, 1000), (500, 0.3, 2), (20, 1.0, 3)]
+)
 def test_latency_counts_from_when_a_text_was_due_and_what_finds_it_full_is_refused(
-    rate: float, seconds: float, max_queue: int
+    rate: float, seconds: float, max_concurrent_inputs: int
 ) -> None:
     due: list[float] = []
     done: list[float] = []
     num_refused = 0
     for arrival in poisson_arrivals(rate, seconds, seed=round(rate)):
-        if sum(done_at > arrival for done_at in done) == max_queue:
+        if sum(done_at > arrival for done_at in done) == max_concurrent_inputs:
             num_refused += 1
         else:
             due.append(arrival)
             done.append(max(done[-1], arrival) + 0.02 if done else arrival + 0.02)
     lanes: Any = _Simulation(texts_a_batch=1, batch_s=0.02)
-    load = send_at_rate(lanes, TEXTS, WANTED, rate=rate, seconds=seconds, max_queue=max_queue, clock=lanes)
+    load = send_at_rate(
+        lanes,
+        TEXTS,
+        WANTED,
+        rate=rate,
+        seconds=seconds,
+        max_concurrent_inputs=max_concurrent_inputs,
+        clock=lanes,
+    )
     assert (load.num_texts, load.num_refused) == (len(due), num_refused)
     latencies_ms = 1000 * (np.array(done) - due)
     assert [load.p50_ms, load.p95_ms, load.p99_ms] == pytest.approx(np.percentile(latencies_ms, [50, 95, 99]))
@@ -197,7 +207,7 @@ def test_what_a_text_fails_with_is_raised() -> None:
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
         saturate(lanes, TEXTS, WANTED, num_lanes=1, num_in_flight=4, seconds=60, clock=lanes)
     with pytest.raises(GraphUnavailableError, match="the graph is broken"):
-        send_at_rate(lanes, TEXTS, WANTED, rate=100, seconds=0.2, max_queue=10, clock=lanes)
+        send_at_rate(lanes, TEXTS, WANTED, rate=100, seconds=0.2, max_concurrent_inputs=10, clock=lanes)
 
 
 def test_arrivals_are_those_of_a_poisson_process() -> None:
