@@ -42,6 +42,7 @@ NOT_RUN = {
     ("README.md", "make "): MAKE,
     ("docs/tutorial.md", "make "): MAKE,
     ("CONTRIBUTING.md", "make "): MAKE,
+    ("docs/README.md", "make "): MAKE,
     ("bench/README.md", "make "): MAKE,
     ("docs/compatibility.md", "make "): MAKE,
     ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
