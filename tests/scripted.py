@@ -139,9 +139,9 @@ def streamed(request: pb.EncodeStreamRequest) -> list[pb.EncodeStreamResponse]:
     for index, result in enumerate(encoded(request).results):
         queries = list(result.attention)
         result.ClearField("attention")
-        head = pb.EncodeStreamResponse(model=NAME, model_version=VERSION, input_index=index, head=result)
-        head.num_attention_parts = sum(len(query.layers) for query in queries)
-        messages.append(head)
+        text = pb.EncodeStreamResponse(model=NAME, model_version=VERSION, input_index=index, text=result)
+        text.num_attention_parts = sum(len(query.layers) for query in queries)
+        messages.append(text)
         for query in queries:
             data = query.WhichOneof("data")
             assert data is not None
@@ -165,8 +165,8 @@ def _usage(num_tokens: int) -> pb.Usage:
 class ScriptedServer(EncoderServiceServicer):
     """A server in this process for the time of the block.
 
-    `embed` and `stream` may be set to what Embed and EncodeStream shall do, and `change` to what shall be
-    done to every reply before it is sent.
+    Tests may replace `embed` and `encode_stream`, which make the responses, and `change`, which edits every
+    response before it is sent.
     """
 
     def __init__(self, **limits: int) -> None:
@@ -176,7 +176,7 @@ class ScriptedServer(EncoderServiceServicer):
         self.requests: list[Any] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.embed: Embed = lambda request, _: vectors(request)
-        self.stream: Callable[[pb.EncodeStreamRequest], Iterable[pb.EncodeStreamResponse]] = streamed
+        self.encode_stream: Callable[[pb.EncodeStreamRequest], Iterable[pb.EncodeStreamResponse]] = streamed
         self.holds_streams = False  # after the first message, until their client cancels them
         self.change: Callable[[Any], object] = lambda _: None
         self.waiting = threading.Semaphore(0)  # counts the calls that are held
@@ -256,7 +256,7 @@ class ScriptedServer(EncoderServiceServicer):
     ) -> Iterator[pb.EncodeStreamResponse]:
         self._note(request, context)
         ended = self._noted_end(context)  # now: a generator whose call is cancelled is not run on
-        for response in self.stream(request):
+        for response in self.encode_stream(request):
             yield self._changed(response)
             if self.holds_streams:
                 self.waiting.release()

@@ -81,7 +81,7 @@ def test_from_a_checkpoint_to_a_client(encoder: Encoder, checkpoint: Path, tmp_p
     ]
     with ServerProcess(bundle) as server, Client(server.address) as client:
         [text] = client.encode([TOKEN_IDS], attention=queries)
-        [streamed] = client.stream([TOKEN_IDS], attention=queries)
+        [streamed] = client.encode_stream([TOKEN_IDS], attention=queries)
     for result in (text, streamed):
         weights, gates, composed = result.attention
         for layer in range(3):

@@ -87,7 +87,7 @@ def test_what_its_layers_return_reaches_the_client(
     queries = [AttentionQuery(layers=[0, 2]), AttentionQuery(role="head_gates", heads=[2, 0])]
     with ServerProcess(bundle) as server, Client(server.address) as client:
         [text] = client.encode([TOKEN_IDS], attention=queries)
-        [streamed] = client.stream([TOKEN_IDS], attention=queries)
+        [streamed] = client.encode_stream([TOKEN_IDS], attention=queries)
         assert [(output.role, output.layer) for output in client.get_model().outputs][-1] == ("head_gates", 2)
     for result in (text, streamed):
         weights, found = result.attention

@@ -74,7 +74,7 @@ def test_each_text_gets_the_weights_that_it_has_alone_in_rows_or_put_together(se
     query = AttentionQuery(layers=[2, 0], heads=[2, 0])
     queries = [query, AttentionQuery(layers=[2, 0], heads=[2, 0], view="dense"), AttentionQuery(view="dense")]
     encoded = served.client.encode(TEXTS, attention=queries)
-    streamed = list(served.client.stream(TEXTS, attention=queries))
+    streamed = list(served.client.encode_stream(TEXTS, attention=queries))
     for ids, *results in zip(TEXTS, encoded, streamed, strict=True):
         layers = served.expected(ids)
         for result in results:
@@ -116,6 +116,6 @@ def test_layers_of_several_layouts_are_refused_unless_they_are_put_together(serv
 
 
 def test_a_parts_of_a_stream_has_its_pattern(served: Served) -> None:
-    parts = list(served.client.stream_parts(TEXTS[2:3], attention=AttentionQuery(layers=[0])))
+    parts = list(served.client.encode_stream_parts(TEXTS[2:3], attention=AttentionQuery(layers=[0])))
     layer = parts[-1]
     assert getattr(layer, "pattern", None) is not None

@@ -77,7 +77,7 @@ def _texts(client: Client, length: int) -> list[str]:
 
 
 def _encode(client: Client, texts: list[str], query: AttentionQuery) -> list[EncodedText]:
-    return list(client.stream(texts, attention=query, hidden_states=False))
+    return list(client.encode_stream(texts, attention=query, hidden_states=False))
 
 
 def _size_and_time(client: Client, text: str, query: AttentionQuery) -> str:

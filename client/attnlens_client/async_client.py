@@ -14,10 +14,10 @@ from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
+    AttentionPart,
     Embeddings,
     EncodedText,
-    HeadPart,
-    LayerPart,
+    TextPart,
     TokenizedText,
 )
 from attnlens_client.signatures import takes
@@ -76,17 +76,17 @@ class AsyncClient(Connection):
         return await self._driver.result(methods.run(self._session, plan))
 
     @takes(plans.encode)
-    def stream(self, plan: EncodePlan) -> AsyncGenerator[EncodedText]:
-        """Yield what `encode` returns, one text at a time, whatever its size. See `Client.stream`.
+    def encode_stream(self, plan: EncodePlan) -> AsyncGenerator[EncodedText]:
+        """Yield what `encode` returns, one text at a time, whatever its size. See `Client.encode_stream`.
 
-        To stop early, close the iterator: `async with contextlib.aclosing(client.stream(...))`.
+        To stop early, close the iterator: `async with contextlib.aclosing(client.encode_stream(...))`.
         """
-        return self._driver.items(methods.stream(self._session, plan))
+        return self._driver.items(methods.encode_stream(self._session, plan))
 
     @takes(plans.encode)
-    def stream_parts(self, plan: EncodePlan) -> AsyncGenerator[HeadPart | LayerPart]:
-        """Yield for each text its head, then query by query its layers. See `Client.stream_parts`."""
-        return self._driver.items(methods.stream_parts(self._session, plan))
+    def encode_stream_parts(self, plan: EncodePlan) -> AsyncGenerator[TextPart | AttentionPart]:
+        """Yield a `TextPart`, then `AttentionPart`s for each text. See `Client.encode_stream_parts`."""
+        return self._driver.items(methods.encode_stream_parts(self._session, plan))
 
     @takes(plans.tokenize)
     async def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:

@@ -17,10 +17,10 @@ from attnlens_client.explanations import Comparison, Explanation
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.results import (
     Array,
+    AttentionPart,
     Embeddings,
     EncodedText,
-    HeadPart,
-    LayerPart,
+    TextPart,
     TokenizedText,
 )
 from attnlens_client.signatures import takes
@@ -142,7 +142,7 @@ class BlockingMethods:
         Raises:
             TypeError, ValueError: an argument is wrong whatever the server.
             InputTooLongError: a text is too long and `truncate` is not set.
-            ResponseTooLargeError: the result of one text is over the server's limit: use `stream`.
+            ResponseTooLargeError: the result of one text is over the server's limit: use `encode_stream`.
             BadReplyError: the server's reply is not what was asked for.
             AttnlensError: the call failed.
 
@@ -162,7 +162,7 @@ class BlockingMethods:
         return self._driver.result(methods.run(self._session, plan))
 
     @takes(plans.encode)
-    def stream(self, plan: EncodePlan) -> Generator[EncodedText]:
+    def encode_stream(self, plan: EncodePlan) -> Generator[EncodedText]:
         """Yield what `encode` returns, one text at a time, whatever its size.
 
         Holds one text in memory. To stop early, `close()` the iterator or let go of it. The arguments are
@@ -171,30 +171,31 @@ class BlockingMethods:
         Raises:
             As `encode`, but never ResponseTooLargeError: here a layer is a message.
 
-        >>> for text in client.stream(["It rained.", "It was wet."], attention=AttentionQuery()):
+        >>> for text in client.encode_stream(["It rained.", "It was wet."], attention=AttentionQuery()):
         ...     print(text.num_tokens, text.weights.shape)
         5 (6, 12, 5, 5)
         6 (6, 12, 6, 6)
         """
-        return self._driver.items(methods.stream(self._session, plan))
+        return self._driver.items(methods.encode_stream(self._session, plan))
 
     @takes(plans.encode)
-    def stream_parts(self, plan: EncodePlan) -> Generator[HeadPart | LayerPart]:
-        """Yield for each text its head, then query by query its layers, (H', T, T) each.
+    def encode_stream_parts(self, plan: EncodePlan) -> Generator[TextPart | AttentionPart]:
+        """Yield a `TextPart` for each text, then an `AttentionPart`, (H', T, T), for each layer and query.
 
-        Holds one layer in memory. The arguments are those of `encode`, the failures those of `stream`.
+        Only one layer is in memory at a time. Takes the arguments of `encode` and raises the errors of
+        `encode_stream`.
 
-        >>> for part in client.stream_parts(["It rained."], attention=AttentionQuery(layers=[0, -1])):
+        >>> for part in client.encode_stream_parts(["It rained."], attention=AttentionQuery(layers=[0, -1])):
         ...     match part:
-        ...         case HeadPart():
+        ...         case TextPart():
         ...             print(part.text.num_tokens)
-        ...         case LayerPart():
+        ...         case AttentionPart():
         ...             print(part.layer, part.weights.shape)
         5
         0 (12, 5, 5)
         5 (12, 5, 5)
         """
-        return self._driver.items(methods.stream_parts(self._session, plan))
+        return self._driver.items(methods.encode_stream_parts(self._session, plan))
 
     @takes(plans.tokenize)
     def tokenize(self, plan: TokenizePlan) -> list[TokenizedText]:

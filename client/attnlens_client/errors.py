@@ -139,7 +139,7 @@ class InputTooLongError(InvalidRequestError):
 
 
 class ResponseTooLargeError(InvalidRequestError):
-    """The result of one text is larger than a message may be: use `stream` or `stream_parts`."""
+    """The result of one text exceeds the message size limit. Use `encode_stream` or `encode_stream_parts`."""
 
     @property
     def size_bytes(self) -> int:

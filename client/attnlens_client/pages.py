@@ -196,7 +196,7 @@ def _encoded(
     client: BlockingMethods, model: ModelInfo, text: str, reading: Reading, place: int
 ) -> EncodedText:
     """Return the text with the weights of all layers and heads."""
-    [encoded] = client.stream(
+    [encoded] = client.encode_stream(
         [text],
         attention=AttentionQuery(view="dense"),
         hidden_states=False,

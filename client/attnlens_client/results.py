@@ -253,23 +253,23 @@ class EncodedText:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeadPart:
-    """The first part of a text in a stream: its number, and everything but attention.
+class TextPart:
+    """The first part of a text in a stream: its index and its result without attention.
 
     Attributes:
         input_index: the number of the text, from 0.
         text: the text without attention.
-        num_layer_parts: how many parts with a layer follow, of all queries together.
+        num_attention_parts: Number of `AttentionPart`s that follow, for all queries together.
     """
 
     input_index: int
     text: EncodedText
-    num_layer_parts: int
+    num_attention_parts: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LayerPart:
-    """What one query brought of one layer of a text.
+class AttentionPart:
+    """The result of one query for one layer of a text.
 
     Attributes:
         input_index: the number of the text, from 0.
@@ -297,8 +297,8 @@ class LayerPart:
 
     def __repr__(self) -> str:
         return (
-            f"LayerPart(input_index={self.input_index}, query_index={self.query_index}, layer={self.layer}, "
-            f"{_shown_data(self.weights, self.reduced)})"
+            f"AttentionPart(input_index={self.input_index}, query_index={self.query_index}, "
+            f"layer={self.layer}, {_shown_data(self.weights, self.reduced)})"
         )
 
 

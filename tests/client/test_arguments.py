@@ -110,7 +110,7 @@ def test_numbers_of_every_method_are_whole() -> None:
 
 def test_asking_encode_for_nothing_is_a_mistake() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
-        for method in (client.encode, client.stream, client.stream_parts):
+        for method in (client.encode, client.encode_stream, client.encode_stream_parts):
             with pytest.raises(ValueError, match="for tokens alone use tokenize"):
                 method(["a"], hidden_states=False)
             with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
@@ -122,7 +122,13 @@ def test_asking_encode_for_nothing_is_a_mistake() -> None:
 @pytest.mark.parametrize("texts", [{"a": "b"}, {"a"}, None, ["a", None]])
 def test_every_method_refuses_what_holds_no_texts(texts: Any) -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
-        for method in (client.embed, client.encode, client.stream, client.stream_parts, client.tokenize):
+        for method in (
+            client.embed,
+            client.encode,
+            client.encode_stream,
+            client.encode_stream_parts,
+            client.tokenize,
+        ):
             with pytest.raises(TypeError, match="texts"):
                 method(texts)
 
@@ -163,7 +169,7 @@ def test_a_text_is_a_str_a_pair_or_ids() -> None:
 )
 def test_what_is_neither_is_named(text: Any, message: str) -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
-        for method in (client.embed, client.encode, client.stream, client.tokenize):
+        for method in (client.embed, client.encode, client.encode_stream, client.tokenize):
             with pytest.raises((TypeError, ValueError), match=rf"^texts\[1\] .*{message}"):
                 method(["a", text])
 
@@ -210,7 +216,16 @@ def test_the_names_are_those_of_the_protocol() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["embed", "embed_with_usage", "embed_iter", "encode", "stream", "stream_parts", "tokenize", "explain"],
+    [
+        "embed",
+        "embed_with_usage",
+        "embed_iter",
+        "encode",
+        "encode_stream",
+        "encode_stream_parts",
+        "tokenize",
+        "explain",
+    ],
 )
 def test_the_clients_have_the_same_explicit_arguments(method: str) -> None:
     of_sync, of_async = (
@@ -230,10 +245,14 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
             TypeError, match=r"Client\.embed\(\) has no argument 'poling': did you mean 'pooling'\?"
         ):
             call("embed", ["a"], poling="cls")
-        with pytest.raises(TypeError, match=r"Client\.stream\(\) has no argument 'zzz': it has texts, att"):
-            call("stream", ["a"], zzz=1)
-        with pytest.raises(TypeError, match=r"Client\.stream\(\) missing a required argument: 'texts'"):
-            call("stream")
+        with pytest.raises(
+            TypeError, match=r"Client\.encode_stream\(\) has no argument 'zzz': it has texts, att"
+        ):
+            call("encode_stream", ["a"], zzz=1)
+        with pytest.raises(
+            TypeError, match=r"Client\.encode_stream\(\) missing a required argument: 'texts'"
+        ):
+            call("encode_stream")
 
 
 @pytest.mark.parametrize(

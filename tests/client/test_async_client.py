@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from attnlens_client import AsyncClient, AttentionQuery, Client, InputTooLongError, LayerPart
+from attnlens_client import AsyncClient, AttentionPart, AttentionQuery, Client, InputTooLongError
 from served import ServerProcess
 
 
@@ -37,18 +37,18 @@ async def test_streams_give_what_encode_gives(minilm_server: ServerProcess) -> N
     texts = ["It rained.", "", "The cat sat on the mat."]
     async with AsyncClient(minilm_server.address, batch_size=2) as client:
         encoded = await client.encode(texts, attention=AttentionQuery())
-        streamed = [text async for text in client.stream(texts, attention=AttentionQuery())]
+        streamed = [text async for text in client.encode_stream(texts, attention=AttentionQuery())]
         query = AttentionQuery(layers=[0, 5])
-        parts = [part async for part in client.stream_parts(texts, attention=query)]
+        parts = [part async for part in client.encode_stream_parts(texts, attention=query)]
     for one, other in zip(encoded, streamed, strict=True):
         assert np.abs(one.weights - other.weights).max() <= 1e-5
-    layers = [(part.input_index, part.layer) for part in parts if isinstance(part, LayerPart)]
+    layers = [(part.input_index, part.layer) for part in parts if isinstance(part, AttentionPart)]
     assert layers == [(index, layer) for index in range(3) for layer in (0, 5)]
 
 
 async def test_a_stream_can_be_left_early(minilm_server: ServerProcess) -> None:
     async with AsyncClient(minilm_server.address) as client:
-        async with aclosing(client.stream(["word " * 200] * 40, attention=AttentionQuery())) as stream:
+        async with aclosing(client.encode_stream(["word " * 200] * 40, attention=AttentionQuery())) as stream:
             assert (await anext(stream)).num_tokens == 202
         assert (await client.embed(["It rained."])).shape == (1, 384)
 

@@ -62,7 +62,7 @@ def test_attention_is_not_believed(
             change(part.attention) if part.input_index == 1 and part.attention.query_index == 1 else None
         ),
     )
-    for method in ("stream", "stream_parts"):
+    for method in ("encode_stream", "encode_stream_parts"):
         with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
             call(method, ["ab", "cde"], attention=attention)
 
@@ -131,7 +131,7 @@ STREAMS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
     "a text twice": (lambda parts: parts + parts[4:], "is due"),
     "an empty message": (
         lambda parts: [*parts[:1], pb.EncodeStreamResponse(model=NAME)],
-        "neither a head nor a layer",
+        "neither text nor attention",
     ),
 }  # fmt: skip
 
@@ -140,9 +140,9 @@ STREAMS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 def test_the_order_of_a_stream_is_not_believed(
     server: ScriptedServer, connect: Call, change: Callable[[list[Any]], list[Any]], message: str
 ) -> None:
-    server.stream = lambda request: change(streamed(request))
+    server.encode_stream = lambda request: change(streamed(request))
     attention = [AttentionQuery(), AttentionQuery(layers=[1], view="head_mean")]
-    for method in ("stream", "stream_parts"):
+    for method in ("encode_stream", "encode_stream_parts"):
         with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
             call(method, ["ab", "cde"], attention=attention)
 
@@ -165,8 +165,8 @@ def test_the_announced_number_of_layers_is_not_believed(
 ) -> None:
     server.change = only(
         pb.EncodeStreamResponse,
-        lambda part: setattr(part, "num_attention_parts", announced) if part.HasField("head") else None,
+        lambda part: setattr(part, "num_attention_parts", announced) if part.HasField("text") else None,
     )
-    for method in ("stream", "stream_parts"):
+    for method in ("encode_stream", "encode_stream_parts"):
         with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
             call(method, ["ab"], attention=attention)

@@ -149,10 +149,10 @@ def test_token_vectors_are_not_believed(
         call("encode", ["ab", "cde"], **options)
     server.change = only(
         pb.EncodeStreamResponse,
-        lambda part: change(part.head) if part.input_index == 1 and part.HasField("head") else None,
+        lambda part: change(part.text) if part.input_index == 1 and part.HasField("text") else None,
     )
     with connect(server.address) as call, pytest.raises(BadReplyError, match=message):
-        call("stream", ["ab", "cde"], **options)
+        call("encode_stream", ["ab", "cde"], **options)
 
 
 def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Call) -> None:
@@ -187,7 +187,7 @@ def test_tokens_and_models_are_not_believed(server: ScriptedServer, connect: Cal
         server.change = lambda _: None
         with pytest.raises(BadReplyError, match="the model is 'scripted' instead of 'other'"):
             call("get_model", "other")
-        for method in ("tokenize", "encode", "stream"):
+        for method in ("tokenize", "encode", "encode_stream"):
             with pytest.raises(BadReplyError, match="'scripted' instead of 'other'"):
                 call(method, ["a"], model="other")
 
@@ -213,7 +213,7 @@ def test_offsets_of_tokens_are_within_the_text(
 
     def change(reply: Any) -> None:
         if isinstance(reply, pb.EncodeStreamResponse):
-            tokens = reply.head.tokens if reply.input_index == 1 and reply.HasField("head") else []
+            tokens = reply.text.tokens if reply.input_index == 1 and reply.HasField("text") else []
         else:
             tokens = reply.results[1].tokens
         if tokens:
@@ -221,13 +221,13 @@ def test_offsets_of_tokens_are_within_the_text(
 
     server.change = lambda reply: change(reply) if not isinstance(reply, pb.GetModelResponse) else None
     with connect(server.address) as call:
-        for method in ("tokenize", "encode", "stream", "explain"):
+        for method in ("tokenize", "encode", "encode_stream", "explain"):
             with pytest.raises(BadReplyError, match=r"texts\[1\] has a token at characters .* out of range"):
                 call(method, texts)
 
 
 def test_bytes_that_are_no_message_are_a_bad_reply(connect: Call, garbled_server: str) -> None:
     with connect(garbled_server) as call:
-        for method in ("embed", "encode", "stream", "tokenize"):
+        for method in ("embed", "encode", "encode_stream", "tokenize"):
             with pytest.raises(BadReplyError, match="its bytes are no message"):
                 call(method, ["a"])

@@ -143,7 +143,7 @@ def test_leaving_a_stream_cancels_its_call(server: ScriptedServer, monkeypatch: 
         monkeypatch.setattr(
             client._driver.stub, "EncodeStream", _keeping(kept, client._driver.stub.EncodeStream)
         )
-        with closing(client.stream(["a"])) as stream:
+        with closing(client.encode_stream(["a"])) as stream:
             assert next(stream).num_tokens == 1
         assert server.cancelled.acquire(timeout=SOON_S)
     assert len(kept) == 1
@@ -158,7 +158,7 @@ async def test_leaving_an_asynchronous_stream_cancels_its_call(
         monkeypatch.setattr(
             client._driver.stub, "EncodeStream", _keeping(kept, client._driver.stub.EncodeStream)
         )
-        async with aclosing(client.stream(["a"])) as stream:
+        async with aclosing(client.encode_stream(["a"])) as stream:
             assert (await anext(stream)).num_tokens == 1
         assert await asyncio.to_thread(server.cancelled.acquire, timeout=SOON_S)
     assert len(kept) == 1
@@ -178,7 +178,7 @@ async def test_closing_an_asynchronous_client_fails_its_calls_and_cancels_no_tas
     server.embed = wait
     server.holds_streams = True
     client = AsyncClient(server.address)
-    coroutine: Any = all_of(client.stream(["a"])) if streams else client.embed(["a"])
+    coroutine: Any = all_of(client.encode_stream(["a"])) if streams else client.embed(["a"])
     task = asyncio.create_task(coroutine)
     assert await asyncio.to_thread(server.waiting.acquire, timeout=SOON_S)
     await client.close()
@@ -208,7 +208,7 @@ def test_closing_a_client_fails_its_calls(server: ScriptedServer) -> None:
     with pytest.raises(AttnlensError, match="the client was closed"):
         client.embed(["a"])
     with pytest.raises(AttnlensError, match="the client was closed"):
-        next(client.stream(["a"]))
+        next(client.encode_stream(["a"]))
 
 
 def test_a_call_that_the_server_cancels_is_a_failure(server: ScriptedServer, connect: Call) -> None:

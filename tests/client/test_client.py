@@ -13,7 +13,7 @@ import pytest
 import attnlens_client
 from attnlens.v1.manifest_pb2 import Activation, Architecture, Dense, PoolingDefaults
 from attnlens.v1.model_pb2 import Model
-from attnlens_client import AttentionQuery, Client, HeadPart, LayerPart, TokenIds
+from attnlens_client import AttentionPart, AttentionQuery, Client, TextPart, TokenIds
 from attnlens_client.core.models import model_info
 from served import ServerProcess
 
@@ -49,7 +49,7 @@ def test_no_texts_give_an_empty_result_of_the_right_width(client: Client) -> Non
     assert client.embed([]).shape == (0, 384)
     assert client.embed([], dimensions=8, dtype="float16").shape == (0, 8)
     assert client.encode([]) == []
-    assert list(client.stream([])) == []
+    assert list(client.encode_stream([])) == []
     assert client.tokenize([]) == []
 
 
@@ -85,7 +85,7 @@ def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: O
     queries = [AttentionQuery(view="head_mean"), AttentionQuery(layers=[2], heads=[0])]
     for [result] in (
         client.encode([SENTENCE], attention=queries),
-        list(client.stream([SENTENCE], attention=queries)),
+        list(client.encode_stream([SENTENCE], attention=queries)),
     ):
         mean, one = result.attention
         assert np.abs(mean.weights - weights.mean(axis=1, keepdims=True)).max() <= 1e-5
@@ -108,7 +108,7 @@ def test_results_tell_the_model_and_its_version(client: Client) -> None:
     assert len(model.version) == 64
     embeddings, empty = client.embed_with_usage([SENTENCE]), client.embed_with_usage([])
     [encoded], [tokenized] = client.encode([SENTENCE]), client.tokenize([SENTENCE])
-    [streamed] = client.stream([SENTENCE])
+    [streamed] = client.encode_stream([SENTENCE])
     for result in (embeddings, empty, encoded, streamed, tokenized):
         assert (result.model, result.model_version) == expected
     version = f"model={model.name!r}, version={model.version[:12]!r}"
@@ -146,7 +146,7 @@ def test_requests_beyond_the_servers_limits_are_split(minilm_bundle: Path, passa
         assert len(client.encode(short, attention=AttentionQuery(layers=[-1], view="head_mean"))) == 20
         assert len(client.tokenize(passages[:20])) == 20
         one_map = AttentionQuery(layers=[0], heads=[0])
-        assert [text.num_tokens for text in client.stream(short, attention=one_map)] == [
+        assert [text.num_tokens for text in client.encode_stream(short, attention=one_map)] == [
             len(text.tokens) for text in client.tokenize(short)
         ]
 
@@ -178,7 +178,7 @@ def test_a_pair_is_one_input_with_tokens_of_both(client: Client) -> None:
     [encoded] = client.encode([pair], attention=AttentionQuery(layers=[0]))
     assert encoded.weights.shape == (1, 12, 9, 9)
     assert encoded.tokens == tokenized.tokens
-    assert [text.tokens for text in client.stream([pair])] == [encoded.tokens]
+    assert [text.tokens for text in client.encode_stream([pair])] == [encoded.tokens]
 
 
 def test_tokens_of_a_prompt_are_marked(client: Client) -> None:
@@ -208,7 +208,7 @@ def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: 
     query = AttentionQuery(layers=[1, -1])
     encoded = client.encode(TEXTS, attention=query)
     with Client(minilm_server.address, batch_size=2) as many_calls:
-        streamed = list(many_calls.stream(TEXTS, attention=query))
+        streamed = list(many_calls.encode_stream(TEXTS, attention=query))
     for one, other in zip(encoded, streamed, strict=True):
         assert one.hidden_states is not None
         assert other.hidden_states is not None
@@ -217,22 +217,22 @@ def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: 
         assert one.tokens == other.tokens
         [attention], [streamed_attention] = one.attention, other.attention
         assert (attention.layers, attention.heads) == (streamed_attention.layers, streamed_attention.heads)
-    assert [text.attention for text in client.stream(TEXTS)] == [()] * len(TEXTS)
+    assert [text.attention for text in client.encode_stream(TEXTS)] == [()] * len(TEXTS)
 
 
 def test_the_parts_of_a_stream_are_a_head_and_then_its_layers(minilm_server: ServerProcess) -> None:
     queries = [AttentionQuery(layers=[4, 0]), AttentionQuery(layers=[2])]
     with Client(minilm_server.address, batch_size=1) as client:
-        parts = list(client.stream_parts(["It rained.", "It was wet."], attention=queries))
+        parts = list(client.encode_stream_parts(["It rained.", "It was wet."], attention=queries))
     assert [(part.input_index, type(part)) for part in parts] == [
-        (index, kind) for index in (0, 1) for kind in (HeadPart, LayerPart, LayerPart, LayerPart)
+        (index, kind) for index in (0, 1) for kind in (TextPart, AttentionPart, AttentionPart, AttentionPart)
     ]
-    layers = [(part.query_index, part.layer) for part in parts if isinstance(part, LayerPart)]
+    layers = [(part.query_index, part.layer) for part in parts if isinstance(part, AttentionPart)]
     assert layers == [(0, 4), (0, 0), (1, 2)] * 2
 
 
 def test_a_stream_that_is_left_early_disturbs_nothing(client: Client) -> None:
-    stream = client.stream(["word " * 200] * 40, attention=AttentionQuery())
+    stream = client.encode_stream(["word " * 200] * 40, attention=AttentionQuery())
     assert next(stream).num_tokens == 202
     stream.close()
     assert client.embed(["It rained."]).shape == (1, 384)

@@ -31,7 +31,7 @@ def test_a_text_that_is_too_long_says_by_how_much(client: Client) -> None:
     assert client.embed([LONG], truncate=True).shape == (1, 384)
 
 
-@pytest.mark.parametrize("method", ["embed", "encode", "stream"])
+@pytest.mark.parametrize("method", ["embed", "encode", "encode_stream"])
 def test_in_split_calls_the_text_has_the_callers_number(minilm_server: ServerProcess, method: str) -> None:
     with (
         Client(minilm_server.address, batch_size=4) as client,
@@ -42,7 +42,7 @@ def test_in_split_calls_the_text_has_the_callers_number(minilm_server: ServerPro
 
 
 def test_a_field_without_sense_is_named(client: Client) -> None:
-    for method in (client.encode, client.stream):
+    for method in (client.encode, client.encode_stream):
         with pytest.raises(InvalidRequestError, match=r"^attention\[0\]\.layers\[1\].*6") as caught:
             list(method(["a"], attention=AttentionQuery(layers=[0, 6])))
         assert [violation.field for violation in caught.value.violations] == ["attention[0].layers[1]"]
@@ -74,7 +74,7 @@ def test_a_result_over_the_servers_limit_says_its_size_and_a_stream_brings_it(mi
         with pytest.raises(InvalidRequestError, match="larger than max") as refused:  # gRPC's own words
             client.embed(["a"], model="x" * most)
         assert refused.value.metadata["max_response_bytes"] == str(most)
-        [text] = client.stream(["word " * 200], attention=AttentionQuery())
+        [text] = client.encode_stream(["word " * 200], attention=AttentionQuery())
         assert text.weights.shape == (6, 12, 202, 202)
 
 
@@ -111,7 +111,7 @@ def test_a_full_queue_is_an_overload_until_there_is_room(minilm_bundle: Path) ->
         Client(server.address, max_attempts=1) as impatient,
         Client(server.address, timeout_s=1) as patient,
     ):
-        parts = holder.stream_parts(["word " * 200], attention=AttentionQuery())
+        parts = holder.encode_stream_parts(["word " * 200], attention=AttentionQuery())
         next(parts)  # the rest waits to be fetched, and the text keeps its place in the queue
         with pytest.raises(OverloadedError, match="try again") as caught:
             impatient.encode(["a"], attention=AttentionQuery())

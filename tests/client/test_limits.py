@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import AttentionQuery, Client, HeadPart, InvalidRequestError, UnavailableError
+from attnlens_client import AttentionQuery, Client, InvalidRequestError, TextPart, UnavailableError
 from scripted import ScriptedServer, fails, refuse, vectors
 
 Call = Callable[..., Any]
@@ -161,11 +161,11 @@ def test_a_stream_asks_for_the_limits_and_needs_no_number_of_layers(
     query = AttentionQuery()
     with connect(server.address) as call:
         for _ in range(2):
-            texts = call("stream", ["a", "b"], attention=query)
+            texts = call("encode_stream", ["a", "b"], attention=query)
             assert [text.attention[0].layers for text in texts] == [(0, 1)] * 2
         assert _kinds(server) == [pb.GetModelRequest, pb.EncodeStreamRequest] * 2
-        [text] = call("stream", ["a"], attention=query)
+        [text] = call("encode_stream", ["a"], attention=query)
         assert text.attention[0].layers == (0, 1)
         assert _kinds(server) == [pb.EncodeStreamRequest]
-        parts = call("stream_parts", ["a", "b"], attention=[query, query])
-        assert [part.num_layer_parts for part in parts if isinstance(part, HeadPart)] == [4, 4]
+        parts = call("encode_stream_parts", ["a", "b"], attention=[query, query])
+        assert [part.num_attention_parts for part in parts if isinstance(part, TextPart)] == [4, 4]

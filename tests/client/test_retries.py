@@ -181,11 +181,15 @@ def test_another_bundle_at_the_same_address_is_served_to_the_same_client(
     with ServerProcess(minilm_bundle) as server, connect(server.address) as call:
         assert call("embed", ["a", "b"]).shape == (2, 384)
         every_layer = AttentionQuery()
-        assert len(call("stream", ["a", "b"], attention=every_layer)[1].weights) == 6
+        assert len(call("encode_stream", ["a", "b"], attention=every_layer)[1].weights) == 6
         server.stop()
         with ServerProcess(other, "--port", server.address.rpartition(":")[2]):
             assert call("embed", []).shape == (0, sizes.hidden_size)
             assert call("embed", ["a", "b"]).shape == (2, sizes.hidden_size)
-            for method, texts in (("stream", ["a", "b"]), ("stream", ["a"]), ("encode", ["a", "b"])):
+            for method, texts in (
+                ("encode_stream", ["a", "b"]),
+                ("encode_stream", ["a"]),
+                ("encode", ["a", "b"]),
+            ):
                 for text in call(method, texts, attention=every_layer):
                     assert text.attention[0].layers == tuple(range(sizes.num_layers))

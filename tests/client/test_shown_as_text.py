@@ -12,11 +12,11 @@ from attnlens.reductions import Reduction, RowStatistics, SparseRows, Statistics
 from attnlens_client import (
     AsyncClient,
     Attention,
+    AttentionPart,
     AttentionQuery,
     Client,
     Comparison,
     Explanation,
-    LayerPart,
     Scores,
     Token,
     TokenizedText,
@@ -67,8 +67,8 @@ def test_attention_that_was_reduced_shows_what_is_left(form: Any, reduced: Any, 
     query, nothing = AttentionQuery(reduction=Reduction(form=form)), np.zeros(0, np.float32)
     attention = Attention(query, (0, 1), (0,), "layout", "one", nothing, reduced=reduced)
     assert repr(attention) == f"Attention(attention_weights, full, layers=[0, 1], {shown})"
-    part = LayerPart(0, 0, 1, (0,), "layout", "one", nothing, reduced=reduced)
-    assert repr(part) == f"LayerPart(input_index=0, query_index=0, layer=1, {shown})"
+    part = AttentionPart(0, 0, 1, (0,), "layout", "one", nothing, reduced=reduced)
+    assert repr(part) == f"AttentionPart(input_index=0, query_index=0, layer=1, {shown})"
 
 
 def test_a_text_of_many_tokens_shows_the_first_ones() -> None:

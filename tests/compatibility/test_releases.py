@@ -213,7 +213,7 @@ def test_the_client_reads_recorded_replies(release: Path, name: str) -> None:
 def test_the_client_reads_a_recorded_stream(release: Path) -> None:
     calls = {recorded.name: recorded for recorded in recording.read(release / "calls.json")}
     with replayed([calls["get model"], calls["stream"]]) as address, Client(address) as client:
-        texts = list(client.stream([FIRST, (FIRST, "rain")], attention=[LAST_TWO, MEAN]))
+        texts = list(client.encode_stream([FIRST, (FIRST, "rain")], attention=[LAST_TWO, MEAN]))
     parts = [array for text in texts for found in text.attention for array in found.weights]
     expected = [array for array in arrays(calls["stream"]) if array.ndim == 4]  # one layer each
     assert len(parts) == len(expected) == 6

@@ -17,7 +17,7 @@ import numpy as np
 from attnlens_cli.files.json_text import json_line, json_of
 from attnlens_cli.files.text_lines import Line
 from attnlens_cli.files.vector_files import Array
-from attnlens_client import EncodedText, LayerPart
+from attnlens_client import AttentionPart, EncodedText
 
 OWN_KEYS = frozenset(
     {
@@ -86,7 +86,7 @@ class Layers:
     special_token_mass: list[Array] = field(default_factory=list)
     unit_ids: Array | None = None
 
-    def add(self, part: LayerPart) -> Array:
+    def add(self, part: AttentionPart) -> Array:
         """Note a layer, and return its weights (H, U, U), or gates (T, H).
 
         Raises:
@@ -115,7 +115,7 @@ class EncodedWriter(Protocol):
     def begin(self, text: Text) -> None:
         """Begin a text; the one before must have ended."""
 
-    def add(self, name: str, numbers: Sequence[int], part: LayerPart) -> None:
+    def add(self, name: str, numbers: Sequence[int], part: AttentionPart) -> None:
         """Add a layer of the output `name`, which has the layers `numbers`."""
 
     def end(self) -> None:
@@ -150,7 +150,7 @@ class NpzWriter:
         for name, array in (*arrays.items(), *text.arrays.items()):
             self._write(name, array)
 
-    def add(self, name: str, numbers: Sequence[int], part: LayerPart) -> None:
+    def add(self, name: str, numbers: Sequence[int], part: AttentionPart) -> None:
         """Append a layer; the first one of an output writes the header of its array."""
         output = self._outputs.get(name)
         if output is None:
@@ -211,7 +211,7 @@ class JsonWriter:
         """Begin an object."""
         self._text, self._outputs = text, dict[str, tuple[Layers, list[str]]]()
 
-    def add(self, name: str, numbers: Sequence[int], part: LayerPart) -> None:
+    def add(self, name: str, numbers: Sequence[int], part: AttentionPart) -> None:
         """Keep a layer as JSON."""
         output, rows = self._outputs.setdefault(name, (Layers(numbers), []))
         rows.append(json_of(output.add(part)))

@@ -22,7 +22,7 @@ from attnlens_client.errors import InvalidRequestError
 from attnlens_client.explanations import Comparison
 from attnlens_client.model_info import ModelInfo
 from attnlens_client.progress import Report, reporting
-from attnlens_client.results import Embeddings, EncodedText, HeadPart, LayerPart
+from attnlens_client.results import AttentionPart, Embeddings, EncodedText, TextPart
 
 _T = TypeVar("_T")
 # Steps that end with a value of their own, for the steps around them.
@@ -93,12 +93,12 @@ def list_models(session: Session) -> Steps[list[ModelInfo]]:
     yield Item([models.model("", message) for message in response.models])
 
 
-def stream_parts(session: Session, plan: EncodePlan) -> Steps[HeadPart | LayerPart]:
+def encode_stream_parts(session: Session, plan: EncodePlan) -> Steps[TextPart | AttentionPart]:
     """Hand out the parts of each text as they come."""
     return _stream(session, plan, lambda part: [part])
 
 
-def stream(session: Session, plan: EncodePlan) -> Steps[EncodedText]:
+def encode_stream(session: Session, plan: EncodePlan) -> Steps[EncodedText]:
     """Hand out each text when all its parts have come."""
     return _stream(session, plan, Assembler(plan.queries).add)
 
@@ -178,7 +178,7 @@ class _Calls:
 
 
 def _stream(
-    session: Session, plan: EncodePlan, complete: Callable[[HeadPart | LayerPart], Iterable[_T]]
+    session: Session, plan: EncodePlan, complete: Callable[[TextPart | AttentionPart], Iterable[_T]]
 ) -> Steps[_T]:
     """Hand out what `complete` makes of the parts of all texts."""
     # Asked for each time: what a stream has yielded can't be taken back when a limit has changed.

@@ -108,7 +108,7 @@ def tokenized_texts(
 
 
 class EncodeReader:
-    """Reads all replies of one `encode` or `stream`. The arrays are views of the messages' bytes.
+    """Reads all replies of one `encode` or `encode_stream`. The arrays are views of the messages' bytes.
 
     Args:
         request: what was asked for; its inputs don't matter.
@@ -144,7 +144,7 @@ class EncodeReader:
         return texts
 
     def _text(self, index: int, message: pb.EncodedText, response: pb.EncodeResponse) -> EncodedText:
-        text = self.head(index, message, response)
+        text = self.without_attention(index, message, response)
         if len(message.attention) != len(self.queries):
             raise wrong_text(
                 index, f"has {len(message.attention)} instead of {len(self.queries)} results of queries"
@@ -155,10 +155,10 @@ class EncodeReader:
             attention.append(query.read(index, text.tokens, result))
         return replace(text, attention=tuple(attention))
 
-    def head(
+    def without_attention(
         self, index: int, message: pb.EncodedText, response: pb.EncodeResponse | pb.EncodeStreamResponse
     ) -> EncodedText:
-        """Read everything of a text but its attention."""
+        """Read a text, except for its attention."""
         tokens = tokens_of(message.tokens, index, self._inputs[index])
         usage = checked_usage(message.usage, index, may_truncate=self._request.truncate)
         if len(tokens) != usage.num_tokens:

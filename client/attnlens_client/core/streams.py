@@ -1,4 +1,4 @@
-"""Replies of a stream: each text comes in parts, a head and then query by query its layers.
+"""Reads and assembles the responses of EncodeStream: for each text a text part, then its attention parts.
 
 Letters: T tokens of a text, L' and H' the chosen layers and heads.
 """
@@ -11,7 +11,7 @@ from attnlens_client.arguments import AttentionQuery
 from attnlens_client.core.checks import check_presence, wrong_reply, wrong_text
 from attnlens_client.core.reductions import stacked, with_layers, without_layers
 from attnlens_client.core.replies import EncodeReader
-from attnlens_client.results import Attention, EncodedText, HeadPart, LayerPart, Token
+from attnlens_client.results import Attention, AttentionPart, EncodedText, TextPart, Token
 
 
 class StreamReader:
@@ -31,7 +31,7 @@ class StreamReader:
         self._num_received = 0  # of these parts
         self._layers: list[list[int]] = []  # those that have come, by query
 
-    def part(self, response: pb.EncodeStreamResponse) -> HeadPart | LayerPart:
+    def part(self, response: pb.EncodeStreamResponse) -> TextPart | AttentionPart:
         """Read one message.
 
         Raises:
@@ -40,12 +40,12 @@ class StreamReader:
         index = self._first + response.input_index
         self._texts.agreed.check("model", response.model, f"texts[{index}]")
         match response.WhichOneof("part"):
-            case "head":
-                return self._head(index, response)
+            case "text":
+                return self._text(index, response)
             case "attention":
-                return self._layer(index, response.attention)
+                return self._attention(index, response.attention)
             case _:
-                raise wrong_text(index, "has a part that is neither a head nor a layer")
+                raise wrong_text(index, "has a part that is neither text nor attention")
 
     def finish(self) -> None:
         """Check that everything has come, once the stream has ended.
@@ -58,14 +58,14 @@ class StreamReader:
             done = self._index + 1 - self._first
             raise wrong_reply(f"the stream ends after {done} of {self._end - self._first} texts")
 
-    def _head(self, index: int, response: pb.EncodeStreamResponse) -> HeadPart:
+    def _text(self, index: int, response: pb.EncodeStreamResponse) -> TextPart:
         self._end_text()
         if index != self._index + 1 or index >= self._end:
             raise wrong_reply(f"the stream has texts[{index}] where texts[{self._index + 1}] is due")
         self._texts.agreed.check("model version", response.model_version, f"texts[{index}]")
         self._texts.agreed.check_computation(response.computation, f"texts[{index}]")
-        check_presence("attention in its head", index, has=bool(response.head.attention), wants=False)
-        text = self._texts.head(index, response.head, response)
+        check_presence("attention in its first part", index, has=bool(response.text.attention), wants=False)
+        text = self._texts.without_attention(index, response.text, response)
         self._index, self._tokens, self._layers = index, text.tokens, []
         self._num_received = 0
         self._num_parts = response.num_attention_parts
@@ -74,9 +74,9 @@ class StreamReader:
                 index, f"announces {self._num_parts} layers for {len(self._texts.queries)} queries"
             )
         self._texts.agreed.check("number of attention parts", self._num_parts, f"texts[{index}]")
-        return HeadPart(index, text, self._num_parts)
+        return TextPart(index, text, self._num_parts)
 
-    def _layer(self, index: int, message: pb.AttentionResult) -> LayerPart:
+    def _attention(self, index: int, message: pb.AttentionResult) -> AttentionPart:
         number, layers = message.query_index, tuple(message.layers)
         if index != self._index or self._num_received >= self._num_parts:
             raise wrong_text(index, f"has layers {layers} out of order")
@@ -100,7 +100,7 @@ class StreamReader:
         self._num_received += 1
         if self._num_received == self._num_parts:
             self._check_queries()
-        return _layer_part(index, number, attention)
+        return _attention_part(index, number, attention)
 
     def _end_query(self) -> None:
         if self._layers:
@@ -120,10 +120,10 @@ class StreamReader:
             )
 
 
-def _layer_part(index: int, number: int, attention: Attention) -> LayerPart:
-    """Return what came of one layer, or of joined ones, of text number `index` and query `number`."""
+def _attention_part(index: int, number: int, attention: Attention) -> AttentionPart:
+    """Return the part for one layer, or for joined layers, of query `number` for the text at `index`."""
     weights, special_token_mass = attention.weights, attention.special_token_mass
-    return LayerPart(
+    return AttentionPart(
         input_index=index,
         query_index=number,
         layer=attention.layers[-1],
@@ -148,18 +148,18 @@ class Assembler:
 
     def __init__(self, queries: Sequence[AttentionQuery]) -> None:
         self._queries = queries
-        self._head: HeadPart | None = None
-        self._layers: list[LayerPart] = []
+        self._text: TextPart | None = None
+        self._layers: list[AttentionPart] = []
 
-    def add(self, part: HeadPart | LayerPart) -> list[EncodedText]:
+    def add(self, part: TextPart | AttentionPart) -> list[EncodedText]:
         """Take the next part, and return its text if that is complete now, else nothing."""
-        if isinstance(part, HeadPart):
-            self._head, self._layers = part, []
+        if isinstance(part, TextPart):
+            self._text, self._layers = part, []
         else:
             self._layers.append(part)
-        if self._head is None or len(self._layers) < self._head.num_layer_parts:
+        if self._text is None or len(self._layers) < self._text.num_attention_parts:
             return []
-        text, self._head = self._head.text, None
+        text, self._text = self._text.text, None
         attention = tuple(
             _joined(query, [layer for layer in self._layers if layer.query_index == number])
             for number, query in enumerate(self._queries)
@@ -167,7 +167,7 @@ class Assembler:
         return [replace(text, attention=attention)]
 
 
-def _joined(query: AttentionQuery, layers: Sequence[LayerPart]) -> Attention:
+def _joined(query: AttentionQuery, layers: Sequence[AttentionPart]) -> Attention:
     first = layers[0]
     masses = [layer.special_token_mass for layer in layers if layer.special_token_mass is not None]
     return Attention(

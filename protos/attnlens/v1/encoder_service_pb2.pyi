@@ -1271,7 +1271,7 @@ class EncodeStreamResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     INPUT_INDEX_FIELD_NUMBER: _builtins.int
-    HEAD_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     NUM_ATTENTION_PARTS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
@@ -1279,13 +1279,13 @@ class EncodeStreamResponse(_message.Message):
     model: _builtins.str
     """The model that was used."""
     model_version: _builtins.str
-    """Its version. Set with `head`."""
+    """Its version. Set with `text`."""
     input_index: _builtins.int
     """The number of the input in the request, from 0."""
     num_attention_parts: _builtins.int
-    """How many messages with `attention` follow for this text. Set with `head`."""
+    """How many messages with `attention` follow for this text. Set with `text`."""
     @_builtins.property
-    def head(self) -> Global___EncodedText:
+    def text(self) -> Global___EncodedText:
         """The first message of each text: everything but attention."""
 
     @_builtins.property
@@ -1294,11 +1294,11 @@ class EncodeStreamResponse(_message.Message):
 
     @_builtins.property
     def timings(self) -> Global___Timings:
-        """Where the time went. Set with `head`."""
+        """Where the time went. Set with `text`."""
 
     @_builtins.property
     def computation(self) -> Global___Computation:
-        """What computed it. Set with `head`."""
+        """What computed it. Set with `text`."""
 
     def __init__(
         self,
@@ -1306,17 +1306,17 @@ class EncodeStreamResponse(_message.Message):
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
         input_index: _builtins.int = ...,
-        head: Global___EncodedText | None = ...,
+        text: Global___EncodedText | None = ...,
         attention: Global___AttentionResult | None = ...,
         num_attention_parts: _builtins.int = ...,
         timings: Global___Timings | None = ...,
         computation: Global___Computation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "head", b"head", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "part", b"part", "text", b"text", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "head", b"head", "input_index", b"input_index", "model", b"model", "model_version", b"model_version", "num_attention_parts", b"num_attention_parts", "part", b"part", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "computation", b"computation", "input_index", b"input_index", "model", b"model", "model_version", b"model_version", "num_attention_parts", b"num_attention_parts", "part", b"part", "text", b"text", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["head", "attention"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "attention"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

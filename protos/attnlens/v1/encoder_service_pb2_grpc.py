@@ -109,7 +109,7 @@ class EncoderServiceServicer(object):
 
     def EncodeStream(self, request, context):
         """The same as Encode in many messages, for results larger than one message may be: for each text
-        a head, then one message for each layer of each query. Texts come in the order of the request.
+        one message with `text`, then one with `attention` for each layer of each query, in the order of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class EncoderServiceStub:
     """The token vectors, views of the attention, or both for each text."""
     EncodeStream: _grpc.UnaryStreamMultiCallable[_encoder_service_pb2.EncodeStreamRequest, _encoder_service_pb2.EncodeStreamResponse]
     """The same as Encode in many messages, for results larger than one message may be: for each text
-    a head, then one message for each layer of each query. Texts come in the order of the request.
+    one message with `text`, then one with `attention` for each layer of each query, in the order of the request.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_encoder_service_pb2.TokenizeRequest, _encoder_service_pb2.TokenizeResponse]
     """The tokens of each text, without running the model."""
@@ -77,7 +77,7 @@ class EncoderServiceAsyncStub(EncoderServiceStub):
     """The token vectors, views of the attention, or both for each text."""
     EncodeStream: _aio.UnaryStreamMultiCallable[_encoder_service_pb2.EncodeStreamRequest, _encoder_service_pb2.EncodeStreamResponse]  # type: ignore[assignment]
     """The same as Encode in many messages, for results larger than one message may be: for each text
-    a head, then one message for each layer of each query. Texts come in the order of the request.
+    one message with `text`, then one with `attention` for each layer of each query, in the order of the request.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_encoder_service_pb2.TokenizeRequest, _encoder_service_pb2.TokenizeResponse]  # type: ignore[assignment]
     """The tokens of each text, without running the model."""
@@ -123,7 +123,7 @@ class EncoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_encoder_service_pb2.EncodeStreamResponse], _abc.AsyncIterator[_encoder_service_pb2.EncodeStreamResponse]]:
         """The same as Encode in many messages, for results larger than one message may be: for each text
-        a head, then one message for each layer of each query. Texts come in the order of the request.
+        one message with `text`, then one with `attention` for each layer of each query, in the order of the request.
         """
 
     @_abc_1.abstractmethod

@@ -54,7 +54,7 @@ class EncoderService:
         return await self._service.workers.run(self._responses.encode, result, job.data_type)
 
     async def EncodeStream(self, job: EncodeJob, call: Call) -> None:
-        async with aclosing(self._service.stream(job, call.budget())) as parts:
+        async with aclosing(self._service.encode_stream(job, call.budget())) as parts:
             async for part in parts:
                 await call.write(
                     await self._service.workers.run(self._responses.stream_part, part, job.data_type)

@@ -87,19 +87,19 @@ class Responses:
             serialized.append(part.SerializeToString())
         return b"".join(serialized)
 
-    def stream_part(self, part: results.StreamHead | results.StreamAttention, data_type: DataType) -> bytes:
+    def stream_part(self, part: results.StreamText | results.StreamAttention, data_type: DataType) -> bytes:
         """Pack a part of a stream.
 
         Raises:
             InvalidFieldsError: as `encode`.
         """
         message = pb.EncodeStreamResponse(model=self.model, input_index=part.input_index)
-        if isinstance(part, results.StreamHead):
+        if isinstance(part, results.StreamText):
             message.model_version = self.version
             message.num_attention_parts = part.num_attention_parts
             message.timings.CopyFrom(timings_message(part.timings))
             message.computation.CopyFrom(self._of_texts(has_attention=part.num_attention_parts > 0))
-            _fill_text(message.head, part.text, data_type)
+            _fill_text(message.text, part.text, data_type)
         else:
             _fill_attention(message.attention, part.attention, data_type)
         return message.SerializeToString()

@@ -168,7 +168,7 @@ class EncodePlan:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What a stream has of each text beside its head, in order."""
+        """The attention parts of each text in a stream, in order."""
         return tuple((query, outputs) for query in self.queries for outputs in query.parts)
 
     @property

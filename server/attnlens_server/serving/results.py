@@ -108,8 +108,8 @@ class EncodeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamHead:
-    """What comes first of each text of a stream.
+class StreamText:
+    """The first part of each text of a stream.
 
     Attributes:
         input_index: the number of the text.
@@ -126,7 +126,7 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class StreamAttention:
-    """What follows of each text of a stream, query by query: one layer, or what was made of several."""
+    """A later part of a text of a stream: one layer of one query, or several layers joined by a reduction."""
 
     input_index: int
     attention: AttentionResult | ReducedAttention

@@ -31,7 +31,7 @@ from attnlens_server.serving.results import (
     EncodedText,
     EncodeResult,
     StreamAttention,
-    StreamHead,
+    StreamText,
     TokenizedText,
     check_range,
     timings,
@@ -200,8 +200,10 @@ class ModelService:
         texts = [_encoded_text(*of_text, plan) for of_text in zip(inputs, tokens, results, strict=True)]
         return EncodeResult(texts, budget.spent.add(timings(tokenize_s, results)))
 
-    async def stream(self, job: EncodeJob, budget: Budget) -> AsyncGenerator[StreamHead | StreamAttention]:
-        """Yield what `encode` returns in parts: for each text a head, then one for each layer of each query.
+    async def encode_stream(
+        self, job: EncodeJob, budget: Budget
+    ) -> AsyncGenerator[StreamText | StreamAttention]:
+        """Yield the result of `encode` in parts: for each text a `StreamText`, then the layers of each query.
 
         The next part is asked for when the last one is sent: close the generator where that never happens.
 
@@ -228,10 +230,10 @@ class ModelService:
                 async for piece, result in results:
                     took = timings(tokenize_s, [result])
                     budget.spent.at_least(took)
-                    if piece.has_head:
+                    if piece.has_text:
                         tokens = await self.workers.run(self._tokens_of, job, plan, piece.index)
-                        head = _head(inputs[piece.index], tokens, result, plan)
-                        yield StreamHead(piece.index, head, len(plan.parts), took)
+                        text = _without_attention(inputs[piece.index], tokens, result, plan)
+                        yield StreamText(piece.index, text, len(plan.parts), took)
                     for part in _attention_parts(piece, result, plan):
                         yield part
 
@@ -354,7 +356,7 @@ class ModelService:
     def _tokens_of(self, job: EncodeJob, plan: EncodePlan, index: int) -> Tokens:
         """Return the tokens of a text of a stream. They are described only now: those of all are many."""
         [(_, tokens, _)] = self._describe(job, range(index, index + 1), plan)
-        self._sizes.check_head(f"inputs[{index}]", tokens, plan)
+        self._sizes.check_text_part(f"inputs[{index}]", tokens, plan)
         return tokens
 
     def _tokenize(self, job: TokenizeJob, portion: range, prompt: str) -> tuple[list[TokenizedText], int]:
@@ -383,8 +385,10 @@ class ModelService:
         return vectors.astype(plan.data_type, copy=False)
 
 
-def _head(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
-    """Return everything of a text but attention."""
+def _without_attention(
+    encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan
+) -> EncodedText:
+    """Return the result of a text, except for attention."""
     hidden = result.arrays[0] if plan.hidden_state else None
     return EncodedText(tokens, usage(encoded), hidden)
 
@@ -392,10 +396,10 @@ def _head(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: Encod
 def _encoded_text(encoded: EncodedInput, tokens: Tokens, result: ItemResult, plan: EncodePlan) -> EncodedText:
     came = AttentionParts(result, has_hidden_state=plan.hidden_state is not None)
     attention = tuple(came.take(query, query.parts) for query in plan.queries)
-    return replace(_head(encoded, tokens, result, plan), attention=attention)
+    return replace(_without_attention(encoded, tokens, result, plan), attention=attention)
 
 
 def _attention_parts(piece: Piece, result: ItemResult, plan: EncodePlan) -> Iterator[StreamAttention]:
-    came = AttentionParts(result, has_hidden_state=piece.has_head and plan.hidden_state is not None)
+    came = AttentionParts(result, has_hidden_state=piece.has_text and plan.hidden_state is not None)
     for query, outputs in piece.parts:
         yield StreamAttention(piece.index, came.take(query, [outputs]))

@@ -63,7 +63,7 @@ class ReplySizes:
 
     def tensor_bytes(self, encoded: EncodedInput, plan: EncodePlan) -> int:
         """Return the size of what Encode returns of a text beside its tokens."""
-        return self._head_bytes(encoded.num_tokens, plan) + sum(
+        return self._text_part_bytes(encoded.num_tokens, plan) + sum(
             self.costs.text_bytes + len(query.parts) * _message_bytes(query, encoded, plan.data_type)
             for query in plan.queries
         )
@@ -91,7 +91,7 @@ class ReplySizes:
         Raises:
             ResponseTooLargeError: it is over the limit.
         """
-        largest = self._head_bytes(encoded.num_tokens, plan)
+        largest = self._text_part_bytes(encoded.num_tokens, plan)
         self.check(f"the token vectors of {field}", largest, "use DATA_TYPE_FLOAT16 or a shorter text")
         for query in plan.queries:
             size = self.costs.text_bytes + _message_bytes(query, encoded, plan.data_type)
@@ -99,13 +99,13 @@ class ReplySizes:
             largest = max(largest, size)
         return largest
 
-    def check_head(self, field: str, tokens: Tokens, plan: EncodePlan) -> None:
+    def check_text_part(self, field: str, tokens: Tokens, plan: EncodePlan) -> None:
         """Compare the size of the first message of a text of a stream with the limit.
 
         Raises:
             ResponseTooLargeError: it is over the limit.
         """
-        size = self.costs.tokens_bytes(tokens) + self._head_bytes(len(tokens.ids), plan)
+        size = self.costs.tokens_bytes(tokens) + self._text_part_bytes(len(tokens.ids), plan)
         self.check(f"the token vectors of {field}", size, "send a shorter text")
 
     def check(self, what: str, size: int, remedy: str) -> None:
@@ -117,7 +117,7 @@ class ReplySizes:
         if size > self.costs.max_response_bytes:
             raise ResponseTooLargeError(what, size, self.costs.max_response_bytes, remedy)
 
-    def _head_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
+    def _text_part_bytes(self, num_tokens: int, plan: EncodePlan) -> int:
         values = num_tokens * self._hidden_size if plan.hidden_state else 0
         return self.costs.text_bytes + values * plan.data_type.itemsize
 

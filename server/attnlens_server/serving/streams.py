@@ -21,14 +21,14 @@ class Piece:
 
     Attributes:
         index: the number of the text.
-        has_head: whether the text's tokens and token vectors are part of it.
+        has_text: whether the text's tokens and token vectors are part of it.
         parts: the layers of queries that are part of it.
         item: what runs.
         memory_bytes: what it takes until its last message is sent.
     """
 
     index: int
-    has_head: bool
+    has_text: bool
     parts: tuple[Part, ...]
     item: Item
     memory_bytes: int
@@ -54,17 +54,17 @@ def cut_into_pieces(
         num_tokens = encoded.num_tokens
         message_bytes = sizes.check_parts(f"inputs[{index}]", encoded, plan)
         making_bytes = sizes.costs.making_copies * message_bytes
-        head_bytes = sizes.hidden_state_bytes(num_tokens, plan)
-        runs = _cut(plan.parts, encoded, room_bytes - making_bytes - head_bytes)
+        text_bytes = sizes.hidden_state_bytes(num_tokens, plan)
+        runs = _cut(plan.parts, encoded, room_bytes - making_bytes - text_bytes)
         for number, parts in enumerate(runs):
-            has_head = number == 0
-            wanted = plan.wanted(parts, with_hidden_state=has_head)
+            has_text = number == 0
+            wanted = plan.wanted(parts, with_hidden_state=has_text)
             reductions = plan.wanted_reductions(parts, encoded.units)
             item = Item(encoded.input_ids, wanted, encoded.token_type_ids, deadline, reductions)
             parts_bytes = sum(part_bytes(query, encoded) for query, _ in parts)
             running_bytes = working_bytes((query for query, _ in parts), num_tokens)
-            memory_bytes = making_bytes + parts_bytes + running_bytes + (head_bytes if has_head else 0)
-            pieces.append(Piece(index, has_head, parts, item, memory_bytes))
+            memory_bytes = making_bytes + parts_bytes + running_bytes + (text_bytes if has_text else 0)
+            pieces.append(Piece(index, has_text, parts, item, memory_bytes))
     return pieces
 
 

@@ -329,7 +329,7 @@ def test_a_call_that_takes_too_long_says_whether_a_server_ever_answered() -> Non
 
 def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
     simulation = Simulation(served)
-    steps = methods.stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
+    steps = methods.encode_stream(simulation.session(batch_size=2), plans.encode(["a", "bb", "ccc"]))
     texts = simulation.items(steps)
     assert next(texts).num_tokens == 1
     assert simulation.methods == ["GetModel", "EncodeStream"]  # the second call starts when it is needed
@@ -339,12 +339,12 @@ def test_a_stream_hands_out_each_text_when_it_is_complete() -> None:
 
 def test_a_stream_is_asked_for_again_only_while_nothing_of_it_has_come() -> None:
     simulation = Simulation(failing(OVERLOADED, OVERLOADED, method="EncodeStream"))
-    texts = list(simulation.items(methods.stream(simulation.session(), plans.encode(["ab"]))))
+    texts = list(simulation.items(methods.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert [text.num_tokens for text in texts] == [2]
     assert simulation.waits == pytest.approx([0.2, 0.4])
     simulation.answer = lambda start: [served(start)[0], Failed(start.call_id, OVERLOADED)]
     with pytest.raises(OverloadedError):
-        list(simulation.items(methods.stream(simulation.session(), plans.encode(["ab"]))))
+        list(simulation.items(methods.encode_stream(simulation.session(), plans.encode(["ab"]))))
     assert simulation.waits == pytest.approx([0.2, 0.4])
 
 
@@ -352,7 +352,7 @@ def test_a_stream_that_ends_too_soon_is_a_bad_reply() -> None:
     simulation = Simulation(lambda start: [*served(start)[:2], Ended(start.call_id)])
     plan = plans.encode(["ab"], attention=AttentionQuery())
     with pytest.raises(BadReplyError, match="1 instead of 2 layers"):
-        list(simulation.items(methods.stream_parts(simulation.session(), plan)))
+        list(simulation.items(methods.encode_stream_parts(simulation.session(), plan)))
 
 
 def test_models_are_forgotten_when_another_one_answers() -> None:

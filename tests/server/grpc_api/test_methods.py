@@ -180,12 +180,12 @@ def test_a_stream_holds_what_encode_holds(stub: EncoderServiceStub) -> None:
     parts = list(stub.EncodeStream(pb.EncodeStreamRequest(**fields)))
     assert [part.input_index for part in parts] == [index for index in range(len(TEXTS)) for _ in range(4)]
     for index, expected in enumerate(whole.results):
-        head, *layers = parts[4 * index : 4 * index + 4]
-        assert (head.num_attention_parts, head.model_version) == (3, whole.model_version)
-        assert head.head.tokens == expected.tokens
-        assert head.head.usage == expected.usage
+        text, *layers = parts[4 * index : 4 * index + 4]
+        assert (text.num_attention_parts, text.model_version) == (3, whole.model_version)
+        assert text.text.tokens == expected.tokens
+        assert text.text.usage == expected.usage
         np.testing.assert_allclose(
-            from_tensor(head.head.last_hidden_state), from_tensor(expected.last_hidden_state), atol=1e-5
+            from_tensor(text.text.last_hidden_state), from_tensor(expected.last_hidden_state), atol=1e-5
         )
         streamed = [part.attention for part in layers]
         assert [(part.query_index, list(part.layers)) for part in streamed] == [(0, [4]), (0, [1]), (1, [1])]

@@ -76,8 +76,12 @@ ASKED: dict[str, Ask] = {
     "embed_with_usage": lambda model: model.embed_with_usage([*TEXTS, LONG], truncate=True, dtype="float16"),
     "embed_iter": lambda model: list(model.embed_iter(iter(TEXTS), batch_size=3)),
     "encode": lambda model: model.encode([*TEXTS, ("a", "b"), [101, 102]], attention=AttentionQuery()),
-    "stream": lambda model: list(model.stream(TEXTS, attention=AttentionQuery(view="head_mean"))),
-    "stream_parts": lambda model: list(model.stream_parts(TEXTS[:1], attention=AttentionQuery(layers=[0]))),
+    "encode_stream": lambda model: list(
+        model.encode_stream(TEXTS, attention=AttentionQuery(view="head_mean"))
+    ),
+    "encode_stream_parts": lambda model: list(
+        model.encode_stream_parts(TEXTS[:1], attention=AttentionQuery(layers=[0]))
+    ),
     "tokenize": lambda model: model.tokenize([*TEXTS, LONG]),
     "explain": lambda model: model.explain(TEXTS[:1], to="music", methods=["contributions", "rollout"]),
     "compare": lambda model: model.compare("A man plays.", "Music.", matrix="interaction", level="words"),
@@ -102,7 +106,7 @@ REFUSED: dict[str, tuple[type[AttnlensError], Ask]] = {
     "ids": (InvalidRequestError, lambda model: model.embed([[101, 999_999]])),
     "layer": (
         InvalidRequestError,
-        lambda model: list(model.stream(["a"], attention=AttentionQuery(layers=[6]))),
+        lambda model: list(model.encode_stream(["a"], attention=AttentionQuery(layers=[6]))),
     ),
     "bytes": (InvalidRequestError, lambda model: model.tokenize(["a", "b" * 200_000])),
     "role": (
@@ -172,7 +176,7 @@ def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
         with pytest.raises(ResponseTooLargeError, match="131072"):
             small.encode([TEXTS[3]], attention=AttentionQuery())
         query = AttentionQuery(layers=[0], heads=[0])
-        [text] = small.stream([TEXTS[3]], attention=query, hidden_states=False)
+        [text] = small.encode_stream([TEXTS[3]], attention=query, hidden_states=False)
         assert text.weights.shape == (1, 1, 92, 92)
         with pytest.raises(NotSupportedError, match="explain"):
             small.explain(["a"])
@@ -206,7 +210,7 @@ def test_closing_ends_what_runs_and_frees_the_model(minilm_bundle: Path, model: 
     before = set(threading.enumerate())
     own = attnlens_server.local(minilm_bundle, threads=1)
     assert repr(own) == f"Local({str(minilm_bundle)!r})"
-    stream = own.stream([LONG] * 50, truncate=True)
+    stream = own.encode_stream([LONG] * 50, truncate=True)
     next(stream)
     assert repr(own) == f"Local({str(minilm_bundle)!r}, model='all-MiniLM-L6-v2')"
     running = threading.Event()
@@ -233,7 +237,7 @@ PROGRAM = """
 import gc, os, signal, sys, threading, time
 import attnlens_server
 model = attnlens_server.local(sys.argv[1], threads=1)
-stream = attnlens_server.local(sys.argv[1], threads=1).stream(["a", "b"])  # outlives its model's name
+stream = attnlens_server.local(sys.argv[1], threads=1).encode_stream(["a", "b"])  # outlives its model's name
 print([text.num_tokens for text in stream], flush=True)
 del stream
 gc.collect()

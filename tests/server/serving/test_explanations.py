@@ -469,7 +469,7 @@ async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(d
         with pytest.raises(TooExpensiveError, match=r"^attention\[0\].reduction needs \d+ computed tokens"):
             await service.encode(costly, budget(service))
         with pytest.raises(TooExpensiveError):
-            [part async for part in service.stream(costly, budget(service))]
+            [part async for part in service.encode_stream(costly, budget(service))]
         assert attention.num_computed_tokens == 0
         assert len((await service.encode(cheap, budget(service))).texts) == 1
 

@@ -109,7 +109,7 @@ def came(text: EncodedText, index: int) -> list[Any]:
     return arrays + ([attention.special_token_mass] if attention.special_token_mass is not None else [])
 
 
-@pytest.mark.parametrize("method", ["encode", "stream"])
+@pytest.mark.parametrize("method", ["encode", "encode_stream"])
 @pytest.mark.parametrize("view", ["full", "head_mean"])
 def test_a_reply_is_bit_for_bit_what_numpy_makes_of_the_full_maps(
     client: Client, method: str, view: Any

@@ -110,9 +110,9 @@ def test_each_role_comes_in_its_own_shape_alone_or_with_others(stub: EncoderServ
 def test_a_stream_has_each_role_as_a_part(stub: EncoderServiceStub) -> None:
     fields = {"inputs": INPUTS[1:2], "attention": [COMPOSED, GATES]}
     [whole] = stub.Encode(pb.EncodeRequest(**fields)).results  # type: ignore[arg-type]
-    head, composed, gates = stub.EncodeStream(pb.EncodeStreamRequest(**fields))  # type: ignore[arg-type]
-    assert head.num_attention_parts == 2
-    assert not head.head.HasField("last_hidden_state")
+    text, composed, gates = stub.EncodeStream(pb.EncodeStreamRequest(**fields))  # type: ignore[arg-type]
+    assert text.num_attention_parts == 2
+    assert not text.text.HasField("last_hidden_state")
     assert composed.attention == whole.attention[0]
     assert gates.attention == whole.attention[1]
 

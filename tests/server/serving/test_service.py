@@ -23,7 +23,7 @@ from attnlens_server.serving.jobs import (
     EncodeJob,
     TokenizeJob,
 )
-from attnlens_server.serving.results import AttentionResult, StreamAttention, StreamHead
+from attnlens_server.serving.results import AttentionResult, StreamAttention, StreamText
 from attnlens_server.serving.service import ModelService, State
 from attnlens_server.serving.sizes import ReplyCosts
 from attnlens_server.text import Input, TextEncoder, TextPair
@@ -114,10 +114,10 @@ async def test_a_stream_brings_what_encode_does(service: ModelService) -> None:
         inputs=[Input(text="a cat"), Input(text_pair=TextPair("a", "b"))], attention=[AttentionQuery()]
     )
     whole = await service.encode(job, budget(service))
-    parts = [part async for part in service.stream(job, budget(service))]
+    parts = [part async for part in service.encode_stream(job, budget(service))]
     assert [part.input_index for part in parts] == [0] * 7 + [1] * 7
-    heads = [part for part in parts if isinstance(part, StreamHead)]
-    assert [head.num_attention_parts for head in heads] == [6, 6]
+    texts = [part for part in parts if isinstance(part, StreamText)]
+    assert [text.num_attention_parts for text in texts] == [6, 6]
     for index, text in enumerate(whole.texts):
         streamed = [part for part in parts if isinstance(part, StreamAttention) and part.input_index == index]
         assert [part.attention.layers for part in streamed] == [(layer,) for layer in range(6)]

@@ -36,7 +36,7 @@ def text(num_tokens: int) -> EncodedInput:
 
 def test_a_text_is_one_piece_where_all_of_it_fits() -> None:
     [piece] = cut_into_pieces([text(512)], PLAN, SIZES, room_bytes=1 << 30, deadline=None)
-    assert (piece.index, piece.has_head, piece.parts) == (0, True, PLAN.parts)
+    assert (piece.index, piece.has_text, piece.parts) == (0, True, PLAN.parts)
     assert piece.item.wanted == PLAN.wanted(PLAN.parts)
     assert 24 * LAYER_BYTES < piece.memory_bytes < 28 * LAYER_BYTES
 
@@ -46,16 +46,16 @@ def test_layers_of_a_large_model_are_cut_into_pieces_that_fit() -> None:
     room = 256 << 20
     pieces = cut_into_pieces([text(512), text(4)], PLAN, SIZES, room_bytes=room, deadline=None)
     assert [piece.index for piece in pieces] == [0, 0, 1]
-    assert [piece.has_head for piece in pieces] == [True, False, True]
+    assert [piece.has_text for piece in pieces] == [True, False, True]
     assert pieces[0].parts + pieces[1].parts == PLAN.parts == pieces[2].parts
     assert "last_hidden_state" not in [wanted.name for wanted in pieces[1].item.wanted]
     assert max(piece.memory_bytes for piece in pieces) <= room
 
 
-def test_without_attention_a_text_is_its_head() -> None:
+def test_without_attention_a_text_is_its_text_part() -> None:
     plan = replace(PLAN, queries=())
     [piece] = cut_into_pieces([text(9)], plan, SIZES, room_bytes=1 << 20, deadline=None)
-    assert (piece.has_head, piece.parts) == (True, ())
+    assert (piece.has_text, piece.parts) == (True, ())
     assert [wanted.name for wanted in piece.item.wanted] == ["last_hidden_state"]
 
 
@@ -89,7 +89,7 @@ def make_admission(max_texts: int, max_bytes: int) -> Admission:
 
 def pieces_of(count: int, memory_bytes: int = 10) -> list[Piece]:
     return [
-        Piece(index, has_head=True, parts=(), item=Item(np.zeros(1, np.int64), ()), memory_bytes=memory_bytes)
+        Piece(index, has_text=True, parts=(), item=Item(np.zeros(1, np.int64), ()), memory_bytes=memory_bytes)
         for index in range(count)
     ]
 

@@ -19,7 +19,7 @@ from attnlens_cli.show.progress import Counts, TextProgress, shown_progress
 
 if TYPE_CHECKING:
     from attnlens_cli.files.encoded_files import EncodedWriter
-    from attnlens_client import AttentionQuery, Client, Embeddings, HeadPart, ModelInfo
+    from attnlens_client import AttentionQuery, Client, Embeddings, ModelInfo, TextPart
 
 ROLES = {
     "attention": "attention_weights",
@@ -244,19 +244,19 @@ class _Work:
 
     def _write(self, writer: "EncodedWriter", batch: list[Line], progress: TextProgress) -> None:
         """Ask for the texts of one batch, and write each as its layers come."""
-        from attnlens_client import HeadPart
+        from attnlens_client import TextPart
 
         given = [line.text for line in batch]
         embeddings = self.client.embed_with_usage(given, **self.options) if self.plan.embedding else None
         names = list(self.plan.queries)
         # Where only embeddings are asked for, the stream brings the tokens, and needs something to bring.
         wants_states = self.plan.hidden_states or not names
-        parts = self.client.stream_parts(
+        parts = self.client.encode_stream_parts(
             given, attention=list(self.plan.queries.values()), hidden_states=wants_states, **self.options
         )
         first, line = self.counts.texts, None
         for part in parts:
-            if isinstance(part, HeadPart):
+            if isinstance(part, TextPart):
                 self._ended(writer, line, progress)
                 line = batch[part.input_index]
                 self._begin(writer, line, part, embeddings, first + part.input_index)
@@ -269,7 +269,7 @@ class _Work:
         self,
         writer: "EncodedWriter",
         line: Line,
-        part: "HeadPart",
+        part: "TextPart",
         embeddings: "Embeddings | None",
         index: int,
     ) -> None:
