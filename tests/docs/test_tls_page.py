@@ -12,7 +12,7 @@ import pytest
 from pages.blocks import ROOT, Block, blocks_of
 from served import ServerProcess
 
-_, ERRORS = (ROOT / "docs" / "tls.md").read_text("utf-8").split("\n## What goes wrong\n")
+_, ERRORS = (ROOT / "docs" / "tls.md").read_text("utf-8").split("\n## Fix TLS errors\n")
 BLOCKS = blocks_of("docs/tls.md")
 EXAMPLE_ADDRESS = "127.0.0.1:50051"
 
