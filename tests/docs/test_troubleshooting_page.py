@@ -23,7 +23,7 @@ def rows(heading: str) -> list[str]:
 
 def test_every_reason_is_there_with_the_exception_that_it_raises() -> None:
     reasons = {name.removeprefix("ERROR_REASON_") for name in ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
-    listed = dict(re.findall(r"`(\w+)`", cell) for cell in rows("Errors of a server, by reason"))
+    listed = dict(re.findall(r"`(\w+)`", cell) for cell in rows("Server errors by reason"))
     assert set(listed) == reasons
     for reason, name in listed.items():
         assert getattr(attnlens_client, name) is _BY_REASON[reason]
@@ -42,7 +42,7 @@ def strings() -> Iterator[str]:
 
 
 def test_the_messages_are_those_of_the_programs() -> None:
-    headings = ("A command does not reach a server", "The server does not start", "An export is refused")
+    headings = ("A command cannot connect", "The server does not start", "An export fails")
     told = [cell.strip("`") for heading in headings for cell in rows(heading)]
     assert len(told) > 15
     known = "\n".join(strings())
