@@ -90,8 +90,8 @@ def full_page() -> Page:
             description="A product of two vectors each.",
         ),
         contrast=Contrast(
-            nearer="It slept.",
-            farther="It ran.",
+            to="It slept.",
+            rather_than="It ran.",
             scores=scores_of(np.linspace(-1, 1, 11, dtype=np.float32), 0.1),
         ),
         labels=[HeadLabels(0, 2, ("previous token",)), HeadLabels(1, 3, ("broad", "next token"))],

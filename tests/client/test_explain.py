@@ -127,7 +127,7 @@ def test_failures_name_the_argument(minilm_server: ServerProcess, connect: Call)
     with connect(minilm_server.address) as call:
         with pytest.raises(InputTooLongError, match=r"texts\[1\] has 302 tokens"):
             call("explain", ["a", "word " * 300])
-        with pytest.raises(InputTooLongError, match="other has 302 tokens"):
+        with pytest.raises(InputTooLongError, match="to has 302 tokens"):
             call("explain", ["a"], to="word " * 300)
         with pytest.raises(InputTooLongError, match=r"pairs\[0\].b has 302 tokens"):
             call("compare", "a", "word " * 300)

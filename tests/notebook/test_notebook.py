@@ -37,7 +37,7 @@ def test_a_widget_has_the_script_of_the_file_and_the_maps_as_bytes() -> None:
 def test_a_view_has_what_the_server_says(client: Client) -> None:
     widget = view(client, FIRST, SECOND, rather_than="A man is eating.")
     assert widget.page["title"] == f"{FIRST} / {SECOND} rather than A man is eating."
-    assert widget.page["contrast"]["farther"] == "A man is eating."
+    assert widget.page["contrast"]["ratherThan"] == "A man is eating."
     assert widget.page["texts"][0]["scores"][0]["sum"] == pytest.approx(0.667446, abs=1e-5)
     assert len(widget.maps) == 12
 

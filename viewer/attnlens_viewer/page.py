@@ -144,12 +144,12 @@ class Contrast:
     """Why the first text is nearer to one text than to another.
 
     Attributes:
-        nearer, farther: the two texts.
+        to, rather_than: the nearer and the farther text.
         scores: of the first text's tokens; they add up to the difference of the two cosines.
     """
 
-    nearer: str
-    farther: str
+    to: str
+    rather_than: str
     scores: Scores
 
 

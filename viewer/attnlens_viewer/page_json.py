@@ -91,8 +91,8 @@ def _pair(pair: PairMatrix) -> dict[str, object]:
 
 def _contrast(contrast: Contrast) -> dict[str, object]:
     return {
-        "nearer": contrast.nearer,
-        "farther": contrast.farther,
+        "to": contrast.to,
+        "ratherThan": contrast.rather_than,
         "scores": _scores(contrast.scores),
     }
 

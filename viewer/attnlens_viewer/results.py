@@ -125,8 +125,8 @@ class ReadMatrix:
 class ReadContrast:
     """What the first text's tokens did for being nearer to one text than to another one."""
 
-    nearer: str
-    farther: str
+    to: str
+    rather_than: str
     scores: MethodScores
 
 
@@ -159,21 +159,21 @@ def page_of(
         contrast=None
         if contrast is None
         else Contrast(
-            nearer=contrast.nearer,
-            farther=contrast.farther,
+            to=contrast.to,
+            rather_than=contrast.rather_than,
             scores=_scores(contrast.scores, DIFFERENCE),
         ),
         notes=notes,
     )
 
 
-def target_of(other: str | None, farther: str | None = None) -> str:
+def target_of(to: str | None, rather_than: str | None = None) -> str:
     """Return what the scores of a single text add up to, in words."""
-    if other is None:
+    if to is None:
         return OWN_VECTOR
-    if farther is None:
-        return f"the cosine with {_quoted(other)}"
-    return f"the cosine with {_quoted(other)} less that with {_quoted(farther)}"
+    if rather_than is None:
+        return f"the cosine with {_quoted(to)}"
+    return f"the cosine with {_quoted(to)} less that with {_quoted(rather_than)}"
 
 
 def _quoted(text: str) -> str:
@@ -182,12 +182,12 @@ def _quoted(text: str) -> str:
 
 def title_of(texts: Sequence[str], contrast: ReadContrast | None = None) -> str:
     """Return the beginning of each text: "A", "A / B", or "A / B rather than C" for a contrast."""
-    compared = () if contrast is None else (contrast.nearer, contrast.farther)
+    compared = () if contrast is None else (contrast.to, contrast.rather_than)
     room = _MAX_TITLE // (1 + len(compared) if compared else len(texts))
     if contrast is None:
         return " / ".join(_beginning(text, room) for text in texts)
-    first, nearer, farther = (_beginning(text, room) for text in (texts[0], *compared))
-    return f"{first} / {nearer} rather than {farther}"
+    first, to, rather_than = (_beginning(text, room) for text in (texts[0], *compared))
+    return f"{first} / {to} rather than {rather_than}"
 
 
 def _beginning(text: str, room: int) -> str:

@@ -42,8 +42,8 @@ export interface PairData {
 }
 
 export interface ContrastData {
-  nearer: string;
-  farther: string;
+  to: string;
+  ratherThan: string;
   scores: ScoresData;
 }
 

@@ -41,7 +41,7 @@ def count_heads(question: Question) -> Step:
         to_try=[
             (
                 "Change the text so that the answer should change (“tired” to “wide”), and count again with "
-                f"--to and --than. A head that gives “{target}” the same weight then does not resolve "
+                f"--to and --rather-than. A head that gives “{target}” the same weight then does not resolve "
                 "the word."
             )
         ],

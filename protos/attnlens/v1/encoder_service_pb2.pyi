@@ -1518,9 +1518,9 @@ class ExplainRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
-    ITSELF_FIELD_NUMBER: _builtins.int
+    OWN_EMBEDDING_FIELD_NUMBER: _builtins.int
     DIRECTION_FIELD_NUMBER: _builtins.int
-    OTHER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
     CONTRAST_FIELD_NUMBER: _builtins.int
     TARGET_PROMPT_FIELD_NUMBER: _builtins.int
     METHODS_FIELD_NUMBER: _builtins.int
@@ -1529,7 +1529,7 @@ class ExplainRequest(_message.Message):
     model: _builtins.str
     """The model's name. Empty: the server's only model."""
     truncate: _builtins.bool
-    """Cut a text that is too long, those of `other` and `contrast` too, rather than refuse the request."""
+    """Cut a text that is too long, those of `to` and `contrast` too, rather than refuse the request."""
     pooling: _manifest_pb2.Pooling.ValueType
     """As in Embed."""
     dimensions: _builtins.int
@@ -1547,7 +1547,7 @@ class ExplainRequest(_message.Message):
         """What is put before each text. Unset: the model's default prompt, if it has one."""
 
     @_builtins.property
-    def itself(self) -> Global___Itself:
+    def own_embedding(self) -> Global___OwnEmbedding:
         """d = p / |p|: the target is 1."""
 
     @_builtins.property
@@ -1557,7 +1557,7 @@ class ExplainRequest(_message.Message):
         """
 
     @_builtins.property
-    def other(self) -> Global___Input:
+    def to(self) -> Global___Input:
         """d is the embedding q of this text, scaled to length 1: the target is the cosine of p and q."""
 
     @_builtins.property
@@ -1568,7 +1568,7 @@ class ExplainRequest(_message.Message):
 
     @_builtins.property
     def target_prompt(self) -> Global___Prompt:
-        """What is put before the texts of `other` and `contrast`. Unset: the model's default prompt, if it has one."""
+        """What is put before the texts of `to` and `contrast`. Unset: the model's default prompt, if it has one."""
 
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_explanation_pb2.ExplainMethod.ValueType]:
@@ -1583,27 +1583,27 @@ class ExplainRequest(_message.Message):
         prompt: Global___Prompt | None = ...,
         pooling: _manifest_pb2.Pooling.ValueType = ...,
         dimensions: _builtins.int = ...,
-        itself: Global___Itself | None = ...,
+        own_embedding: Global___OwnEmbedding | None = ...,
         direction: _tensor_pb2.Tensor | None = ...,
-        other: Global___Input | None = ...,
+        to: Global___Input | None = ...,
         contrast: Global___Contrast | None = ...,
         target_prompt: Global___Prompt | None = ...,
         methods: _abc.Iterable[_explanation_pb2.ExplainMethod.ValueType] | None = ...,
         level: _explanation_pb2.ExplainLevel.ValueType = ...,
         head_contributions: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "itself", b"itself", "other", b"other", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "direction", b"direction", "own_embedding", b"own_embedding", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "itself", b"itself", "level", b"level", "methods", b"methods", "model", b"model", "other", b"other", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contrast", b"contrast", "dimensions", b"dimensions", "direction", b"direction", "head_contributions", b"head_contributions", "inputs", b"inputs", "level", b"level", "methods", b"methods", "model", b"model", "own_embedding", b"own_embedding", "pooling", b"pooling", "prompt", b"prompt", "target", b"target", "target_prompt", b"target_prompt", "to", b"to", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["itself", "direction", "other", "contrast"]  # noqa: Y015
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["own_embedding", "direction", "to", "contrast"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
 Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
 
 @_typing.final
-class Itself(_message.Message):
+class OwnEmbedding(_message.Message):
     """The embedding of each text itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1617,7 +1617,7 @@ class Itself(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Itself: _TypeAlias = Itself  # noqa: Y015
+Global___OwnEmbedding: _TypeAlias = OwnEmbedding  # noqa: Y015
 
 @_typing.final
 class Contrast(_message.Message):
@@ -1625,25 +1625,25 @@ class Contrast(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NEARER_FIELD_NUMBER: _builtins.int
-    FARTHER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    RATHER_THAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def nearer(self) -> Global___Input:
+    def to(self) -> Global___Input:
         """d grows towards this one."""
 
     @_builtins.property
-    def farther(self) -> Global___Input:
+    def rather_than(self) -> Global___Input:
         """It grows away from this one."""
 
     def __init__(
         self,
         *,
-        nearer: Global___Input | None = ...,
-        farther: Global___Input | None = ...,
+        to: Global___Input | None = ...,
+        rather_than: Global___Input | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["farther", b"farther", "nearer", b"nearer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rather_than", b"rather_than", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["farther", b"farther", "nearer", b"nearer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rather_than", b"rather_than", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

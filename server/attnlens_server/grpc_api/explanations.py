@@ -85,13 +85,11 @@ def _target(request: pb.ExplainRequest, found: list[FieldViolation]) -> Towards:
     match request.WhichOneof("target"):
         case "direction":
             return Towards(direction=_direction(request.direction, found))
-        case "other":
-            return Towards(other=input_of(request.other))
+        case "to":
+            return Towards(to=input_of(request.to))
         case "contrast":
-            nearer, farther = (
-                input_of(message) for message in (request.contrast.nearer, request.contrast.farther)
-            )
-            return Towards(contrast=(nearer, farther))
+            contrast = request.contrast
+            return Towards(contrast=(input_of(contrast.to), input_of(contrast.rather_than)))
     return Towards()
 
 

@@ -36,8 +36,8 @@ _FORM_FIELDS = {
     "pairs[0].a": "text",
     "inputs[1]": "other",
     "pairs[0].b": "other",
-    "contrast.nearer": "other",
-    "contrast.farther": "rather_than",
+    "contrast.to": "other",
+    "contrast.rather_than": "rather_than",
     "contrast": "rather_than",
 }
 _HEADERS = {

@@ -166,7 +166,12 @@ REFUSED = {
     "heads": (("explain", "a", "--heads"), "--heads needs --json", 2),
     "verify itself": (("explain", "a", "--verify", "--method", "leave_one_out"), "give another --method", 2),
     "too long": (("explain", "word " * 300), "TEXT has 302 tokens, the model takes 256: shorten it", 1),
-    "a long target": (("explain", "a", "--to", "word " * 300), "other has 302 tokens", 1),
+    "a long target": (("explain", "a", "--to", "word " * 300), "--to has 302 tokens, the model takes 256", 1),
+    "a long contrast": (
+        ("explain", "a", "--to", "b", "--rather-than", "word " * 300),
+        "--rather-than has 302 tokens",
+        1,
+    ),
     "a long second": (("compare", "a", "word " * 300), "the second TEXT has 302 tokens", 1),
 }
 

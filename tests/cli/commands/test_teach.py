@@ -37,7 +37,7 @@ def test_files_take_the_place_of_the_print_and_hold_the_head(
 ) -> None:
     files = [tmp_path / f"it{suffix}" for suffix in (".md", ".html", ".npz")]
     options = [f"--{name}={file}" for name, file in zip(("markdown", "html", "npz"), files, strict=True)]
-    asked = ("--token", "it", "--to", "animal", "--than", "tired", "--no-cost")
+    asked = ("--token", "it", "--to", "animal", "--rather-than", "tired", "--no-cost")
     result = run("teach", minilm_bundle, SENTENCE, *asked, *options)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "", 3)
     assert "more than “tired”" in files[0].read_text("utf-8")

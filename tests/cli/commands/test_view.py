@@ -84,7 +84,7 @@ def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
         vectors = client.embed([first, second, third], normalize=True)
     difference = float(vectors[0] @ vectors[1] - vectors[0] @ vectors[2])
     assert data["contrast"]["scores"]["sum"] == pytest.approx(difference, abs=1e-5)
-    assert (data["contrast"]["nearer"], data["contrast"]["farther"]) == (second, third)
+    assert (data["contrast"]["to"], data["contrast"]["ratherThan"]) == (second, third)
     assert view(first, second, "--matrix", "interaction", "-o", path).returncode == 0
     pair = data_of(path)["pair"]
     assert (pair["name"], pair["similarity"]) == ("Interaction", None)

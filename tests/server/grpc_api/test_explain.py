@@ -159,7 +159,7 @@ def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minil
         return np.asarray(mean / np.linalg.norm(mean))
 
     whole, other = embed(None), vector(stub, B)
-    [text] = explain(stub, SENTENCE, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT], other=given(B))
+    [text] = explain(stub, SENTENCE, methods=[EXPLAIN_METHOD_LEAVE_ONE_OUT], to=given(B))
     found = from_tensor(text.scores[0].values)
     for token in range(1, ids.shape[1] - 1):
         assert found[token] == pytest.approx((whole - embed(token)) @ other, abs=1e-5)
@@ -169,10 +169,10 @@ def test_leaving_a_token_out_is_a_run_of_its_own(stub: EncoderServiceStub, minil
 # --- every target, pooling and cut ----------------------------------------------------------------
 
 TARGETS: dict[str, dict[str, Any]] = {
-    "itself": {},
+    "own_embedding": {},
     "direction": {"direction": tensor(np.random.default_rng(0).standard_normal(384))},
-    "other": {"other": given(B)},
-    "contrast": {"contrast": pb.Contrast(nearer=given(B), farther=given("It rained."))},
+    "to": {"to": given(B)},
+    "contrast": {"contrast": pb.Contrast(to=given(B), rather_than=given("It rained."))},
 }
 
 
@@ -200,9 +200,9 @@ def test_scores_and_baseline_add_up_to_what_embed_returns(
 
 
 def test_a_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceStub) -> None:
-    nearer, farther = given(B), given("It rained.")
-    [both] = explain(stub, A, contrast=pb.Contrast(nearer=nearer, farther=farther))
-    [first], [second] = explain(stub, A, other=nearer), explain(stub, A, other=farther)
+    to, rather_than = given(B), given("It rained.")
+    [both] = explain(stub, A, contrast=pb.Contrast(to=to, rather_than=rather_than))
+    [first], [second] = explain(stub, A, to=to), explain(stub, A, to=rather_than)
     difference = from_tensor(first.scores[0].values) - from_tensor(second.scores[0].values)
     np.testing.assert_allclose(from_tensor(both.scores[0].values), difference, atol=1e-5)
     assert both.target_value == pytest.approx(first.target_value - second.target_value, abs=1e-6)
@@ -210,7 +210,7 @@ def test_a_contrast_is_the_difference_of_two_explanations(stub: EncoderServiceSt
 
 
 def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStub) -> None:
-    for fields in ({}, {"other": given(B)}):
+    for fields in ({}, {"to": given(B)}):
         methods = [EXPLAIN_METHOD_CONTRIBUTIONS, EXPLAIN_METHOD_OUTPUT_SHARE]
         [text] = explain(stub, A, dimensions=50, methods=methods, **fields)
         own = vector(stub, A, dimensions=50)
@@ -226,7 +226,7 @@ def test_only_the_components_that_are_kept_are_explained(stub: EncoderServiceStu
 
 def test_the_prompts_of_text_and_target_are_their_own(stub: EncoderServiceStub) -> None:
     prompt, other = pb.Prompt(text="query: "), pb.Prompt(text="passage: ")
-    [text] = explain(stub, A, prompt=prompt, other=given(B), target_prompt=other)
+    [text] = explain(stub, A, prompt=prompt, to=given(B), target_prompt=other)
     expected = vector(stub, A, prompt=prompt) @ vector(stub, B, prompt=other)
     assert text.target_value == pytest.approx(expected, abs=1e-5)
     assert [token.source for token in text.tokens[:3]] == [1, 2, 2]
@@ -287,9 +287,9 @@ def test_a_text_has_the_same_scores_alone_and_in_a_crowd(stub: EncoderServiceStu
 
 def test_the_texts_of_one_request_are_told_apart(stub: EncoderServiceStub) -> None:
     texts = [text[:100] for text in TEXTS]  # a run for each token that is left out
-    together = explain(stub, *texts, other=given(B), methods=list(FIGURES))
+    together = explain(stub, *texts, to=given(B), methods=list(FIGURES))
     for text, found in zip(texts, together, strict=True):
-        [alone] = explain(stub, text, other=given(B), methods=list(FIGURES))
+        [alone] = explain(stub, text, to=given(B), methods=list(FIGURES))
         assert [token.id for token in found.tokens] == [token.id for token in alone.tokens]
         for one, other in zip(alone.scores, found.scores, strict=True):
             np.testing.assert_allclose(from_tensor(other.values), from_tensor(one.values), atol=1e-5)
@@ -299,7 +299,7 @@ def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub
     texts = [
         f"The {name} sat there." for name in ("cat", "dog", "king", "car", "judge", "rain", "child", "sun")
     ]
-    for fields in ({}, {"other": given(B)}, {"pooling": POOLING_MAX}):
+    for fields in ({}, {"to": given(B)}, {"pooling": POOLING_MAX}):
         together = explain(stub, *texts, **fields)
         assert len({len(found.tokens) for found in together}) == 1
         for text, found in zip(texts, together, strict=True):
@@ -318,7 +318,7 @@ def test_texts_that_run_in_one_batch_keep_their_numbers(stub: EncoderServiceStub
 
 def test_both_sides_of_a_pair_are_explanations_towards_the_other(stub: EncoderServiceStub) -> None:
     pair = compare(stub, A, B)
-    [a], [b] = explain(stub, A, other=given(B)), explain(stub, B, other=given(A))
+    [a], [b] = explain(stub, A, to=given(B)), explain(stub, B, to=given(A))
     for side, alone in ((pair.a, a), (pair.b, b)):
         np.testing.assert_allclose(
             from_tensor(side.scores[0].values), from_tensor(alone.scores[0].values), atol=1e-5
@@ -338,19 +338,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"direction": Tensor(shape=[4], data=b"12")}, "direction is no tensor: 2 bytes"),
     "no numbers": ({"direction": Tensor()}, r"direction has the shape \[\]|is no tensor"),
     "fp16": ({"direction": Tensor(data_type=DataType.DATA_TYPE_FLOAT16)}, "direction.data_type is 2"),
-    "an empty text": ({"other": pb.Input()}, "other is empty: set text"),
+    "an empty text": ({"to": pb.Input()}, "to is empty: set text"),
     "ids out of range": (
-        {"other": pb.Input(token_ids=pb.TokenIds(ids=[30522]))},
-        r"other.token_ids.ids\[0\] is 30522",
+        {"to": pb.Input(token_ids=pb.TokenIds(ids=[30522]))},
+        r"to.token_ids.ids\[0\] is 30522",
     ),
-    "half a contrast": ({"contrast": pb.Contrast(nearer=given("a"))}, "contrast.farther is empty"),
+    "half a contrast": ({"contrast": pb.Contrast(to=given("a"))}, "contrast.rather_than is empty"),
     "twice the same": (
-        {"contrast": pb.Contrast(nearer=given("a"), farther=given("a"))},
+        {"contrast": pb.Contrast(to=given("a"), rather_than=given("a"))},
         "contrast has two texts of the same embedding",
     ),
-    "a long target": ({"other": given("word " * 300)}, "other has 302 tokens, the model takes 256"),
+    "a long target": ({"to": given("word " * 300)}, "to has 302 tokens, the model takes 256"),
     "a prompt of the target": (
-        {"other": given("a"), "target_prompt": pb.Prompt(name="x")},
+        {"to": given("a"), "target_prompt": pb.Prompt(name="x")},
         "target_prompt.name is 'x': the model has no prompts",
     ),
     "a method twice": ({"methods": [1, 1]}, r"methods\[1\] is EXPLAIN_METHOD_CONTRIBUTIONS: it was asked"),

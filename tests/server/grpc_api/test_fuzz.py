@@ -80,10 +80,10 @@ explain_requests = st.builds(
     prompt=prompts,
     target=st.one_of(
         st.just({}),
-        st.builds(lambda other: {"other": other}, inputs),
+        st.builds(lambda to: {"to": to}, inputs),
         st.builds(lambda direction: {"direction": direction}, tensors),
         st.builds(
-            lambda nearer, farther: {"contrast": pb.Contrast(nearer=nearer, farther=farther)}, inputs, inputs
+            lambda to, rather_than: {"contrast": pb.Contrast(to=to, rather_than=rather_than)}, inputs, inputs
         ),
     ),
     **explain_fields,

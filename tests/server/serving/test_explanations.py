@@ -124,7 +124,7 @@ async def test_scores_add_up_through_dense_layers_and_without_the_prompt(
             common: dict[str, Any] = {"pooling": pooling, "prompt": Prompt(name="query"), **fields}
             own = await vectors(service, *TEXTS, **common)
             [other] = await vectors(service, "the cat", **fields, pooling=pooling, prompt=Prompt(text=""))
-            towards = {"target": Towards(other=Input(text="the cat")), "target_prompt": Prompt(text="")}
+            towards = {"target": Towards(to=Input(text="the cat")), "target_prompt": Prompt(text="")}
             for target, direction in (({}, own), (towards, [other] * len(own))):
                 found = await explain(service, *TEXTS, **common, **target)
                 for text, vector, each in zip(found, own, direction, strict=True):
@@ -166,7 +166,7 @@ async def test_the_norm_is_that_of_the_contributions_towards_each_component(dens
                 for unit_vector in np.eye(dimensions, dtype=np.float32):
                     [text] = await explain(service, TEXTS[2], target=Towards(direction=unit_vector), **common)
                     columns.append(text.scores[0].values)
-                for target in (Towards(), Towards(other=Input(text="the cat"))):
+                for target in (Towards(), Towards(to=Input(text="the cat"))):
                     [found] = await explain(service, TEXTS[2], methods=NORM, target=target, **common)
                     [scores] = found.scores
                     np.testing.assert_allclose(scores.values, np.linalg.norm(columns, axis=0), rtol=1e-5)
@@ -224,7 +224,7 @@ async def test_leaving_out_tokens_of_a_prompt_that_does_not_count_is_measured(de
 
 async def test_embeddings_in_fp16_are_explained_in_fp32(dense_bundle: Path) -> None:
     methods = (ExplainMethod.CONTRIBUTIONS, *MASKED)
-    target = Towards(other=Input(text="the cat"))
+    target = Towards(to=Input(text="the cat"))
     found = []
     for precision in ("fp32", "fp16"):
         async with serving(dense_bundle, precision=precision) as service:
@@ -332,8 +332,8 @@ async def test_an_embedding_of_zeros_has_no_direction(copied: Path) -> None:
     async with serving(copied) as service:
         with pytest.raises(InvalidFieldsError, match=r"inputs\[0\] has an embedding of length 0"):
             await explain(service, "a cat", methods=MASKED, target=Towards(direction=np.ones(10, np.float32)))
-        with pytest.raises(InvalidFieldsError, match="other has an embedding of length 0"):
-            await explain(service, "a cat", target=Towards(other=Input(text="the cat")))
+        with pytest.raises(InvalidFieldsError, match="to has an embedding of length 0"):
+            await explain(service, "a cat", target=Towards(to=Input(text="the cat")))
 
 
 # --- limits ---------------------------------------------------------------------------------------

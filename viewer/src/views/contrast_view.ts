@@ -48,8 +48,8 @@ export class ContrastView implements View {
   }
 }
 
-function lead({ nearer, farther, scores: { sum } }: ContrastData): HTMLElement {
-  const texts = [quoted(nearer), " than with ", quoted(farther), "."];
+function lead({ to, ratherThan, scores: { sum } }: ContrastData): HTMLElement {
+  const texts = [quoted(to), " than with ", quoted(ratherThan), "."];
   if (sum === null) return element("span", {}, "Which words make the cosine similarity higher with ", ...texts);
   const difference = `${plainText(Math.abs(sum))} ${sum < 0 ? "lower" : "higher"}`;
   return element("span", {}, "The cosine similarity is ", element("b", {}, difference), " with ", ...texts);

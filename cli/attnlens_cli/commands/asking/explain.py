@@ -146,7 +146,13 @@ def _fetch(
 ) -> "tuple[Explanation, Page | None]":
     from attnlens_client import Client
 
-    with Client(server.address, **server.client_settings()) as client, too_long_explained("texts[0]", "TEXT"):
+    with (
+        Client(server.address, **server.client_settings()) as client,
+        too_long_explained("texts[0]", "TEXT"),
+        too_long_explained("to", "--to"),
+        too_long_explained("contrast.to", "--to"),
+        too_long_explained("contrast.rather_than", "--rather-than"),
+    ):
         [explanation] = client.explain([text], model=server.model, **options)
         if not with_page:
             return explanation, None

@@ -45,7 +45,7 @@ _file = in_section("What to write")
     "--to", metavar="TOKEN|NUMBER", help="What it should attend to.  [default: what it gives most to there]"
 )
 @_follow(
-    "--than",
+    "--rather-than",
     metavar="TOKEN|NUMBER",
     help="What it should attend to less.  [default: the next of the weights]",
 )
@@ -60,7 +60,7 @@ def teach(
     layer: int | None,
     head: int | None,
     to: str | None,
-    than: str | None,
+    rather_than: str | None,
     cost: bool,
     markdown: str | None,
     html: str | None,
@@ -90,7 +90,9 @@ def teach(
 
     lengths = _COST_LENGTHS if cost else ()
     try:
-        question = ask(directory, text, token, layer=layer, head=head, target=to, rival=than, lengths=lengths)
+        question = ask(
+            directory, text, token, layer=layer, head=head, target=to, rival=rather_than, lengths=lengths
+        )
     except (TextError, UnknownHeadError, UnknownTokenError) as error:
         raise click.UsageError(str(error)) from error
     _write(question, _command(directory, text, token), paths)

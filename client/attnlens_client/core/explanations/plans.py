@@ -174,10 +174,10 @@ def _set_target(
     if direction is not None:
         template.direction.CopyFrom(_vector(direction))
     elif to is not None and rather_than is not None:
-        template.contrast.nearer.CopyFrom(requests.one_input("to", to))
-        template.contrast.farther.CopyFrom(requests.one_input("rather_than", rather_than))
+        template.contrast.to.CopyFrom(requests.one_input("to", to))
+        template.contrast.rather_than.CopyFrom(requests.one_input("rather_than", rather_than))
     elif to is not None:
-        template.other.CopyFrom(requests.one_input("to", to))
+        template.to.CopyFrom(requests.one_input("to", to))
 
 
 def _vector(direction: Sequence[float] | npt.NDArray[np.floating[Any]]) -> Tensor:

@@ -18,20 +18,20 @@ class Towards:
 
     Attributes:
         direction: numbers, of any shape yet.
-        other: a text, towards whose embedding.
+        to: a text, towards whose embedding.
         contrast: two texts: towards the first one's, away from the second one's.
     """
 
     direction: FloatArray | None = None
-    other: Input | None = None
+    to: Input | None = None
     contrast: tuple[Input, Input] | None = None
 
     @property
     def inputs(self) -> dict[str, Input]:
         """The texts by the path of their field."""
         if self.contrast is not None:
-            return {"contrast.nearer": self.contrast[0], "contrast.farther": self.contrast[1]}
-        return {} if self.other is None else {"other": self.other}
+            return {"contrast.to": self.contrast[0], "contrast.rather_than": self.contrast[1]}
+        return {} if self.to is None else {"to": self.to}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
