@@ -21,11 +21,11 @@ A, B = "It was unbelievably wet.", "Rain."
 OUTPUTS = {
     "info": ("info", "--json"),
     "health": ("health", "--json"),
-    "tokenize": ("tokenize", A, "--pair", B, "--json"),
+    "tokenize": ("tokenize", A, "--text-pair", B, "--json"),
     "encode": ("encode", A, "--layer", "0"),
-    "encode words": ("encode", A, "--what", "attention,embedding", "--words", "--no-special"),
+    "encode words": ("encode", A, "--outputs", "attention,embedding", "--words", "--no-special"),
     "attend": ("attend", A, "--json"),
-    "attend words": ("attend", A, "--pair", B, "--words", "--no-special", "--json"),
+    "attend words": ("attend", A, "--text-pair", B, "--words", "--no-special", "--json"),
     "attend top": ("attend", A, "--rollout", "--top", "2", "--json"),
     "attend all": ("attend", A, "--layer", "all", "--head", "all", "--no-special", "--json"),
     "attend all heads": ("attend", A, "--head", "all", "--top", "2", "--json"),
@@ -38,7 +38,7 @@ OUTPUTS = {
         "--rather-than",
         "Sun.",
         "--verify",
-        "--heads",
+        "--head-contributions",
         "--words",
         "--json",
     ),
@@ -58,7 +58,7 @@ def test_an_object_is_as_its_schema_says(run_here: RunHere, minilm_server: Serve
 
 @pytest.mark.parametrize(
     ("command", "args"),
-    [("embed", ()), ("tokenize", ("--input",)), ("encode", ("--what", "embedding", "--input"))],
+    [("embed", ()), ("tokenize", ("--input",)), ("encode", ("--outputs", "embedding", "--input"))],
 )
 def test_a_line_is_as_its_schema_says_and_keeps_other_keys(
     run_here: RunHere, minilm_server: ServerProcess, tmp_path: Path, command: str, args: tuple[str, ...]

@@ -42,7 +42,7 @@ class Reader:
             "PATH": path,
             "COLUMNS": "100",
             "ATTNLENS_ADDRESS": server.address,
-            "ATTNLENS_CACHE": str(folder / "cache"),
+            "ATTNLENS_CACHE_DIR": str(folder / "cache"),
             "HOME": str(folder),
             "PIP_REQUIRE_VIRTUALENV": "1",
         }

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.argument("text", required=False),
     click.option(
-        "--pair", metavar="TEXT", help="A second text, which the model reads with the first as one input."
+        "--text-pair",
+        metavar="TEXT",
+        help="A second text, which the model reads with the first as one input.",
     ),
     click.option(
         "--input",
@@ -46,7 +48,7 @@ class Texts:
     """What to send. The fields are the options above."""
 
     text: str | None
-    pair: str | None
+    text_pair: str | None
     input: str | None
     input_format: str
     prompt_name: str | None
@@ -55,10 +57,12 @@ class Texts:
     def __post_init__(self) -> None:
         if (self.text is None) == (self.input is None):
             raise click.UsageError("give either TEXT or --input FILE")
-        if self.pair is not None and self.text is None:
-            raise click.UsageError('--pair goes with TEXT: JSON lines have the second text as "text_pair"')
+        if self.text_pair is not None and self.text is None:
+            raise click.UsageError(
+                '--text-pair goes with TEXT: JSON lines have the second text as "text_pair"'
+            )
         check_prompt(self.prompt_name, self.prompt)
-        texts = {"TEXT": self.text, "--pair": self.pair}
+        texts = {"TEXT": self.text, "--text-pair": self.text_pair}
         check_sendable({**texts, "--prompt": self.prompt, "--prompt-name": self.prompt_name})
 
     @property
@@ -89,17 +93,17 @@ class Texts:
             while batch := list(islice(lines, size)):
                 yield batch
             return
-        if self.pair is not None and not model.text_pairs:
-            raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--pair'")
+        if self.text_pair is not None and not model.text_pairs:
+            raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--text-pair'")
         text = self.text or ""
-        yield [Line(text if self.pair is None else (text, self.pair), 0, 0)]
+        yield [Line(text if self.text_pair is None else (text, self.text_pair), 0, 0)]
 
     def name_of(self, line: Line) -> str:
         """Return what the user calls a text."""
         file = self.file
         if file is not None:
             return f"{file.name}, line {line.number}"
-        return "TEXT" if self.pair is None else "TEXT with --pair"
+        return "TEXT" if self.text_pair is None else "TEXT with --text-pair"
 
 
 def text_options(command: Callable[..., None]) -> Callable[..., None]:

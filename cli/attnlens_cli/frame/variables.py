@@ -12,7 +12,7 @@ from attnlens_cli.show.printable import printable
 
 _PREFIX = "ATTNLENS_"
 # Read by more than one command, or by none of them: docs/settings.md.
-_OTHERS = {"CACHE", "DEBUG"}
+_OTHERS = {"CACHE_DIR", "DEBUG"}
 # What Kubernetes and Docker set for a service or a container with our name.
 _OF_A_SERVICE = re.compile(r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _URL_OF_A_SERVICE = re.compile(r"(tcp|udp|sctp)://.*")  # the value of NAME_PORT

@@ -56,7 +56,7 @@ def default_directory() -> Path:
     try:
         return (given if given.is_absolute() else Path.home() / ".cache") / "attnlens"
     except RuntimeError as error:
-        raise click.UsageError(f"there is no place for a cache ({error}): give --cache DIR") from error
+        raise click.UsageError(f"there is no place for a cache ({error}): give --cache-dir DIR") from error
 
 
 def wanted(checkpoint: Checkpoint, precision: str) -> Wanted:
@@ -212,7 +212,7 @@ class Entry:
         except OSError as error:
             raise click.ClickException(
                 f"the cache {self.directory.parent} can't be written ({error.strerror}): give another "
-                "--cache DIR"
+                "--cache-dir DIR"
             ) from error
         with lock:
             try:

@@ -6,9 +6,9 @@ import click
 
 source_argument = click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
 cache_option = click.option(
-    "--cache",
+    "--cache-dir",
     metavar="DIR",
-    envvar="ATTNLENS_CACHE",
+    envvar="ATTNLENS_CACHE_DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where bundles of checkpoints are kept.  [default: ~/.cache/attnlens; ATTNLENS_CACHE]",
+    help="Where bundles of checkpoints are kept.  [default: ~/.cache/attnlens; ATTNLENS_CACHE_DIR]",
 )

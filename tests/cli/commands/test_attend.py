@@ -133,7 +133,7 @@ def test_a_text_that_is_not_utf_8_is_a_mistake(run: Run) -> None:
 
 
 def test_tokens_of_a_prompt_and_of_a_second_text_are_marked(run: Run, minilm_server: ServerProcess) -> None:
-    pair = ("attend", "Who rained?", "--pair", "It rained.", "--prompt", "query: ")
+    pair = ("attend", "Who rained?", "--text-pair", "It rained.", "--prompt", "query: ")
     shown = run(*pair, "--address", minilm_server.address).stdout.splitlines()
     assert [line[4:19].strip() for line in shown[4:]] == [
         "[CLS]", "query (prompt)", ": (prompt)", "who", "rained", "?", "[SEP]", "it (second)",
@@ -152,7 +152,7 @@ def test_tokens_of_a_prompt_and_of_a_second_text_are_marked(run: Run, minilm_ser
 
 
 def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProcess) -> None:
-    args = ("attend", "Who?", "--pair", "Unfathomable!", "--token", "unfathomable")
+    args = ("attend", "Who?", "--text-pair", "Unfathomable!", "--token", "unfathomable")
     result = run(*args, "--address", minilm_server.address)
     found = [line for line in result.stdout.splitlines() if line.startswith("Token ")]
     assert len(found) > 1
@@ -160,16 +160,16 @@ def test_a_word_of_the_second_text_is_found(run: Run, minilm_server: ServerProce
 
 
 def test_a_pair_that_is_too_long_is_refused(run: Run, minilm_server: ServerProcess) -> None:
-    long = ("attend", "Who?", "--pair", "word " * 300, "--address", minilm_server.address)
+    long = ("attend", "Who?", "--text-pair", "word " * 300, "--address", minilm_server.address)
     assert "the two texts have 305 tokens, the model takes 256: shorten them, or give" in run(*long).stderr
     assert "the first 256 tokens of 305" in run(*long, "--truncate").stdout
 
 
 def test_a_model_without_pairs_refuses_them(server: ScriptedServer, run: Run) -> None:
-    result = run("attend", "a", "--pair", "b", "--address", server.address)
+    result = run("attend", "a", "--text-pair", "b", "--address", server.address)
     assert (result.returncode, result.stderr) == (
         2,
-        "attnlens attend: invalid value for '--pair': scripted takes no pairs of texts\n",
+        "attnlens attend: invalid value for '--text-pair': scripted takes no pairs of texts\n",
     )
     assert run("attend", "a", "--prompt", "b", "--prompt-name", "c").returncode == 2
 

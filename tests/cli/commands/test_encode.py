@@ -58,7 +58,9 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     run_here: RunHere, minilm_server: ServerProcess
 ) -> None:
     chosen = ("--layer", "-1", "--layer", "0", "--head", "3", "--words", "--no-special")
-    code, out, _ = run_here("encode", TEXT, "--pair", SECOND, *chosen, "--address", minilm_server.address)
+    code, out, _ = run_here(
+        "encode", TEXT, "--text-pair", SECOND, *chosen, "--address", minilm_server.address
+    )
     told = json.loads(out)
     found, embedding = encoded(minilm_server.address, (TEXT, SECOND), level="words", special_tokens="drop")
     expected = found.attention[0]
@@ -81,7 +83,7 @@ def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
     source, output = tmp_path / "texts.jsonl", tmp_path / "texts.npz"
     lines = [{"text": TEXT, "id": "a"}, {"text": ""}, {"text": TEXT, "text_pair": SECOND}]
     source.write_text("\n\n".join(json.dumps(line) for line in lines))
-    options = ("--what", "attention,embedding", "--batch-size", "2", "--dtype", "float16")
+    options = ("--outputs", "attention,embedding", "--batch-size", "2", "--dtype", "float16")
     args = ("--input", source, "--address", minilm_server.address)
     assert run_here("encode", *args, *options, "-o", output)[0] == 0
     with np.load(output) as arrays:
@@ -93,7 +95,7 @@ def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
         assert [arrays[f"{row}/attention"].shape[2] for row in range(3)] == counts
         assert arrays["1/embedding"].dtype == np.float16
         assert arrays["2/token_sources"].tolist().count("second_text") == 2
-    code, out, _ = run_here("encode", *args, "--what", "embedding")
+    code, out, _ = run_here("encode", *args, "--outputs", "embedding")
     told = [json.loads(line) for line in out.splitlines()]
     assert (code, [line["index"] for line in told], told[0]["id"]) == (0, [0, 1, 2], "a")
     assert "hidden_states" not in told[0]
@@ -105,11 +107,12 @@ def test_a_text_that_is_too_long_is_named_or_cut(
     source, output = tmp_path / "texts.txt", tmp_path / "texts.jsonl"
     source.write_text("short\n" + "word " * 300)
     args = ("encode", "--input", source, "-o", output, "--address", minilm_server.address)
-    code, _, err = run_here(*args, "--what", "hidden_states")
+    code, _, err = run_here(*args, "--outputs", "hidden_states")
     assert (code, err.count("\n"), output.exists()) == (1, 1, False)
     assert f"{source}, line 2 has 302 tokens, the model takes 256: shorten it, or give --truncate" in err
     assert (
-        "2 texts, 1 of them truncated, 259 tokens" in run_here(*args, "--what", "embedding", "--truncate")[2]
+        "2 texts, 1 of them truncated, 259 tokens"
+        in run_here(*args, "--outputs", "embedding", "--truncate")[2]
     )
     second = json.loads(output.read_text().splitlines()[1])
     assert (second["num_tokens"], second["num_tokens_total"], second["truncated"]) == (256, 302, True)
@@ -122,7 +125,7 @@ def test_gates_are_an_output_of_their_own_and_numbers_come_in_streams(
     assert run_here("encode", "abc", "-o", output, "--address", server.address)[0] == 0
     with np.load(output) as arrays:
         assert (arrays["attention"].shape, arrays["head_gates"].shape) == ((2, 2, 3, 3), (2, 3, 2))
-    told = json.loads(run_here("encode", "abc", "--what", "head_gates", "--address", server.address)[1])
+    told = json.loads(run_here("encode", "abc", "--outputs", "head_gates", "--address", server.address)[1])
     assert np.shape(told["head_gates"]["gates"]) == (2, 3, 2)
     kinds = {type(request) for request in server.requests}
     assert kinds == {pb.GetModelRequest, pb.EmbedRequest, pb.EncodeStreamRequest}
@@ -147,16 +150,19 @@ def test_a_wrong_reply_leaves_no_file(
     [
         ((), "give either TEXT or --input FILE"),
         (("a", "--input", __file__), "give either TEXT or --input FILE"),
-        (("--input", __file__, "--pair", "b"), "--pair goes with TEXT: JSON lines have the second text as"),
-        (("a", "--what", "vectors"), "'vectors' is none of embedding, hidden_states, attention, "),
-        (("a", "--what", ""), "'' is none of embedding, hidden_states, attention, "),
-        (("a", "--what", "attention_composed"), "scripted has no attention_composed in these layers"),
+        (
+            ("--input", __file__, "--text-pair", "b"),
+            "--text-pair goes with TEXT: JSON lines have the second text as",
+        ),
+        (("a", "--outputs", "vectors"), "'vectors' is none of embedding, hidden_states, attention, "),
+        (("a", "--outputs", ""), "'' is none of embedding, hidden_states, attention, "),
+        (("a", "--outputs", "attention_composed"), "scripted has no attention_composed in these layers"),
         (
             ("a", "--layer", "2"),
             "invalid value for '--layer': 2: scripted has the layers 0 to 1, or -2 to -1",
         ),
         (("a", "--head", "-3"), "invalid value for '--head': -3: scripted has the heads 0 to 1, or -2 to -1"),
-        (("a", "--pair", "b"), "invalid value for '--pair': scripted takes no pairs of texts"),
+        (("a", "--text-pair", "b"), "invalid value for '--text-pair': scripted takes no pairs of texts"),
         (("a", "-o", "x.npy"), "x.npy must end in .npz or .jsonl or .json"),
         (("--input", __file__, "-o", "x.json"), "several texts are JSON lines: end it in .jsonl"),
         (("a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name or --prompt"),

@@ -94,7 +94,7 @@ def test_a_contrast_has_bars_of_either_sign(ask: Run) -> None:
 
 def test_json_has_all_of_it_and_null_for_what_is_no_number(ask: Run) -> None:
     methods = ("--method", "contributions", "--method", "output_share")
-    result = ask("explain", A, "--to", B, "--json", "--verify", "--heads", *methods)
+    result = ask("explain", A, "--to", B, "--json", "--verify", "--head-contributions", *methods)
     answer = json.loads(result.stdout)
     assert (answer["text"], answer["to"]) == (A, B)
     assert "rather_than" not in answer
@@ -163,7 +163,7 @@ REFUSED = {
     "rather-than alone": (("explain", "a", "--rather-than", "b"), "--rather-than needs --to", 2),
     "two prompts": (("explain", "a", "--prompt", "b", "--prompt-name", "c"), "give either --prompt-name", 2),
     "json of some": (("explain", "a", "--json", "--top", "3"), "--json prints all scores", 2),
-    "heads": (("explain", "a", "--heads"), "--heads needs --json", 2),
+    "heads": (("explain", "a", "--head-contributions"), "--head-contributions needs --json", 2),
     "verify itself": (("explain", "a", "--verify", "--method", "leave_one_out"), "give another --method", 2),
     "too long": (("explain", "word " * 300), "TEXT has 302 tokens, the model takes 256: shorten it", 1),
     "a long target": (("explain", "a", "--to", "word " * 300), "--to has 302 tokens, the model takes 256", 1),

@@ -40,7 +40,7 @@ def answering(*replies: bytes) -> Iterator[tuple[str, list[bytes]]]:
     server.stop(None).wait()
 
 
-@pytest.mark.parametrize("options", [(), ("--attentions",), ("--wait", "5")])
+@pytest.mark.parametrize("options", [(), ("--attention",), ("--wait", "5")])
 def test_a_real_server_is_serving(
     run_here: RunHere, minilm_server: ServerProcess, options: tuple[str, ...]
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_real_server_is_serving(
 
 
 def test_a_server_without_attention_weights_is_told(run_here: RunHere, minilm_server: ServerProcess) -> None:
-    code, out, _ = run_here("health", "--attentions", "--json", "--address", minilm_server.address)
+    code, out, _ = run_here("health", "--attention", "--json", "--address", minilm_server.address)
     assert (code, json.loads(out)) == (
         0,
         {"address": minilm_server.address, "service": f"{SERVICE}.attentions", "status": "serving"},

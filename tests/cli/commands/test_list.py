@@ -90,8 +90,8 @@ def test_without_directories_the_cache_and_bundles_are_looked_at(
 ) -> None:
     monkeypatch.chdir(bundles.parent)
     shutil.copytree(STORED_BUNDLE, tmp_path / "cache" / "org--model")
-    assert {"sound", "org--model"} <= set(listed("--cache", tmp_path / "cache"))
+    assert {"sound", "org--model"} <= set(listed("--cache-dir", tmp_path / "cache"))
     monkeypatch.chdir(tmp_path / "cache")
-    result = run_list("--cache", tmp_path / "none")
+    result = run_list("--cache-dir", tmp_path / "none")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr == f"no bundles in {tmp_path}/none and bundles\n"

@@ -30,7 +30,7 @@ def test_every_token_has_a_row(run_here: RunHere, minilm_server: ServerProcess) 
 def test_json_says_what_the_model_takes_and_what_stands_where(
     run_here: RunHere, minilm_server: ServerProcess
 ) -> None:
-    args = ("--pair", "b", "--json", "--address", minilm_server.address)
+    args = ("--text-pair", "b", "--json", "--address", minilm_server.address)
     told = json.loads(run_here("tokenize", TEXT, *args)[1])
     assert (told["text"], told["text_pair"], told["max_tokens"]) == (TEXT, "b", 256)
     assert told["num_tokens_total"] == len(told["tokens"])

@@ -66,10 +66,10 @@ def test_what_to_run_next_has_the_cache_and_the_start_of_a_long_text(
 ) -> None:
     monkeypatch.setattr(resolve, "resolve", lambda *_: STORED_BUNDLE)  # as if the cache had it
     cache = tmp_path / "a cache"
-    result = run_try("--cache", cache, "org/name", "the cat's mat. " * 40)
+    result = run_try("--cache-dir", cache, "org/name", "the cat's mat. " * 40)
     assert (result.exit_code, result.stderr) == (0, "")
     serve, view, python = result.stdout.partition("\nnext\n")[2].splitlines()
-    assert serve == f"  attnlens serve org/name --cache {shlex.quote(str(cache))}"
+    assert serve == f"  attnlens serve org/name --cache-dir {shlex.quote(str(cache))}"
     assert shlex.split(view)[2] == ("the cat's mat. " * 40)[:69] + "…"
     assert python.count("the cat's mat.") < 10
 

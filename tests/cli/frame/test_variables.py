@@ -115,7 +115,7 @@ def test_variables_of_other_commands_and_of_services_give_no_warning(
 ) -> None:
     env = {
         "ATTNLENS_ADDRESS": server.address,
-        "ATTNLENS_CACHE": "/tmp",
+        "ATTNLENS_CACHE_DIR": "/tmp",
         "ATTNLENS_DEBUG": "0",
         "ATTNLENS_LOG_LEVEL": "error",
         "ATTNLENS_EMBED_BATCH_SIZE": "5",

@@ -17,7 +17,7 @@ def test_a_checkpoint_is_served_by_a_process_that_never_had_pytorch(tmp_path: Pa
     MODELS["wordpiece"].make().save_pretrained(checkpoint)
     copy_without_json("wordpiece", checkpoint)
     write_pooling_files(checkpoint, 96)
-    with ServerProcess(checkpoint, "--cache", str(cache)) as server, Client(server.address) as client:
+    with ServerProcess(checkpoint, "--cache-dir", str(cache)) as server, Client(server.address) as client:
         assert client.embed(["a text"]).shape == (1, 96)
         assert client.get_model().name == "tiny"
         assert "Tracing the encoder\n" in server.log()

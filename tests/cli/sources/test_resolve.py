@@ -365,7 +365,7 @@ def test_sigterm_ends_the_export_and_the_command(
     monkeypatch.setattr(subprocess, "Popen", Watched)
     stopper = threading.Thread(target=stop_once_it_waits)
     stopper.start()
-    result = CliRunner().invoke(serve, [str(checkpoint), "--cache", str(tmp_path / "cache")])
+    result = CliRunner().invoke(serve, [str(checkpoint), "--cache-dir", str(tmp_path / "cache")])
     stopper.join()
     assert result.exit_code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
@@ -421,7 +421,7 @@ def test_a_cache_that_cannot_be_made_says_how_to_choose_another(
 ) -> None:
     del exporter
     (tmp_path / "file").touch()
-    with pytest.raises(click.ClickException, match=r"can't be written \(.*\): give another --cache DIR"):
+    with pytest.raises(click.ClickException, match=r"can't be written \(.*\): give another --cache-dir DIR"):
         resolved(checkpoint, tmp_path / "file" / "cache")
 
 

@@ -64,10 +64,12 @@ Example:
   attnlens attend "It rained." --layer 3 --head 1 --image rain.png
   attnlens attend "It rained, so it was wet." --layer all --head all --image heads.svg
   attnlens attend "It was unbelievably wet." --words --no-special --layer mean
-  attnlens attend "How did it get wet?" --pair "It rained." --layer 3""",
+  attnlens attend "How did it get wet?" --text-pair "It rained." --layer 3""",
 )
 @click.argument("text")
-@_read("--pair", metavar="TEXT", help="A second text, which the model reads with the first as one input.")
+@_read(
+    "--text-pair", metavar="TEXT", help="A second text, which the model reads with the first as one input."
+)
 @_read("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
 @_read("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
 @_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
@@ -111,7 +113,7 @@ Example:
 @server_options
 def attend(
     text: str,
-    pair: str | None,
+    text_pair: str | None,
     token: str | None,
     top: int | None,
     composed: bool,
@@ -132,7 +134,7 @@ def attend(
     check_sendable(
         {
             "TEXT": text,
-            "--pair": pair,
+            "--text-pair": text_pair,
             "--prompt": reading["prompt"],
             "--prompt-name": reading["prompt_name"],
         }
@@ -145,7 +147,7 @@ def attend(
     _check_reduction(which)
     if which.axes and top is not None and token is None and not as_json:
         raise click.UsageError("--top goes with 'all' where --token or --json is given")
-    attention = _fetch(text, pair, which, server, reading)
+    attention = _fetch(text, text_pair, which, server, reading)
     if path:
         from attnlens_cli.show.pictures.picture import write_picture
 
@@ -205,7 +207,7 @@ def _print_all(attention: "AttentionMap", top: int | None) -> None:
 
 def _fetch(
     text: str,
-    pair: str | None,
+    text_pair: str | None,
     which: _Which,
     server: ServerOptions,
     options: dict[str, Any],
@@ -217,26 +219,26 @@ def _fetch(
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
         _check_role(which.role, model)
-        if pair is not None and not model.text_pairs:
-            raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--pair'")
+        if text_pair is not None and not model.text_pairs:
+            raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--text-pair'")
         query = _query(which, model)
-        given = text if pair is None else (text, pair)
+        given = text if text_pair is None else (text, text_pair)
         try:
             [result] = client.encode(
                 [given], attention=query, hidden_states=False, model=model.name, **options
             )
         except InputTooLongError as error:
-            what = "TEXT has" if pair is None else "the two texts have"
+            what = "TEXT has" if text_pair is None else "the two texts have"
             raise click.ClickException(
                 f"{what} {error.num_tokens} tokens, the model takes {error.max_tokens}: shorten "
-                f"{'it' if pair is None else 'them'}, or give --truncate"
+                f"{'it' if text_pair is None else 'them'}, or give --truncate"
             ) from error
     if not result.tokens:
         raise click.ClickException("TEXT has no tokens, and so no attention")
     prompt = options["prompt"]
     if prompt is None:
         prompt = model.prompts.get(options["prompt_name"] or model.default_prompt_name, "")
-    texts = {"text": text, "prompt": prompt} | ({} if pair is None else {"second_text": pair})
+    texts = {"text": text, "prompt": prompt} | ({} if text_pair is None else {"second_text": text_pair})
     attention = AttentionMap(texts=texts, model=model, result=result, axes=which.axes)
     if not attention.units:
         raise click.ClickException("TEXT has special tokens alone: leave out --no-special")

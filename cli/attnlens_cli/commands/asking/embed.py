@@ -45,7 +45,9 @@ class _TextFile(click.Path):
         except click.BadParameter as error:
             if os.path.exists(value):  # noqa: PTH110 - a text may be too long for pathlib
                 raise
-            hint = "give a file with one text a line, or for one text `attnlens encode TEXT --what embedding`"
+            hint = (
+                "give a file with one text a line, or for one text `attnlens encode TEXT --outputs embedding`"
+            )
             raise click.BadParameter(f"{error.message.removesuffix('.')}: {hint}", ctx, param) from error
 
 

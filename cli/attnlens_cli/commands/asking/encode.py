@@ -66,8 +66,8 @@ class _Plan:
     epilog="""\b
 Example:
   attnlens encode "It rained." --output rain.npz
-  attnlens encode "It rained." --what attention --layer -1 --words --no-special
-  attnlens encode --input texts.jsonl --what embedding,hidden_states -o vectors.npz""",
+  attnlens encode "It rained." --outputs attention --layer -1 --words --no-special
+  attnlens encode --input texts.jsonl --outputs embedding,hidden_states -o vectors.npz""",
 )
 @text_options
 @click.option(
@@ -78,7 +78,7 @@ Example:
     help="A name ending in .npz, .jsonl or .json; - writes JSON lines to standard output.  [default: -]",
 )
 @click.option(
-    "--what",
+    "--outputs",
     metavar="NAME,...",
     callback=_names,
     help=f"Which of {', '.join(NAMES)}; tokens are always there. The embedding needs a second run "
@@ -119,7 +119,7 @@ Example:
 def encode(
     texts: Texts,
     output: str,
-    what: tuple[str, ...] | None,
+    outputs: tuple[str, ...] | None,
     layers: tuple[int, ...],
     heads: tuple[int, ...],
     words: bool,
@@ -144,7 +144,7 @@ def encode(
     file = texts.file
     if file is not None and output.endswith(".json"):
         raise click.BadParameter("several texts are JSON lines: end it in .jsonl", param_hint="'--output'")
-    which = _Which(names=what, layers=layers, heads=heads, words=words, no_special=no_special)
+    which = _Which(names=outputs, layers=layers, heads=heads, words=words, no_special=no_special)
     options = {**texts.prompts, "truncate": truncate, "dtype": dtype}
     from attnlens_client import Client
 
@@ -193,7 +193,7 @@ def _plan(which: _Which, model: "ModelInfo") -> _Plan:
         if which.names is not None and name not in which.names:
             continue
         if not chosen and which.names is not None:
-            raise click.BadParameter(f"{model.name} has no {name} in these layers", param_hint="'--what'")
+            raise click.BadParameter(f"{model.name} has no {name} in these layers", param_hint="'--outputs'")
         if chosen:
             is_reduced = name == "attention" and reduction != Reduction()
             queries[name] = AttentionQuery(

@@ -50,10 +50,10 @@ Example:
 @_show("--words", is_flag=True, help="Add up the tokens of each word.")
 @_show("--top", type=click.IntRange(min=1), help="Show this many of the largest scores only.")
 @_show("--verify", is_flag=True, help="Leave out each token in turn and compare the rankings.")
-@_show("--heads", is_flag=True, help="With --json: what each head contributes, too.")
+@_show("--head-contributions", is_flag=True, help="With --json: what each head contributes, too.")
 @_read("--prompt-name", help="Put this prompt of the model before TEXT.  [default: the model's]")
 @_read("--prompt", metavar="TEXT", help="Put TEXT before it; '' for no prompt at all.")
-@_read("--to-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
+@_read("--target-prompt-name", help="The prompt of --to and --rather-than.  [default: the model's]")
 @_explained("--pooling", type=click.Choice(POOLINGS), help="Instead of the model's own.")
 @dimensions_option("What to explain")
 @_read("--truncate", is_flag=True, help="Cut a text that is too long; the default is to fail.")
@@ -68,11 +68,10 @@ def explain(
     words: bool,
     top: int | None,
     verify: bool,
-    heads: bool,
     as_json: bool,
     html: str | None,
     server: ServerOptions,
-    to_prompt_name: str | None,
+    target_prompt_name: str | None,
     **options: Any,  # noqa: ANN401 - options of the client's method
 ) -> None:
     """Show what each token of TEXT did for its vector, or for its similarity to another text.
@@ -87,19 +86,19 @@ def explain(
             "--rather-than": rather_than,
             "--prompt": options["prompt"],
             "--prompt-name": options["prompt_name"],
-            "--to-prompt-name": to_prompt_name,
+            "--target-prompt-name": target_prompt_name,
         }
     )
     if rather_than is not None and to is None:
         raise click.UsageError("--rather-than needs --to")
-    if to_prompt_name is not None and to is None:
-        raise click.UsageError("--to-prompt-name needs --to")
+    if target_prompt_name is not None and to is None:
+        raise click.UsageError("--target-prompt-name needs --to")
     check_prompt(options["prompt_name"], options["prompt"])
-    _check_shape(as_json=as_json, heads=heads, top=top)
+    _check_shape(as_json=as_json, head_contributions=options["head_contributions"], top=top)
     path = None if html is None else checked_page_path(html, "--html")
     asked = _methods(methods, verify=verify)
-    options |= {"methods": asked, "level": "words" if words else "tokens", "head_contributions": heads}
-    options |= {"to": to, "rather_than": rather_than, "target_prompt_name": to_prompt_name}
+    options |= {"methods": asked, "level": "words" if words else "tokens"}
+    options |= {"to": to, "rather_than": rather_than, "target_prompt_name": target_prompt_name}
     explanation, page = _fetch(text, server, options, with_page=path is not None)
     if path is not None and page is not None:
         write_page(path, page)
@@ -122,10 +121,10 @@ def explain(
     print_caveat(console, asked[0], "" if verify else "Add --verify to compare with leaving out each word.")
 
 
-def _check_shape(*, as_json: bool, heads: bool, top: int | None) -> None:
+def _check_shape(*, as_json: bool, head_contributions: bool, top: int | None) -> None:
     """Refuse options that do not go together."""
-    if heads and not as_json:
-        raise click.UsageError("--heads needs --json")
+    if head_contributions and not as_json:
+        raise click.UsageError("--head-contributions needs --json")
     if as_json and top is not None:
         raise click.UsageError("--json prints all scores: leave out --top")
 

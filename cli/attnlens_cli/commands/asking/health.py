@@ -30,7 +30,7 @@ Example:
   attnlens health --wait 60 && attnlens embed texts.txt -o vectors.npy
   attnlens health --json | jq -r .status""",
 )
-@click.option("--attentions", is_flag=True, help="Ask about attention weights, which a server may lack.")
+@click.option("--attention", is_flag=True, help="Ask about attention weights, which a server may lack.")
 @click.option(
     "--wait",
     "wait_s",
@@ -41,7 +41,7 @@ Example:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, also where no server answers.")
 @connection_options(timeout_s=5.0)
-def health(attentions: bool, wait_s: float, as_json: bool, server: ServerOptions) -> None:
+def health(attention: bool, wait_s: float, as_json: bool, server: ServerOptions) -> None:
     """Tell whether a server serves: the exit code is 0 if it does.
 
     The code is 1 if it does not, or nothing answers. The question is that of gRPC's health protocol and needs
@@ -50,7 +50,7 @@ def health(attentions: bool, wait_s: float, as_json: bool, server: ServerOptions
     from attnlens_client.connection import SERVICE
     from attnlens_client.drivers.health import ATTENTIONS, check_health
 
-    service = ATTENTIONS if attentions else SERVICE
+    service = ATTENTIONS if attention else SERVICE
     settings = server.client_settings()
     told = {"address": server.address, "service": service}
     try:

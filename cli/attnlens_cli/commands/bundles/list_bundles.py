@@ -29,7 +29,7 @@ _BUNDLES = Path("bundles")
 @cache_option
 @click.option("--verify", is_flag=True, help="Compare the hash of every file; exit with 1 if one differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_bundles(directories: tuple[Path, ...], cache: Path | None, verify: bool, as_json: bool) -> None:
+def list_bundles(directories: tuple[Path, ...], cache_dir: Path | None, verify: bool, as_json: bool) -> None:
     """List the bundles in each DIR: sizes, precisions, verdict, and where they came from.
 
     Without DIR: those in the cache, which `attnlens serve` and `attnlens try` fill, and in ./bundles. To
@@ -41,7 +41,7 @@ def list_bundles(directories: tuple[Path, ...], cache: Path | None, verify: bool
     from attnlens_cli.files.listed_bundles import list_directory
     from attnlens_cli.sources.cache import default_directory
 
-    places = directories or (cache or default_directory(), _BUNDLES)
+    places = directories or (cache_dir or default_directory(), _BUNDLES)
     found = {
         place: list(list_directory(place, verify=verify)) for place in dict.fromkeys(places) if place.is_dir()
     }

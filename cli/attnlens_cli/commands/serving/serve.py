@@ -114,7 +114,7 @@ _viewer = partial(config_option, section="Viewer")
     "log_requests",
     "Log a line for each request: method, client, texts, tokens, status, times. Never the texts.",
 )
-def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
+def serve(source: Path, cache_dir: Path | None, **options: Any) -> None:  # noqa: ANN401 - fields of ServerConfig
     """Serve SOURCE over gRPC until SIGTERM.
 
     SOURCE is the directory of a bundle. It may also be a checkpoint, a directory or a hub id such as org/name
@@ -135,7 +135,7 @@ def serve(source: Path, cache: Path | None, **options: Any) -> None:  # noqa: AN
     _check_address_alone()
     try:
         config = ServerConfig(bundle=source, **options)
-        bundle = resolve(source, cache, graph_precision(config.precision))
+        bundle = resolve(source, cache_dir, graph_precision(config.precision))
         serve_bundle(dataclasses.replace(config, bundle=bundle), _print_ready)
     except ConfigError as error:
         raise ConfigFailure(error) from error

@@ -47,7 +47,7 @@ _NUM_LARGEST = 3  # one of them may be that of the word itself
     section="Options",
 )
 def try_source(
-    source: Path, texts: tuple[str, ...], cache: Path | None, engine: EngineName, precision: Precision
+    source: Path, texts: tuple[str, ...], cache_dir: Path | None, engine: EngineName, precision: Precision
 ) -> None:
     """Show what a model makes of each TEXT: tokens, vector, which words made it, attention, similarity.
 
@@ -69,7 +69,7 @@ def try_source(
     from attnlens_cli.sources.resolve import resolve
     from attnlens_client import Client
 
-    bundle = resolve(source, cache, graph_precision(precision))
+    bundle = resolve(source, cache_dir, graph_precision(precision))
     if all(file.path != "tokenizer.json" for file in read_manifest(bundle).files):
         raise click.ClickException(
             f"{source} has no tokenizer, and this command sends text: make a bundle with `attnlens export "
@@ -85,7 +85,7 @@ def try_source(
         print_look(console, look)
     if len(looks) > 1:
         print_similarities(console, looks)
-    kept = f" --cache {shlex.quote(str(cache))}" if cache is not None and bundle != source else ""
+    kept = f" --cache-dir {shlex.quote(str(cache_dir))}" if cache_dir is not None and bundle != source else ""
     _print_next(console, f"{shlex.quote(str(source))}{kept}", texts[0])
 
 
