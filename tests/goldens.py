@@ -292,19 +292,19 @@ def _method_replies(model: Any, info: Any, texts: list[Any]) -> Arrays:
 
 def _queries(info: Any) -> dict[str, Any]:
     """Return attention queries: each role of the model, and each kind of reduction."""
-    from attnlens.reductions import Reduction, Statistics, Threshold, TopK  # noqa: PLC0415
+    from attnlens.reductions import AttentionReduction, Statistics, Threshold, TopK  # noqa: PLC0415
     from attnlens_client import AttentionQuery  # noqa: PLC0415
 
     roles = dict.fromkeys(output.role for output in info.outputs if output.layer is not None)
     queries = {role: AttentionQuery(role=role) for role in roles}
     if "attention_weights" in roles:
         reductions = {
-            "words": Reduction(level="words", special_tokens="drop"),
-            "rollout": Reduction(layers="rollout"),
-            "layers_mean": Reduction(layers="mean", mean_over_rows=True),
-            "top_k": Reduction(form=TopK(3)),
-            "threshold": Reduction(form=Threshold(0.1), rows=[0, -1]),
-            "statistics": Reduction(form=Statistics(received=True, entropy=True)),
+            "words": AttentionReduction(level="words", special_tokens="drop"),
+            "rollout": AttentionReduction(layers="rollout"),
+            "layers_mean": AttentionReduction(layers="mean", mean_over_rows=True),
+            "top_k": AttentionReduction(form=TopK(3)),
+            "threshold": AttentionReduction(form=Threshold(0.1), rows=[0, -1]),
+            "statistics": AttentionReduction(form=Statistics(received=True, entropy=True)),
         }
         queries |= {name: AttentionQuery(reduction=reduction) for name, reduction in reductions.items()}
         queries["head_mean"] = AttentionQuery(view="head_mean")

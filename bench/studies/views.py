@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attnlens.reductions import Reduction, SqrtUint8, Statistics, Threshold, TopK
+from attnlens.reductions import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens_client import AttentionQuery, Client, EncodedText
 from bench.workloads import DATA
 
@@ -22,20 +22,24 @@ NUM_TEXTS = 4
 QUERIES: Mapping[str, AttentionQuery] = {
     "full maps": AttentionQuery(),
     "head mean": AttentionQuery(view="head_mean"),
-    "layer mean": AttentionQuery(reduction=Reduction(layers="mean")),
-    "both means": AttentionQuery(view="head_mean", reduction=Reduction(layers="mean")),
-    "one row": AttentionQuery(reduction=Reduction(rows=[0])),
-    "words": AttentionQuery(reduction=Reduction(level="words")),
-    "without special tokens": AttentionQuery(reduction=Reduction(special_tokens="drop")),
-    "words, both means": AttentionQuery(view="head_mean", reduction=Reduction(level="words", layers="mean")),
-    "rollout": AttentionQuery(reduction=Reduction(layers="rollout")),
-    "rollout, mean of rows": AttentionQuery(reduction=Reduction(layers="rollout", mean_over_rows=True)),
-    "received": AttentionQuery(reduction=Reduction(form=Statistics(received=True))),
-    "entropy": AttentionQuery(reduction=Reduction(form=Statistics(entropy=True))),
-    "top 8": AttentionQuery(reduction=Reduction(form=TopK(8))),
-    "threshold 0.01": AttentionQuery(reduction=Reduction(form=Threshold(0.01))),
-    "threshold 0.001": AttentionQuery(reduction=Reduction(form=Threshold(0.001))),
-    "8 bits": AttentionQuery(reduction=Reduction(form=SqrtUint8())),
+    "layer mean": AttentionQuery(reduction=AttentionReduction(layers="mean")),
+    "both means": AttentionQuery(view="head_mean", reduction=AttentionReduction(layers="mean")),
+    "one row": AttentionQuery(reduction=AttentionReduction(rows=[0])),
+    "words": AttentionQuery(reduction=AttentionReduction(level="words")),
+    "without special tokens": AttentionQuery(reduction=AttentionReduction(special_tokens="drop")),
+    "words, both means": AttentionQuery(
+        view="head_mean", reduction=AttentionReduction(level="words", layers="mean")
+    ),
+    "rollout": AttentionQuery(reduction=AttentionReduction(layers="rollout")),
+    "rollout, mean of rows": AttentionQuery(
+        reduction=AttentionReduction(layers="rollout", mean_over_rows=True)
+    ),
+    "received": AttentionQuery(reduction=AttentionReduction(form=Statistics(received=True))),
+    "entropy": AttentionQuery(reduction=AttentionReduction(form=Statistics(entropy=True))),
+    "top 8": AttentionQuery(reduction=AttentionReduction(form=TopK(8))),
+    "threshold 0.01": AttentionQuery(reduction=AttentionReduction(form=Threshold(0.01))),
+    "threshold 0.001": AttentionQuery(reduction=AttentionReduction(form=Threshold(0.001))),
+    "8 bits": AttentionQuery(reduction=AttentionReduction(form=SqrtUint8())),
 }
 REPEATS = 3
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from attnlens.reductions import Reduction
+from attnlens.reductions import AttentionReduction
 from attnlens.signatures import names_its_arguments
 
 PoolingName: TypeAlias = Literal["mean", "cls", "max", "last_token", "weighted_mean", "mean_sqrt_length"]
@@ -65,7 +65,7 @@ class AttentionQuery:
     heads: Sequence[int] | None = None
     view: ViewName = "full"
     role: RoleName = "attention_weights"
-    reduction: Reduction | None = None
+    reduction: AttentionReduction | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _numbers("layers", self.layers))
@@ -76,7 +76,7 @@ class AttentionQuery:
         if self.reduction is not None:
             self._check_reduction(self.reduction)
 
-    def _check_reduction(self, reduction: Reduction) -> None:
+    def _check_reduction(self, reduction: AttentionReduction) -> None:
         for field, description in reduction.problems():
             raise ValueError(f"reduction.{field} {description}")
         if reduction.layers == "rollout":

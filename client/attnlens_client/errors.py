@@ -61,8 +61,8 @@ _SIGNS_OF_TLS = ("Socket closed", "onnection reset", "Broken pipe", "GOAWAY")
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    """An argument and what is wrong with it.
+class FieldViolation:
+    """An invalid argument and its defect.
 
     Attributes:
         field: which one, for instance `texts[7]` or `attention[0].layers[2]`.
@@ -94,7 +94,7 @@ class AttnlensError(Exception):
         code: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
         reason: str = "",
         metadata: Mapping[str, str] | None = None,
-        violations: Sequence[Violation] = (),
+        violations: Sequence[FieldViolation] = (),
         retry_delay_s: float | None = None,
     ) -> None:
         self.message = message
@@ -304,16 +304,16 @@ def _reason_name(details: pb.ErrorDetails) -> str:
     return value.name.removeprefix("ERROR_REASON_") if value is not None and value.number else ""
 
 
-def _violation(message: pb.FieldViolation, first_index: int) -> Violation:
+def _violation(message: pb.FieldViolation, first_index: int) -> FieldViolation:
     field, description = printable(message.field), printable(message.description)
     if not message.HasField("input_index"):
-        return Violation(_ARGUMENTS.get(field, field), description)
+        return FieldViolation(_ARGUMENTS.get(field, field), description)
     index = first_index + message.input_index
     rest = field.removeprefix(f"inputs[{message.input_index}]")
-    return Violation(f"texts[{index}]{'' if rest in _TEXT_FIELDS else rest}", description, index)
+    return FieldViolation(f"texts[{index}]{'' if rest in _TEXT_FIELDS else rest}", description, index)
 
 
-def _joined(violations: Sequence[Violation]) -> str:
+def _joined(violations: Sequence[FieldViolation]) -> str:
     told = [f"{violation.field} {violation.description}" for violation in violations[:_MAX_NAMED]]
     told += [f"and {len(violations) - _MAX_NAMED} more"] if len(violations) > _MAX_NAMED else []
     return "; ".join(told)
@@ -321,7 +321,7 @@ def _joined(violations: Sequence[Violation]) -> str:
 
 def refusal(description: str, *, field: str = "", text_index: int | None = None) -> InvalidRequestError:
     """Return what this client refuses on its own, as the server would."""
-    violation = Violation(field or f"texts[{text_index}]", description, text_index)
+    violation = FieldViolation(field or f"texts[{text_index}]", description, text_index)
     return InvalidRequestError(_joined([violation]), grpc.StatusCode.INVALID_ARGUMENT, violations=[violation])
 
 

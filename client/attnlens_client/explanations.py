@@ -16,7 +16,7 @@ _MOST_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Scores:
+class TokenScores:
     """What one method says of one text. The array is read-only; `.copy()` gives one to change.
 
     Attributes:
@@ -44,7 +44,7 @@ class Scores:
         parts = [self.method, f"{self.values.dtype} {self.values.shape}"]
         parts += [] if self.baseline is None else [f"baseline {self.baseline:+.4f}"]
         parts += [f"sum {self.sum:.4f}", *_faithfulness(self)]
-        return f"Scores({', '.join(parts)})"
+        return f"TokenScores({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -67,7 +67,7 @@ class Explanation:
     usage: Usage
     unit_ids: tuple[int, ...]
     target_value: float
-    scores: tuple[Scores, ...]
+    scores: tuple[TokenScores, ...]
     head_contributions: Array | None
     model: str
     model_version: str
@@ -91,7 +91,7 @@ class Explanation:
 
     @property
     def values(self) -> Array:
-        """The scores of the only method; see `Scores.values`.
+        """The scores of the only method; see `TokenScores.values`.
 
         Raises:
             ValueError: there are several.
@@ -100,7 +100,7 @@ class Explanation:
             raise ValueError(f"there are {len(self.scores)} methods, not one: take `by(METHOD).values`")
         return self.scores[0].values
 
-    def by(self, method: str) -> Scores:
+    def by(self, method: str) -> TokenScores:
         """Return the scores of a method.
 
         Raises:
@@ -192,7 +192,7 @@ class Comparison:
         return f"Comparison(similarity {self.similarity:.4f}, a={self.a!r}, b={self.b!r}{matrix})"
 
 
-def _faithfulness(scores: Scores) -> list[str]:
+def _faithfulness(scores: TokenScores) -> list[str]:
     """Return the measured faithfulness, with a caution if it is low. Nothing for leave-one-out itself."""
     if scores.faithfulness is None or scores.method == "leave_one_out":
         return []

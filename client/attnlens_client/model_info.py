@@ -46,8 +46,8 @@ class OutputInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """A linear layer between the pooling and the embedding, and what is applied to its result."""
+class Dense:
+    """A dense layer between the pooling and the embedding, with its activation."""
 
     in_features: int
     out_features: int
@@ -264,7 +264,7 @@ class ModelInfo:
     outputs: tuple[OutputInfo, ...]
     embedding_size: int
     pooling: str
-    dense: tuple[DenseLayer, ...]
+    dense: tuple[Dense, ...]
     normalize: bool
     exclude_prompt: bool
     prompts: Mapping[str, str]

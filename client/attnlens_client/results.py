@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.patterns import Band, Blocks
-from attnlens.reductions import RowStatistics, SparseRows, TopWeights
+from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.reductions.sqrt_uint8 import from_levels
 from attnlens_client import coloured_text
 from attnlens_client.arguments import AttentionQuery
@@ -19,7 +19,7 @@ from attnlens_client.coloured_text import printable
 
 Array: TypeAlias = npt.NDArray[Any]
 LayerPattern: TypeAlias = Band | Blocks
-ReducedData: TypeAlias = TopWeights | SparseRows | RowStatistics
+ReducedData: TypeAlias = TopKWeights | SparseWeights | RowStatistics
 
 _SHOWN_VERSION = 12
 _MAX_SHOWN_TOKENS = 12
@@ -128,26 +128,28 @@ class Attention:
     unit_ids: Array | None = None
 
     @property
-    def top_k(self) -> TopWeights:
+    def top_k(self) -> TopKWeights:
         """The largest weights of each row: indices and values (L', H', R, k), remaining mass (L', H', R).
 
         Raises:
             ValueError: they were not asked for.
         """
-        if isinstance(self.reduced, TopWeights):
+        if isinstance(self.reduced, TopKWeights):
             return self.reduced
-        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=TopK(k))")
+        raise ValueError(f"the layout is {self.layout}: ask for AttentionReduction(form=TopK(k))")
 
     @property
-    def sparse(self) -> SparseRows:
+    def sparse(self) -> SparseWeights:
         """The weights from a threshold on, as compressed sparse rows of L' x H' x R.
 
         Raises:
             ValueError: they were not asked for.
         """
-        if isinstance(self.reduced, SparseRows):
+        if isinstance(self.reduced, SparseWeights):
             return self.reduced
-        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=Threshold(threshold))")
+        raise ValueError(
+            f"the layout is {self.layout}: ask for AttentionReduction(form=Threshold(threshold))"
+        )
 
     @property
     def statistics(self) -> RowStatistics:
@@ -158,7 +160,7 @@ class Attention:
         """
         if isinstance(self.reduced, RowStatistics):
             return self.reduced
-        raise ValueError(f"the layout is {self.layout}: ask for Reduction(form=Statistics(...))")
+        raise ValueError(f"the layout is {self.layout}: ask for AttentionReduction(form=Statistics(...))")
 
     @property
     def selected(self) -> Array:

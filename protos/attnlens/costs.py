@@ -10,7 +10,7 @@ embedding.
 
 import math
 
-from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK
+from attnlens.reductions.choices import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 
 # Measured with one thread: floating-point operations of the model in the time of 1 ns of numpy.
 _FLOPS_PER_NS = 60
@@ -58,7 +58,7 @@ def input_matrix_cost(num_tokens: tuple[int, int], dimensions: int) -> int:
 
 
 def reduction_cost(
-    reduction: Reduction,
+    reduction: AttentionReduction,
     num_layers: int,
     num_heads: int,
     num_tokens: int,
@@ -95,7 +95,7 @@ def reduction_cost(
     return math.ceil(total_ns * _FLOPS_PER_NS / max(1, token_flops))
 
 
-def _form_ns(reduction: Reduction) -> float:
+def _form_ns(reduction: AttentionReduction) -> float:
     match reduction.form:
         case Statistics() as statistics:
             return _RECEIVED_NS * statistics.received + _ENTROPY_NS * statistics.entropy

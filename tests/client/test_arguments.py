@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from attnlens.reductions import Reduction, Statistics, TopK
+from attnlens.reductions import AttentionReduction, Statistics, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import explanation_pb2
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
@@ -273,7 +273,12 @@ def test_a_misspelt_argument_is_named(connect: Call) -> None:
         (Client, [53170], {}, "^address is 53170: give a str, HOST:PORT or unix:PATH"),
         (AsyncClient, [None], {}, "^address is None: give a str, HOST:PORT or unix:PATH"),
         (AttentionQuery, [], {"layer": 3}, r"^AttentionQuery\(\) .* 'layer': did you mean 'layers'\?"),
-        (Reduction, [], {"row": [1]}, r"^Reduction\(\) has no argument 'row': did you mean 'rows'\?"),
+        (
+            AttentionReduction,
+            [],
+            {"row": [1]},
+            r"^AttentionReduction\(\) has no argument 'row': did you mean 'rows'\?",
+        ),
         (TopK, [], {}, r"^TopK\(\) missing a required argument: 'k'"),
         (Statistics, [], {"receive": True}, "did you mean 'received'"),
         (TokenIds, [[1]], {"types": [0]}, r"^TokenIds\(\) has no argument 'types'"),

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlens.reductions import SparseRows, TextUnits, TopWeights, reduce
+from attnlens.reductions import SparseWeights, TextUnits, TopKWeights, reduce
 from attnlens.tensors import fill_tensor, from_tensor, to_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, RowSum
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client import (
     AttentionQuery,
+    AttentionReduction,
     BadReplyError,
-    Reduction,
     SqrtUint8,
     Statistics,
     Threshold,
@@ -38,7 +38,7 @@ LAYERS = [random_maps(2, len(TOKENS), seed) for seed in range(2)]
 Change = Callable[[pb.AttentionResult], object]
 
 
-def reply(reduction: Reduction) -> pb.AttentionResult:
+def reply(reduction: AttentionReduction) -> pb.AttentionResult:
     """What a server answers, of two layers with two heads."""
     message = pb.AttentionResult(
         role=OutputRole.OUTPUT_ROLE_ATTENTION_WEIGHTS,
@@ -50,12 +50,12 @@ def reply(reduction: Reduction) -> pb.AttentionResult:
     results = reduce(LAYERS, reduction, UNITS, is_mean_of_heads=False)
     data: list[Any] = [result.data for result in results]
     match data[0]:
-        case TopWeights():
+        case TopKWeights():
             _fill(message.top_k.indices, [top.indices for top in data], INT32)
             _fill(message.top_k.values, [top.values for top in data], FLOAT32)
             _fill(message.top_k.remaining_mass, [top.remaining_mass for top in data], FLOAT32)
-        case SparseRows():
-            rows = SparseRows.joined(data)
+        case SparseWeights():
+            rows = SparseWeights.joined(data)
             fill_tensor(message.sparse.indptr, rows.indptr, INT32)
             fill_tensor(message.sparse.indices, rows.indices, INT32)
             fill_tensor(message.sparse.values, rows.values, FLOAT32)
@@ -77,7 +77,7 @@ def _fill(tensor: Tensor, arrays: list[Any], data_type: DataType.ValueType) -> N
     fill_tensor(tensor, np.stack(arrays), data_type)
 
 
-def read(reduction: Reduction, message: pb.AttentionResult) -> Attention:
+def read(reduction: AttentionReduction, message: pb.AttentionResult) -> Attention:
     reader = QueryReader(0, AttentionQuery(reduction=reduction), FLOAT32, Agreed())
     return reader.read(0, TOKENS, message)
 
@@ -89,30 +89,35 @@ def put(tensor: Tensor, place: int, value: float) -> None:
     tensor.CopyFrom(to_tensor(array, tensor.data_type))
 
 
-TOP, ROWS = Reduction(form=TopK(2)), Reduction(form=Threshold(0.1))
-DROP, LEVELS = Reduction(special_tokens="drop"), Reduction(form=SqrtUint8())
-RECEIVED = Reduction(form=Statistics(received=True))
+TOP, ROWS = AttentionReduction(form=TopK(2)), AttentionReduction(form=Threshold(0.1))
+DROP, LEVELS = AttentionReduction(special_tokens="drop"), AttentionReduction(form=SqrtUint8())
+RECEIVED = AttentionReduction(form=Statistics(received=True))
 GOOD = [
     TOP,
     ROWS,
     DROP,
     LEVELS,
     RECEIVED,
-    Reduction(level="words"),
-    Reduction(rows=[1]),
-    Reduction(layers="mean"),
+    AttentionReduction(level="words"),
+    AttentionReduction(rows=[1]),
+    AttentionReduction(layers="mean"),
 ]
 
-BAD: dict[str, tuple[Reduction, Change, str]] = {
+
+def leave_out_reduction(it: pb.AttentionResult) -> None:
+    it.CopyFrom(reply(AttentionReduction()))
+
+
+BAD: dict[str, tuple[AttentionReduction, Change, str]] = {
     "the full maps of an older server": (
-        TOP, lambda it: it.CopyFrom(reply(Reduction())), "is dense instead of top_k: a server of an older",
+        TOP, leave_out_reduction, "is dense instead of top_k: a server of an older",
     ),
     "all layers by themselves": (
-        Reduction(layers="mean"), lambda it: it.CopyFrom(reply(Reduction())), "instead of",
+        AttentionReduction(layers="mean"), leave_out_reduction, "instead of",
     ),
-    "all rows": (Reduction(rows=[1]), lambda it: it.CopyFrom(reply(Reduction())), "instead of"),
+    "all rows": (AttentionReduction(rows=[1]), leave_out_reduction, "instead of"),
     "tokens for words": (
-        Reduction(level="words"), lambda it: it.CopyFrom(reply(Reduction())), "units in .* not those",
+        AttentionReduction(level="words"), leave_out_reduction, "units in .* not those",
     ),
     "units unasked": (TOP, lambda it: it.unit_ids.extend(range(5)), "units in .* not those"),
     "other units": (DROP, lambda it: it.unit_ids.__setitem__(1, 1), "units in .* not those"),
@@ -154,7 +159,7 @@ BAD: dict[str, tuple[Reduction, Change, str]] = {
 
 
 @pytest.mark.parametrize("reduction", GOOD)
-def test_what_was_asked_for_is_read(reduction: Reduction) -> None:
+def test_what_was_asked_for_is_read(reduction: AttentionReduction) -> None:
     attention = read(reduction, reply(reduction))
     [first, *_] = reduce(LAYERS, reduction, UNITS, is_mean_of_heads=False)
     if isinstance(first.data, np.ndarray):
@@ -164,12 +169,14 @@ def test_what_was_asked_for_is_read(reduction: Reduction) -> None:
         with pytest.raises(ValueError, match="not all weights are there, see"):
             attention.dense()
     for name in {"top_k", "sparse", "statistics"} - {attention.layout}:
-        with pytest.raises(ValueError, match=rf"the layout is {attention.layout}: ask for Reduction\(form="):
+        with pytest.raises(
+            ValueError, match=rf"the layout is {attention.layout}: ask for AttentionReduction\(form="
+        ):
             getattr(attention, name)
 
 
 @pytest.mark.parametrize(("reduction", "change", "message"), BAD.values(), ids=BAD)
-def test_a_reduction_is_not_believed(reduction: Reduction, change: Change, message: str) -> None:
+def test_a_reduction_is_not_believed(reduction: AttentionReduction, change: Change, message: str) -> None:
     changed = reply(reduction)
     change(changed)
     with pytest.raises(BadReplyError, match=message):
@@ -189,12 +196,12 @@ def test_a_reduction_is_not_believed(reduction: Reduction, change: Change, messa
 )
 def test_a_query_that_can_not_be_is_not_sent(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        AttentionQuery(reduction=Reduction(**options))
+        AttentionQuery(reduction=AttentionReduction(**options))
 
 
 def test_rows_are_whole_numbers_and_a_rollout_is_of_the_mean() -> None:
     with pytest.raises(TypeError):
-        Reduction(rows=[0.5])  # type: ignore[list-item]
-    assert AttentionQuery(reduction=Reduction(layers="rollout")).view == "head_mean"
+        AttentionReduction(rows=[0.5])  # type: ignore[list-item]
+    assert AttentionQuery(reduction=AttentionReduction(layers="rollout")).view == "head_mean"
     with pytest.raises(ValueError, match="leave the view out"):
-        AttentionQuery(view="dense", reduction=Reduction(layers="rollout"))
+        AttentionQuery(view="dense", reduction=AttentionReduction(layers="rollout"))

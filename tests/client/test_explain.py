@@ -48,7 +48,7 @@ def test_an_explanation_says_what_made_a_vector(minilm_server: ServerProcess, co
             f" baseline +0.083{rest})"
         )
         assert repr(text.scores) == (
-            f"(Scores(contributions, float32 (16,), baseline +0.0825, sum 1.0000{rest}),)"
+            f"(TokenScores(contributions, float32 (16,), baseline +0.0825, sum 1.0000{rest}),)"
         )
         assert text.values.sum() + text.scores[0].baseline == pytest.approx(1, abs=1e-5)
         assert [token.text for token in text.tokens][:3] == ["[CLS]", "the", "animal"]

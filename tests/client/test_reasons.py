@@ -13,6 +13,7 @@ from attnlens_client import (
     AttnlensError,
     Client,
     DeadlineExceededError,
+    FieldViolation,
     InputTooLongError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -27,7 +28,6 @@ from attnlens_client import (
     SlowConsumerError,
     UnauthenticatedError,
     UnavailableError,
-    Violation,
     errors,
 )
 from scripted import ScriptedServer, fails, refuse, vectors, violation
@@ -112,7 +112,7 @@ def test_a_text_that_is_to_blame_has_the_callers_number(server: ScriptedServer, 
         call("embed", [*["a"] * 6, "bad", "a"])
     error = caught.value
     assert str(error) == f"texts[6] {TOO_LONG}"
-    assert error.violations == (Violation("texts[6]", TOO_LONG, 6),)
+    assert error.violations == (FieldViolation("texts[6]", TOO_LONG, 6),)
     assert (error.text_index, error.num_tokens, error.max_tokens) == (6, 300, 256)
 
 
@@ -206,7 +206,7 @@ def test_failures_can_be_pickled() -> None:
         Status.INVALID_ARGUMENT,
         "INPUT_TOO_LONG",
         {"num_tokens": "302"},
-        [Violation("texts[6]", "is long", 6)],
+        [FieldViolation("texts[6]", "is long", 6)],
         0.5,
     )
     copy = pickle.loads(pickle.dumps(error))

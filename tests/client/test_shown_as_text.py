@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 import scripted
-from attnlens.reductions import Reduction, RowStatistics, SparseRows, Statistics, TopK, TopWeights
+from attnlens.reductions import (
+    AttentionReduction,
+    RowStatistics,
+    SparseWeights,
+    Statistics,
+    TopK,
+    TopKWeights,
+)
 from attnlens_client import (
     AsyncClient,
     Attention,
@@ -17,9 +24,9 @@ from attnlens_client import (
     Client,
     Comparison,
     Explanation,
-    Scores,
     Token,
     TokenizedText,
+    TokenScores,
     Usage,
 )
 from attnlens_client.core import models
@@ -27,17 +34,18 @@ from scripted import ScriptedServer
 
 INDICES, VALUES = np.zeros((6, 12, 9, 3), np.int32), np.zeros((6, 12, 9, 3), np.float32)
 TOP_TEXT = (
-    "TopWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), remaining_mass float32 (6, 12, 9))"
+    "TopKWeights(indices int32 (6, 12, 9, 3), values float32 (6, 12, 9, 3), "
+    "remaining_mass float32 (6, 12, 9))"
 )
 
 
 @pytest.mark.parametrize(
     ("result", "shown"),
     [
-        (TopWeights(INDICES, VALUES, VALUES[..., 0]), TOP_TEXT),
+        (TopKWeights(INDICES, VALUES, VALUES[..., 0]), TOP_TEXT),
         (
-            SparseRows(INDICES[0, 0, :, 0], INDICES[0, 0, 0], VALUES[0, 0, 0], VALUES[0, 0, :, 0]),
-            "SparseRows(values float32 (3,), kept_mass float32 (9,))",
+            SparseWeights(INDICES[0, 0, :, 0], INDICES[0, 0, 0], VALUES[0, 0, 0], VALUES[0, 0, :, 0]),
+            "SparseWeights(values float32 (3,), kept_mass float32 (9,))",
         ),
         (RowStatistics(received=VALUES[0]), "RowStatistics(received float32 (12, 9, 3))"),
         (Usage(3, 3, truncated=False), "Usage(num_tokens=3, num_tokens_total=3, truncated=False)"),
@@ -52,7 +60,7 @@ def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
     [
         (
             TopK(3),
-            TopWeights(INDICES, VALUES, VALUES[..., 0]),
+            TopKWeights(INDICES, VALUES, VALUES[..., 0]),
             TOP_TEXT,
         ),
         (
@@ -64,7 +72,7 @@ def test_arrays_are_shown_by_their_shapes(result: object, shown: str) -> None:
     ],
 )
 def test_attention_that_was_reduced_shows_what_is_left(form: Any, reduced: Any, shown: str) -> None:
-    query, nothing = AttentionQuery(reduction=Reduction(form=form)), np.zeros(0, np.float32)
+    query, nothing = AttentionQuery(reduction=AttentionReduction(form=form)), np.zeros(0, np.float32)
     attention = Attention(query, (0, 1), (0,), "layout", "one", nothing, reduced=reduced)
     assert repr(attention) == f"Attention(attention_weights, full, layers=[0, 1], {shown})"
     part = AttentionPart(0, 0, 1, (0,), "layout", "one", nothing, reduced=reduced)
@@ -101,7 +109,7 @@ async def test_a_client_shows_its_address_and_model_and_no_secret(server: Script
 def test_what_a_server_sends_does_not_control_the_terminal() -> None:
     token = Token(0, "\x1b[2J", "text", 0, 0, 0, 0, 0)
     text = TokenizedText((token,), exceeds_max_tokens=False, model="\x1b[2J", model_version="\n")
-    scores = Scores("contributions", np.ones(1, np.float32), 0.0, 1.0, 1.0, None)
+    scores = TokenScores("contributions", np.ones(1, np.float32), 0.0, 1.0, 1.0, None)
     usage = Usage(1, 1, truncated=False)
     explanation = Explanation((token,), usage, (), 1.0, (scores,), None, "\x1b", "\n")
     model = replace(models.model("", scripted.model()), name="\x1b", version="\n", family="\x1b[2J")

@@ -48,7 +48,7 @@ _MATRICES = {
 
 
 class MethodScores(Protocol):
-    """What one method says of one text: `attnlens_client.Scores` is one."""
+    """The scores of one method for one text, for instance `attnlens_client.TokenScores`."""
 
     @property
     def method(self) -> str:

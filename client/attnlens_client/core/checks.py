@@ -15,7 +15,7 @@ from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1 import manifest_pb2
 from attnlens.v1.tensor_pb2 import DataType, Tensor
 from attnlens_client.core.enums import name_of
-from attnlens_client.errors import BadReplyError, Violation
+from attnlens_client.errors import BadReplyError, FieldViolation
 from attnlens_client.results import Array, Usage
 
 _MAX_MESSAGE_CHARS = 500
@@ -30,7 +30,7 @@ def wrong_reply(what: str) -> BadReplyError:
 
 def wrong_text(index: int, description: str) -> BadReplyError:
     """Return the exception for a text with this number whose result is not what was asked for."""
-    violation = Violation(f"texts[{index}]", description[:_MAX_MESSAGE_CHARS], index)
+    violation = FieldViolation(f"texts[{index}]", description[:_MAX_MESSAGE_CHARS], index)
     return BadReplyError(
         f"the reply is wrong: {violation.field} {violation.description}", violations=[violation]
     )

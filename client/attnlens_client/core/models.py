@@ -12,7 +12,7 @@ from attnlens.v1 import model_pb2 as pb
 from attnlens_client.core.checks import wrong_reply
 from attnlens_client.core.enums import name_of
 from attnlens_client.model_info import (
-    DenseLayer,
+    Dense,
     EngineCheck,
     Faithfulness,
     Gate,
@@ -68,7 +68,7 @@ def model_info(message: pb.Model) -> ModelInfo:
         outputs=tuple(_output(output) for output in message.outputs),
         embedding_size=message.embedding_size,
         pooling=name_of(manifest.Pooling.DESCRIPTOR, message.pooling.pooling),
-        dense=_all(DenseLayer, message.pooling.dense),
+        dense=_all(Dense, message.pooling.dense),
         normalize=message.pooling.normalize,
         exclude_prompt=message.pooling.exclude_prompt,
         prompts=dict(sorted(message.prompts.items())),

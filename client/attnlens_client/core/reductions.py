@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from attnlens.reductions import (
-    Reduction,
+    AttentionReduction,
     RowStatistics,
-    SparseRows,
+    SparseWeights,
     SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
     TopK,
-    TopWeights,
+    TopKWeights,
     Units,
 )
 from attnlens.v1 import encoder_service_pb2 as pb
@@ -47,7 +47,7 @@ class ReductionReader:
         name: of the query, for errors.
     """
 
-    def __init__(self, reduction: Reduction, data_type: DataType.ValueType, name: str) -> None:
+    def __init__(self, reduction: AttentionReduction, data_type: DataType.ValueType, name: str) -> None:
         self._reduction = reduction
         self._data_type = data_type
         self._name = name
@@ -125,7 +125,7 @@ class ReductionReader:
 
     def _top(
         self, message: pb.TopKWeights, shape: tuple[int, ...], num_units: int, what: str, index: int
-    ) -> TopWeights:
+    ) -> TopKWeights:
         form = self._reduction.form
         k = min(form.k, num_units) if isinstance(form, TopK) else 0
         indices = checked_array(message.indices, _INT32, (*shape, k), f"indices in {what}")
@@ -134,11 +134,11 @@ class ReductionReader:
         _check_columns(indices, num_units, what)
         if (np.diff(values, axis=-1) > 0).any() or (np.diff(np.sort(indices, axis=-1), axis=-1) == 0).any():
             raise wrong_reply(f"the weights in {what} are not in descending order, or of one column twice")
-        return TopWeights(indices, values, remaining_mass)
+        return TopKWeights(indices, values, remaining_mass)
 
     def _sparse(
         self, message: pb.SparseWeights, shape: tuple[int, ...], num_units: int, what: str, index: int
-    ) -> SparseRows:
+    ) -> SparseWeights:
         num_rows = int(np.prod(shape))
         indptr = checked_array(message.indptr, _INT32, (num_rows + 1,), f"row starts in {what}")
         indices = checked_array(message.indices, _INT32, (None,), f"indices in {what}")
@@ -152,7 +152,7 @@ class ReductionReader:
         in_row[starts[(starts > 0) & (starts < len(indices))] - 1] = False
         if (np.diff(indices)[in_row] <= 0).any():
             raise wrong_reply(f"the columns in {what} are not in ascending order")
-        return SparseRows(indptr, indices, values, kept_mass)
+        return SparseWeights(indptr, indices, values, kept_mass)
 
     def _statistics(
         self, message: pb.AttentionStatistics, shape: tuple[int, ...], num_units: int, what: str, index: int
@@ -177,10 +177,10 @@ def _check_columns(indices: Array, num_units: int, what: str) -> None:
 def without_layers(data: ReducedData | None) -> ReducedData | None:
     """Return the data of a result of one layer without the axis of layers."""
     match data:
-        case TopWeights():
-            return TopWeights(data.indices[0], data.values[0], data.remaining_mass[0])
-        case SparseRows():
-            return SparseRows(data.indptr, data.indices, data.values, data.kept_mass[0])
+        case TopKWeights():
+            return TopKWeights(data.indices[0], data.values[0], data.remaining_mass[0])
+        case SparseWeights():
+            return SparseWeights(data.indptr, data.indices, data.values, data.kept_mass[0])
         case RowStatistics():
             return RowStatistics(
                 None if data.received is None else data.received[0],
@@ -192,14 +192,14 @@ def without_layers(data: ReducedData | None) -> ReducedData | None:
 def with_layers(parts: Sequence[ReducedData | None]) -> ReducedData | None:
     """Return the data of several layers with an axis of layers; the arrays are read-only."""
     data: ReducedData | None = None
-    if tops := [part for part in parts if isinstance(part, TopWeights)]:
-        data = TopWeights(
+    if tops := [part for part in parts if isinstance(part, TopKWeights)]:
+        data = TopKWeights(
             stacked([top.indices for top in tops]),
             stacked([top.values for top in tops]),
             stacked([top.remaining_mass for top in tops]),
         )
-    elif rows := [part for part in parts if isinstance(part, SparseRows)]:
-        data = SparseRows.joined(rows)
+    elif rows := [part for part in parts if isinstance(part, SparseWeights)]:
+        data = SparseWeights.joined(rows)
         for array in (data.indptr, data.indices, data.values, data.kept_mass):
             array.flags.writeable = False
     elif found := [part for part in parts if isinstance(part, RowStatistics)]:

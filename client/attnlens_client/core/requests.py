@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlens.reductions import Reduction, SqrtUint8, Statistics, Threshold, TopK
+from attnlens.reductions import AttentionReduction, SqrtUint8, Statistics, Threshold, TopK
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.manifest_pb2 import OutputRole, Pooling
 from attnlens.v1.tensor_pb2 import DataType
@@ -188,7 +188,7 @@ def query_message(query: AttentionQuery) -> pb.AttentionQuery:
     )
 
 
-def _reduction_message(reduction: Reduction) -> pb.AttentionReduction:
+def _reduction_message(reduction: AttentionReduction) -> pb.AttentionReduction:
     message = pb.AttentionReduction(
         level=_chosen("level", reduction.level, enums.values(pb.AttentionLevel.DESCRIPTOR)),
         special_tokens=_chosen(

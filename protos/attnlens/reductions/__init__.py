@@ -9,10 +9,10 @@ Letters in shapes: L layers, H heads, T tokens of a text, U units (tokens or wor
 
 from attnlens.reductions.choices import (
     MAX_ROWS,
+    AttentionReduction,
     Form,
     LayerChoice,
     Level,
-    Reduction,
     SpecialTokens,
     SqrtUint8,
     Statistics,
@@ -21,27 +21,27 @@ from attnlens.reductions.choices import (
     resolve_rows,
 )
 from attnlens.reductions.reduce import Data, Reduced, reduce
-from attnlens.reductions.sparse import SparseRows, TopWeights
+from attnlens.reductions.sparse import SparseWeights, TopKWeights
 from attnlens.reductions.statistics import RowStatistics
 from attnlens.reductions.units import TextUnits, Units, number_words
 
 __all__ = [
     "MAX_ROWS",
+    "AttentionReduction",
     "Data",
     "Form",
     "LayerChoice",
     "Level",
     "Reduced",
-    "Reduction",
     "RowStatistics",
-    "SparseRows",
+    "SparseWeights",
     "SpecialTokens",
     "SqrtUint8",
     "Statistics",
     "TextUnits",
     "Threshold",
     "TopK",
-    "TopWeights",
+    "TopKWeights",
     "Units",
     "number_words",
     "reduce",

@@ -61,7 +61,7 @@ Form: TypeAlias = TopK | Threshold | Statistics | SqrtUint8
 
 @names_its_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
+class AttentionReduction:
     """How to make less of the weights between the tokens of a text.
 
     The order is that of the fields: words, special tokens, the mean over heads (which the view of a query

@@ -10,7 +10,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK, resolve_rows
+from attnlens.reductions.choices import (
+    AttentionReduction,
+    SqrtUint8,
+    Statistics,
+    Threshold,
+    TopK,
+    resolve_rows,
+)
 from attnlens.reductions.maps import (
     FloatArray,
     mean_of_heads,
@@ -21,12 +28,12 @@ from attnlens.reductions.maps import (
     without,
     word_level,
 )
-from attnlens.reductions.sparse import SparseRows, TopWeights, top_weights, weights_from
+from attnlens.reductions.sparse import SparseWeights, TopKWeights, top_weights, weights_from
 from attnlens.reductions.sqrt_uint8 import to_levels
 from attnlens.reductions.statistics import RowStatistics, entropy, received
 from attnlens.reductions.units import TextUnits, Units
 
-Data: TypeAlias = FloatArray | npt.NDArray[np.uint8] | TopWeights | SparseRows | RowStatistics
+Data: TypeAlias = FloatArray | npt.NDArray[np.uint8] | TopKWeights | SparseWeights | RowStatistics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +59,11 @@ class Reduced:
 
 
 def reduce(
-    layers: Sequence[FloatArray], reduction: Reduction, text: TextUnits | None, *, is_mean_of_heads: bool
+    layers: Sequence[FloatArray],
+    reduction: AttentionReduction,
+    text: TextUnits | None,
+    *,
+    is_mean_of_heads: bool,
 ) -> list[Reduced]:
     """Reduce the maps (H, T, T) of some layers of a text: one result each, or one of all of them.
 
@@ -73,7 +84,9 @@ def reduce(
 
 
 class _Steps:
-    def __init__(self, reduction: Reduction, text: TextUnits | None, *, is_mean_of_heads: bool) -> None:
+    def __init__(
+        self, reduction: AttentionReduction, text: TextUnits | None, *, is_mean_of_heads: bool
+    ) -> None:
         self._reduction = reduction
         self._text = text
         self._is_mean_of_heads = is_mean_of_heads
@@ -143,9 +156,9 @@ class _Steps:
 
 def _arrays(data: Data) -> "tuple[npt.NDArray[np.generic] | None, ...]":
     match data:
-        case TopWeights():
+        case TopKWeights():
             return data.indices, data.values, data.remaining_mass
-        case SparseRows():
+        case SparseWeights():
             return data.indptr, data.indices, data.values, data.kept_mass
         case RowStatistics():
             return data.received, data.entropy

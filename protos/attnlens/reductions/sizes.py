@@ -3,13 +3,20 @@
 Letters: K heads that are chosen, h 1 where they are averaged, else K, T tokens, U units, R rows.
 """
 
-from attnlens.reductions.choices import Reduction, SqrtUint8, Statistics, Threshold, TopK, max_entries
+from attnlens.reductions.choices import (
+    AttentionReduction,
+    SqrtUint8,
+    Statistics,
+    Threshold,
+    TopK,
+    max_entries,
+)
 
 INDEX_BYTES = 4
 
 
 def data_bytes(
-    reduction: Reduction,
+    reduction: AttentionReduction,
     num_heads: int,
     num_units: int,
     *,
@@ -41,7 +48,7 @@ def data_bytes(
     return lost + rows * num_units * value_bytes
 
 
-def working_bytes(reduction: Reduction, num_heads: int, num_tokens: int) -> int:
+def working_bytes(reduction: AttentionReduction, num_heads: int, num_tokens: int) -> int:
     """Return the bytes that a reduction takes while it runs, beside its result and the graph's outputs.
 
     Args:

@@ -17,7 +17,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class TopWeights:
+class TopKWeights:
     """The largest weights of each row.
 
     Attributes:
@@ -32,11 +32,11 @@ class TopWeights:
 
     def __repr__(self) -> str:
         arrays = shown(indices=self.indices, values=self.values, remaining_mass=self.remaining_mass)
-        return f"TopWeights({arrays})"
+        return f"TopKWeights({arrays})"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class SparseRows:
+class SparseWeights:
     """Some weights of each row, as compressed sparse rows.
 
     Row number r of all axes but the last, in row-major order, has the entries `indptr[r]` to
@@ -55,10 +55,10 @@ class SparseRows:
     kept_mass: FloatArray
 
     def __repr__(self) -> str:
-        return f"SparseRows({shown(values=self.values, kept_mass=self.kept_mass)})"
+        return f"SparseWeights({shown(values=self.values, kept_mass=self.kept_mass)})"
 
     @classmethod
-    def joined(cls, parts: "Sequence[SparseRows]") -> "SparseRows":
+    def joined(cls, parts: "Sequence[SparseWeights]") -> "SparseWeights":
         """Return the rows of several, one after the other, with a new axis before those of `kept_mass`."""
         starts = np.cumsum([0, *(len(part.indices) for part in parts)])
         ends = [part.indptr[1:] + np.int32(start) for part, start in zip(parts, starts, strict=False)]
@@ -70,7 +70,7 @@ class SparseRows:
         )
 
 
-def top_weights(maps: FloatArray, k: int) -> TopWeights:
+def top_weights(maps: FloatArray, k: int) -> TopKWeights:
     """Return the k largest weights of each row of maps (H, R, U), or U where that is less."""
     num_heads, num_rows, num_units = maps.shape
     k = min(k, num_units)
@@ -81,7 +81,7 @@ def top_weights(maps: FloatArray, k: int) -> TopWeights:
         others = rows.copy()
         np.put_along_axis(others, indices[head], 0, axis=-1)
         remaining_mass[head] = others.sum(axis=-1, dtype=np.float64)
-    return TopWeights(indices, np.take_along_axis(maps, indices, axis=-1), remaining_mass)
+    return TopKWeights(indices, np.take_along_axis(maps, indices, axis=-1), remaining_mass)
 
 
 def _largest(rows: FloatArray, k: int) -> npt.NDArray[np.intp]:
@@ -104,7 +104,7 @@ def _largest(rows: FloatArray, k: int) -> npt.NDArray[np.intp]:
     return columns
 
 
-def weights_from(maps: FloatArray, threshold: float) -> SparseRows:
+def weights_from(maps: FloatArray, threshold: float) -> SparseWeights:
     """Return the weights of maps (H, R, U) that are at least `threshold`, which is compared in fp32."""
     is_kept = maps >= np.float32(threshold)
     counts = is_kept.sum(axis=-1)  # (H, R)
@@ -112,4 +112,4 @@ def weights_from(maps: FloatArray, threshold: float) -> SparseRows:
     heads, rows, columns = np.nonzero(is_kept)
     values = maps[heads, rows, columns]
     kept_mass = np.where(is_kept, maps, np.float32(0)).sum(axis=-1, dtype=np.float64).astype(np.float32)
-    return SparseRows(indptr, columns.astype(np.int32), values, kept_mass)
+    return SparseWeights(indptr, columns.astype(np.int32), values, kept_mass)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from attnlens.reductions.choices import Reduction
+from attnlens.reductions.choices import AttentionReduction
 
 IndexArray: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -84,7 +84,7 @@ class Units:
     num_tokens: int
 
     @classmethod
-    def of(cls, reduction: Reduction, text: TextUnits | None, num_tokens: int) -> "Units":
+    def of(cls, reduction: AttentionReduction, text: TextUnits | None, num_tokens: int) -> "Units":
         """Return what the tokens of a text become.
 
         Args:

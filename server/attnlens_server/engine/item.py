@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attnlens.patterns import Pattern
 from attnlens.pooling import Pooling
-from attnlens.reductions import Reduced, Reduction, TextUnits
+from attnlens.reductions import AttentionReduction, Reduced, TextUnits
 from attnlens_server.bundle import Layout
 
 
@@ -102,7 +102,7 @@ class WantedReduction:
     """
 
     layers: tuple[Wanted, ...]
-    reduction: Reduction
+    reduction: AttentionReduction
     units: TextUnits | None = None
     is_mean_of_heads: bool = False
 

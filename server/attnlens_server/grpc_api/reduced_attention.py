@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from attnlens.reductions import RowStatistics, SparseRows, TopWeights
+from attnlens.reductions import RowStatistics, SparseWeights, TopKWeights
 from attnlens.tensors import fill_stacked, fill_tensor
 from attnlens.v1 import encoder_service_pb2 as pb
 from attnlens.v1.tensor_pb2 import DataType as DataTypeNumber
@@ -36,10 +36,10 @@ def fill_reduced(message: pb.AttentionResult, attention: ReducedAttention, data_
                 check_range(array, data_type)
         fill_stacked(tensor, arrays, number)
 
-    if tops := [each for each in data if isinstance(each, TopWeights)]:
+    if tops := [each for each in data if isinstance(each, TopKWeights)]:
         _fill_top(message.top_k, tops, fill)
-    elif rows := [each for each in data if isinstance(each, SparseRows)]:
-        _fill_sparse(message.sparse, SparseRows.joined(rows), fill)
+    elif rows := [each for each in data if isinstance(each, SparseWeights)]:
+        _fill_sparse(message.sparse, SparseWeights.joined(rows), fill)
     elif found := [each for each in data if isinstance(each, RowStatistics)]:
         _fill_statistics(message.statistics, found, fill)
     else:
@@ -66,13 +66,13 @@ def _fill_statistics(message: pb.AttentionStatistics, found: Sequence[RowStatist
         fill(message.entropy, entropy)
 
 
-def _fill_top(message: pb.TopKWeights, tops: Sequence[TopWeights], fill: _Fill) -> None:
+def _fill_top(message: pb.TopKWeights, tops: Sequence[TopKWeights], fill: _Fill) -> None:
     fill_stacked(message.indices, [top.indices for top in tops], DataTypeNumber.DATA_TYPE_INT32)
     fill(message.values, [top.values for top in tops])
     fill(message.remaining_mass, [top.remaining_mass for top in tops])
 
 
-def _fill_sparse(message: pb.SparseWeights, rows: SparseRows, fill: _Fill) -> None:
+def _fill_sparse(message: pb.SparseWeights, rows: SparseWeights, fill: _Fill) -> None:
     fill_tensor(message.indptr, rows.indptr, DataTypeNumber.DATA_TYPE_INT32)
     fill_tensor(message.indices, rows.indices, DataTypeNumber.DATA_TYPE_INT32)
     fill(message.values, [rows.values])

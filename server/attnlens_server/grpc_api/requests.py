@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from attnlens.pooling import Pooling
 from attnlens.reductions import (
     MAX_ROWS,
+    AttentionReduction,
     Form,
     LayerChoice,
     Level,
-    Reduction,
     SpecialTokens,
     SqrtUint8,
     Statistics,
@@ -167,11 +167,13 @@ def _queries(messages: Sequence[pb.AttentionQuery], found: list[FieldViolation])
     return queries
 
 
-def _reduction(query: pb.AttentionQuery, field: str, found: list[FieldViolation]) -> Reduction | None:
+def _reduction(
+    query: pb.AttentionQuery, field: str, found: list[FieldViolation]
+) -> AttentionReduction | None:
     if not query.HasField("reduction"):
         return None
     message = query.reduction
-    return Reduction(
+    return AttentionReduction(
         level=_choice(_LEVELS, message.level, f"{field}.level", pb.AttentionLevel, found),
         special_tokens=_choice(
             _SPECIAL_TOKENS, message.special_tokens, f"{field}.special_tokens", pb.SpecialTokens, found

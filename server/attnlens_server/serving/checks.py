@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.pooling import Pooling
-from attnlens.reductions import Reduction, TextUnits
+from attnlens.reductions import AttentionReduction, TextUnits
 from attnlens_server.bundle import Kind, Layout, Model, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import HeadSelection, Wanted, WantedReduction
@@ -64,7 +64,7 @@ class QueryPlan:
     outputs: tuple[Output, ...]
     heads: tuple[int, ...]
     view: AttentionView
-    reduction: Reduction | None = None
+    reduction: AttentionReduction | None = None
 
     @property
     def layout(self) -> Layout:
@@ -172,7 +172,7 @@ class EncodePlan:
         return tuple((query, outputs) for query in self.queries for outputs in query.parts)
 
     @property
-    def with_rows(self) -> Mapping[int, Reduction]:
+    def with_rows(self) -> Mapping[int, AttentionReduction]:
         """What asks for some rows of each text, by the number of the query."""
         asked = {query.index: query.reduction for query in self.queries}
         return {index: reduction for index, reduction in asked.items() if reduction and reduction.rows}

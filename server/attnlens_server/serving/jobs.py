@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from attnlens.pooling import Pooling
-from attnlens.reductions import Reduction
+from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import OutputRole
 from attnlens_server.errors import FieldViolation
 from attnlens_server.text import Input
@@ -45,7 +45,7 @@ class AttentionQuery:
     layers: Sequence[int] = ()
     heads: Sequence[int] = ()
     view: AttentionView = AttentionView.FULL
-    reduction: Reduction | None = None
+    reduction: AttentionReduction | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnlens.reductions import MAX_ROWS, Reduction, SqrtUint8, resolve_rows
+from attnlens.reductions import MAX_ROWS, AttentionReduction, SqrtUint8, resolve_rows
 from attnlens_server.bundle import Model, OutputRole, RowSum
 from attnlens_server.errors import FieldViolation, InvalidFieldsError
 from attnlens_server.serving.jobs import AttentionQuery, AttentionView
@@ -42,7 +42,7 @@ def reduction_problems(
     yield from _of_inputs(path, reduction, inputs)
 
 
-def _of_sums(path: str, reduction: Reduction, sums: set[RowSum]) -> Iterator[FieldViolation]:
+def _of_sums(path: str, reduction: AttentionReduction, sums: set[RowSum]) -> Iterator[FieldViolation]:
     """Compare what a reduction needs with what rows sum to."""
     needs = reduction.needs_distributions
     others = sorted(sums - {RowSum.ONE})
@@ -56,7 +56,7 @@ def _of_sums(path: str, reduction: Reduction, sums: set[RowSum]) -> Iterator[Fie
         yield FieldViolation(f"{path}.sqrt_uint8", text)
 
 
-def _of_inputs(path: str, reduction: Reduction, inputs: Sequence[Input]) -> Iterator[FieldViolation]:
+def _of_inputs(path: str, reduction: AttentionReduction, inputs: Sequence[Input]) -> Iterator[FieldViolation]:
     """Refuse ids where words or special tokens must be known."""
     by_ids = next((index for index, given in enumerate(inputs) if given.token_ids is not None), None)
     if by_ids is None:
@@ -71,7 +71,9 @@ def _of_inputs(path: str, reduction: Reduction, inputs: Sequence[Input]) -> Iter
             yield FieldViolation(f"inputs[{by_ids}].token_ids", text, by_ids)
 
 
-def check_rows(reductions: Mapping[int, Reduction], first: int, inputs: Sequence[EncodedInput]) -> None:
+def check_rows(
+    reductions: Mapping[int, AttentionReduction], first: int, inputs: Sequence[EncodedInput]
+) -> None:
     """Make sure that texts have the rows that are asked for.
 
     Args:
@@ -92,7 +94,7 @@ def check_rows(reductions: Mapping[int, Reduction], first: int, inputs: Sequence
 
 
 def _missing_row(
-    number: int, reduction: Reduction, place: int, index: int, encoded: EncodedInput
+    number: int, reduction: AttentionReduction, place: int, index: int, encoded: EncodedInput
 ) -> FieldViolation:
     asked = f"attention[{number}].reduction.rows[{place}] is {reduction.rows[place]}"
     count = encoded.num_units(reduction)

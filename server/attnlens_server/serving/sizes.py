@@ -6,7 +6,7 @@ Letters: N texts, T tokens of a text, D hidden size.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from attnlens.reductions import Reduction, sizes
+from attnlens.reductions import AttentionReduction, sizes
 from attnlens_server.bundle import RowSum
 from attnlens_server.errors import ResponseTooLargeError
 from attnlens_server.serving.checks import EmbedPlan, EncodePlan, QueryPlan
@@ -138,7 +138,9 @@ def part_bytes(query: QueryPlan, encoded: EncodedInput) -> int:
     return _reduced_bytes(query, query.reduction, encoded, FLOAT32)
 
 
-def _reduced_bytes(query: QueryPlan, reduction: Reduction, encoded: EncodedInput, data_type: DataType) -> int:
+def _reduced_bytes(
+    query: QueryPlan, reduction: AttentionReduction, encoded: EncodedInput, data_type: DataType
+) -> int:
     return sizes.data_bytes(
         reduction,
         query.num_result_heads,

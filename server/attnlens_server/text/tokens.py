@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from attnlens.reductions import Reduction, TextUnits, Units
+from attnlens.reductions import AttentionReduction, TextUnits, Units
 from attnlens_server.text.places import Place, token_places
 
 NOWHERE: Place = (0, 0)
@@ -88,7 +88,7 @@ class EncodedInput:
         """T."""
         return len(self.input_ids)
 
-    def num_units(self, reduction: Reduction | None) -> int:
+    def num_units(self, reduction: AttentionReduction | None) -> int:
         """U: how many rows a reduction leaves of its T."""
         if reduction is None or not reduction.has_units:
             return self.num_tokens

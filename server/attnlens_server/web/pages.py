@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlens.explanations import ExplainMethod, PairMatrix
-from attnlens.reductions import Reduction, SqrtUint8
+from attnlens.reductions import AttentionReduction, SqrtUint8
 from attnlens_server.bundle import Model, OutputRole
 from attnlens_server.serving.admission import Budget
 from attnlens_server.serving.explanations import CompareJob, ExplainJob
@@ -25,7 +25,7 @@ from attnlens_viewer import Page
 from attnlens_viewer.live import LiveModel
 from attnlens_viewer.results import OTHER_TEXT, OWN_VECTOR, ReadContrast, ReadMatrix, ReadText, page_of
 
-_ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=Reduction(form=SqrtUint8())),)
+_ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=AttentionReduction(form=SqrtUint8())),)
 _SOURCES = {TokenSource.PROMPT: "prompt", TokenSource.TEXT: "text", TokenSource.SPECIAL: "special"}
 _WHY_NONE = (
     "This page shows attention alone: the bundle has no graph of contributions, or the server was started "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from attnlens.reductions import Reduction, TextUnits, reduce
+from attnlens.reductions import AttentionReduction, TextUnits, reduce
 from attnlens_client import AttentionQuery, Client, EncodedText
 from served import ServerProcess
 
@@ -32,7 +32,7 @@ def whole(minilm_server: ServerProcess) -> EncodedText:
     return result
 
 
-def made_of(whole: EncodedText, reduction: Reduction) -> np.ndarray:
+def made_of(whole: EncodedText, reduction: AttentionReduction) -> np.ndarray:
     """The mean over heads, reduced here."""
     tokens = whole.tokens
     text = TextUnits.of(
@@ -49,7 +49,7 @@ def test_words_without_special_tokens_are_a_table_of_words(attend: Run, whole: E
         "all-MiniLM-L6-v2, mean of layers 0-5, mean of 12 heads, 15 tokens as 9 words, without special "
         "tokens, which had 52 % of the weight"
     )
-    weights = made_of(whole, Reduction(level="words", special_tokens="drop", layers="mean"))
+    weights = made_of(whole, AttentionReduction(level="words", special_tokens="drop", layers="mean"))
     shown = [[float(number) for number in line.split()[2:]] for line in lines[-9:]]
     np.testing.assert_allclose(shown, weights, atol=0.00501)
     assert [line.split()[1] for line in lines[-9:-6]] == ["The", "unbelievably", "tired"]
@@ -58,7 +58,7 @@ def test_words_without_special_tokens_are_a_table_of_words(attend: Run, whole: E
 def test_a_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
     attend: Run, whole: EncodedText
 ) -> None:
-    weights = made_of(whole, Reduction(level="words", layers="rollout"))
+    weights = made_of(whole, AttentionReduction(level="words", layers="rollout"))
     for name in ("unbelievably", "##bel", "2"):
         output = attend("--words", "--rollout", "--token", name).stdout
         assert "rollout of layers 0-5, mean of 12 heads" in output
@@ -68,7 +68,7 @@ def test_a_word_of_several_tokens_is_found_by_its_spelling_and_by_its_tokens(
 
 def test_json_says_which_tokens_make_a_word_and_what_was_lost(attend: Run, whole: EncodedText) -> None:
     answer = json.loads(attend("--json", "--words", "--no-special", "--rollout").stdout)
-    weights = made_of(whole, Reduction(level="words", special_tokens="drop", layers="rollout"))
+    weights = made_of(whole, AttentionReduction(level="words", special_tokens="drop", layers="rollout"))
     np.testing.assert_allclose(answer["weights"], weights, atol=1e-6)
     assert answer["units"][1] == {"text": "unbelievably", "tokens": [2, 3, 4, 5, 6]}
     assert (answer["layers"], answer["layer_reduction"]) == ([0, 1, 2, 3, 4, 5], "rollout")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnlens.v1 import encoder_service_pb2 as pb
-from attnlens_client import AttentionQuery, Client, EncodedText, Reduction
+from attnlens_client import AttentionQuery, AttentionReduction, Client, EncodedText
 from scripted import ScriptedServer
 from served import ServerProcess
 
@@ -20,7 +20,7 @@ TOKEN_ARRAYS = ["token_ids", "tokens", "token_sources", "token_places", "token_w
 
 
 def encoded(address: str, text: str | tuple[str, str], **reduction: Any) -> tuple[EncodedText, np.ndarray]:
-    query = AttentionQuery(reduction=Reduction(**reduction) if reduction else None)
+    query = AttentionQuery(reduction=AttentionReduction(**reduction) if reduction else None)
     with Client(address) as client:
         [found] = client.encode([text], attention=query)
         return found, client.embed([text])[0]

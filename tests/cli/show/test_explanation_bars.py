@@ -7,19 +7,21 @@ import pytest
 from rich.console import Console
 
 from attnlens_cli.show.explanations.bars import print_caveat, print_scores
-from attnlens_client import Explanation, Scores, Token, Usage
+from attnlens_client import Explanation, Token, TokenScores, Usage
 
 WORDS = ["[CLS]", "rain", "falls", "on", "rome", "[SEP]"]
 EFFECTS = [np.nan, 0.4, 0.3, 0.2, 0.1, np.nan]
 
 
-def scores(method: str, values: list[float], baseline: float | None, faithfulness: float | None) -> Scores:
+def scores(
+    method: str, values: list[float], baseline: float | None, faithfulness: float | None
+) -> TokenScores:
     array = np.array(values, dtype=np.float32)
     total = float(np.nansum(array)) + (baseline or 0)
-    return Scores(method, array, baseline, total, None if baseline is None else total, faithfulness)
+    return TokenScores(method, array, baseline, total, None if baseline is None else total, faithfulness)
 
 
-def printed(*found: Scores, target: float = 1.0, verify: bool = False) -> str:
+def printed(*found: TokenScores, target: float = 1.0, verify: bool = False) -> str:
     tokens = tuple(Token(7, word, "text", 0, 0, 0, 0, None) for word in WORDS)
     usage = Usage(num_tokens=len(tokens), num_tokens_total=len(tokens), truncated=False)
     explanation = Explanation(tokens, usage, (), target, found, None, "m", "v")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnlens.reductions import Reduction, TopK
+from attnlens.reductions import AttentionReduction, TopK
 from attnlens.v1.encoder_service_pb2 import Input
 from attnlens.v1.manifest_pb2 import Architecture
 from attnlens.v1.model_pb2 import Limits, Model
@@ -168,7 +168,7 @@ def test_texts_are_split_by_what_they_cost_to_explain(limit: int, runs: list[int
 def test_texts_are_split_by_what_their_reductions_cost() -> None:
     model = _model(max_computed_tokens=3_000)
     texts = ["word " * 100] * 64
-    for reduction, is_split in ((Reduction(level="words", form=TopK(5)), True), (None, False)):
+    for reduction, is_split in ((AttentionReduction(level="words", form=TopK(5)), True), (None, False)):
         plan = plans.encode(texts, attention=AttentionQuery(reduction=reduction), hidden_states=False)
         requests = [request for _, request in plan.requests(model, 100)]
         assert (len(requests) > 1) == is_split

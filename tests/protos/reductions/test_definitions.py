@@ -144,12 +144,12 @@ def without_the_mass(weights: Any, dropped: Any) -> Any:
 
 def without_the_rest(weights: Any, k: int) -> Any:
     found = right_top(weights, k)
-    return sparse.TopWeights(found.indices, found.values, np.zeros_like(found.remaining_mass))
+    return sparse.TopKWeights(found.indices, found.values, np.zeros_like(found.remaining_mass))
 
 
 def higher_column_of_equals(weights: Any, k: int) -> Any:
     found = right_top(weights[..., ::-1], k)
-    return sparse.TopWeights(weights.shape[-1] - 1 - found.indices, found.values, found.remaining_mass)
+    return sparse.TopKWeights(weights.shape[-1] - 1 - found.indices, found.values, found.remaining_mass)
 
 
 def levels_cut_off(weights: Any) -> Any:

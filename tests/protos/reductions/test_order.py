@@ -10,19 +10,19 @@ import pytest
 
 import reduction_reference as reference
 from attnlens.reductions import (
+    AttentionReduction,
     LayerChoice,
     Level,
     Reduced,
-    Reduction,
     RowStatistics,
-    SparseRows,
+    SparseWeights,
     SpecialTokens,
     SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
     TopK,
-    TopWeights,
+    TopKWeights,
     reduce,
     resolve_rows,
     sizes,
@@ -40,7 +40,7 @@ LEVELS: tuple[Level, ...] = ("tokens", "words")
 SPECIAL: tuple[SpecialTokens, ...] = ("keep", "drop")
 CHOICES: tuple[LayerChoice, ...] = ("none", "mean", "rollout")
 REDUCTIONS = [
-    Reduction(
+    AttentionReduction(
         level=level, special_tokens=special, layers=layers, mean_over_rows=is_mean, rows=rows, form=form
     )
     for level, special, layers, is_mean, rows, form in itertools.product(
@@ -56,7 +56,7 @@ ALLOWED = [reduction for reduction in REDUCTIONS if not list(reduction.problems(
 
 
 def step_by_step(
-    reduction: Reduction, layers: list[Any], *, is_mean_of_heads: bool
+    reduction: AttentionReduction, layers: list[Any], *, is_mean_of_heads: bool
 ) -> tuple[list[Any], list[Any]]:
     """The dense weights before any form is made of them, and the lost mass, in float64."""
     words, special = TEXT.words.tolist(), TEXT.is_special.tolist()
@@ -89,7 +89,7 @@ def test_most_combinations_are_defined() -> None:
 @pytest.mark.parametrize("is_mean_of_heads", [False, True], ids=["heads", "mean of heads"])
 @pytest.mark.parametrize("reduction", [each for each in ALLOWED if not isinstance(each.form, Statistics)])
 def test_the_steps_are_taken_in_the_order_that_is_documented(
-    reduction: Reduction, is_mean_of_heads: bool
+    reduction: AttentionReduction, is_mean_of_heads: bool
 ) -> None:
     is_mean = is_mean_of_heads or reduction.layers == "rollout"
     maps, masses = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
@@ -108,13 +108,13 @@ def test_the_steps_are_taken_in_the_order_that_is_documented(
 
 def _check_form(result: Reduced, expected: Any) -> None:
     match result.data:
-        case TopWeights() as top:
+        case TopKWeights() as top:
             np.testing.assert_allclose(
                 top.values, -np.sort(-expected, axis=-1)[..., : top.values.shape[-1]], atol=1e-6
             )
             np.testing.assert_allclose(np.take_along_axis(expected, top.indices, -1), top.values, atol=1e-6)
             np.testing.assert_allclose(top.values.sum(-1) + top.remaining_mass, 1, atol=1e-6)
-        case SparseRows() as sparse:
+        case SparseWeights() as sparse:
             dense = np.zeros((expected.shape[0] * expected.shape[1], expected.shape[2]))
             for row in range(len(dense)):
                 entries = slice(sparse.indptr[row], sparse.indptr[row + 1])
@@ -133,7 +133,7 @@ def _check_form(result: Reduced, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("reduction", [each for each in ALLOWED if isinstance(each.form, Statistics)])
-def test_statistics_are_of_what_the_steps_before_have_left(reduction: Reduction) -> None:
+def test_statistics_are_of_what_the_steps_before_have_left(reduction: AttentionReduction) -> None:
     is_mean = reduction.layers == "rollout"
     maps, _ = step_by_step(reduction, LAYERS, is_mean_of_heads=is_mean)
     special = [bool(each) for each in TEXT.is_special]
@@ -160,7 +160,7 @@ def test_statistics_are_of_what_the_steps_before_have_left(reduction: Reduction)
 )
 def test_each_token_has_a_unit_or_none(level: Any, special: Any, units: list[int] | None) -> None:
     [result] = reduce(
-        LAYERS[:1], Reduction(level=level, special_tokens=special), TEXT, is_mean_of_heads=False
+        LAYERS[:1], AttentionReduction(level=level, special_tokens=special), TEXT, is_mean_of_heads=False
     )
     found = None if result.unit_ids is None else result.unit_ids.tolist()
     assert found == units
@@ -170,7 +170,7 @@ def test_a_text_of_special_tokens_alone_is_left_without_units() -> None:
     text = TextUnits.of([None, None], [True, True], [False, False])
     layers = [reference.random_maps(HEADS, 2)] * 2
     for layers_choice, is_mean, form in itertools.product(CHOICES, (False, True), FORMS):
-        reduction = Reduction(
+        reduction = AttentionReduction(
             special_tokens="drop",
             layers=layers_choice,
             mean_over_rows=is_mean,
@@ -192,15 +192,15 @@ def test_rows_are_counted_from_both_ends() -> None:
 
 
 def test_words_of_a_text_that_is_not_known_are_an_error() -> None:
-    for reduction in (Reduction(level="words"), Reduction(form=Statistics(received=True))):
+    for reduction in (AttentionReduction(level="words"), AttentionReduction(form=Statistics(received=True))):
         with pytest.raises(ValueError, match="are not known"):
             reduce(LAYERS, reduction, None, is_mean_of_heads=False)
     with pytest.raises(ValueError, match="do not fit 4"):
-        reduce([reference.random_maps(1, 4)], Reduction(level="words"), TEXT, is_mean_of_heads=False)
+        reduce([reference.random_maps(1, 4)], AttentionReduction(level="words"), TEXT, is_mean_of_heads=False)
 
 
 @pytest.mark.parametrize("reduction", ALLOWED)
-def test_the_size_of_a_result_is_known_before(reduction: Reduction) -> None:
+def test_the_size_of_a_result_is_known_before(reduction: AttentionReduction) -> None:
     for result in reduce(LAYERS, reduction, TEXT, is_mean_of_heads=False):
         num_units = TOKENS
         if result.unit_ids is not None:
@@ -236,7 +236,7 @@ class Copies(list[Any]):
 def test_what_a_reduction_takes_is_known_before(form: Any) -> None:
     layers = Copies([reference.random_maps(4, LARGE.num_tokens)] * 2)
     for level, special, joined in itertools.product(LEVELS, SPECIAL, CHOICES):
-        reduction = Reduction(level=level, special_tokens=special, layers=joined, form=form)
+        reduction = AttentionReduction(level=level, special_tokens=special, layers=joined, form=form)
         tracemalloc.start()
         results = reduce(layers, reduction, LARGE, is_mean_of_heads=False)
         _, peak = tracemalloc.get_traced_memory()

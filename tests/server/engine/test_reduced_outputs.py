@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnlens.patterns import Band, BlockTable, Pattern
-from attnlens.reductions import Reduction, TextUnits, TopK, TopWeights, reduce
+from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights, reduce
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.engine.item import Item
 from attnlens_server.engine.outputs import HostOutputs, reduced, reductions
@@ -48,14 +48,14 @@ def dense(outputs: HostOutputs, layer: Output, heads: list[int]) -> np.ndarray:
 @pytest.mark.parametrize(
     "reduction",
     [
-        Reduction(form=TopK(2)),
-        Reduction(level="words", layers="mean"),
-        Reduction(special_tokens="drop", layers="rollout"),
-        Reduction(level="words", special_tokens="drop"),
+        AttentionReduction(form=TopK(2)),
+        AttentionReduction(level="words", layers="mean"),
+        AttentionReduction(special_tokens="drop", layers="rollout"),
+        AttentionReduction(level="words", special_tokens="drop"),
     ],
 )
 def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
-    pattern: Pattern | None, view: AttentionView, reduction: Reduction
+    pattern: Pattern | None, view: AttentionView, reduction: AttentionReduction
 ) -> None:
     layers, outputs = outputs_of(pattern)
     backwards = (layers[1], layers[0])  # as a request may have them: a rollout is in the order of layers
@@ -70,8 +70,8 @@ def test_a_text_of_a_batch_is_reduced_as_its_dense_weights_are(
         wanted = plan.wanted_reduction(part, UNITS)
         assert wanted is not None
         found = reduced(outputs, 1, TOKENS, wanted)
-        if isinstance(result.data, TopWeights):
-            assert isinstance(found.data, TopWeights)
+        if isinstance(result.data, TopKWeights):
+            assert isinstance(found.data, TopKWeights)
             np.testing.assert_array_equal(found.data.indices, result.data.indices)
             np.testing.assert_array_equal(found.data.remaining_mass, result.data.remaining_mass)
         else:
@@ -83,7 +83,12 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
     asked = [TopK(2), TopK(3), TopK(2), TopK(2)]
     plans = [
         QueryPlan(
-            index, OutputRole.ATTENTION_WEIGHTS, (layers[0],), (0,), AttentionView.FULL, Reduction(form=form)
+            index,
+            OutputRole.ATTENTION_WEIGHTS,
+            (layers[0],),
+            (0,),
+            AttentionView.FULL,
+            AttentionReduction(form=form),
         )
         for index, form in enumerate(asked)
     ]
@@ -91,7 +96,12 @@ def test_equal_reductions_of_a_text_are_computed_once() -> None:
     item = Item(np.zeros(TOKENS, np.int64), (), reductions=tuple(each for each in wanted if each))
     found = reductions(outputs, 1, item)
     assert found[0] is found[2] is found[3]
-    assert [each.data.values.shape[-1] for each in found if isinstance(each.data, TopWeights)] == [2, 3, 2, 2]
+    assert [each.data.values.shape[-1] for each in found if isinstance(each.data, TopKWeights)] == [
+        2,
+        3,
+        2,
+        2,
+    ]
 
 
 def test_putting_weights_together_counts() -> None:
@@ -102,7 +112,7 @@ def test_putting_weights_together_counts() -> None:
             tuple(outputs_of(pattern)[0]),
             (0,),
             AttentionView.FULL,
-            Reduction(),
+            AttentionReduction(),
         )
         for pattern in (None, BAND)
     ]

@@ -16,7 +16,7 @@ from onnx import helper
 
 from attnlens.explanations import ExplainLevel, ExplainMethod, PairMatrix
 from attnlens.pooling import Pooling
-from attnlens.reductions import Reduction
+from attnlens.reductions import AttentionReduction
 from attnlens_server.bundle import open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
@@ -461,7 +461,7 @@ async def test_a_call_that_costs_too_much_is_rejected_before_anything_runs(dense
 
 async def test_reductions_that_cost_too_much_are_rejected_before_anything_runs(dense_bundle: Path) -> None:
     async with serving(dense_bundle, max_computed_tokens=40) as service:
-        query = AttentionQuery(reduction=Reduction(level="words"))
+        query = AttentionQuery(reduction=AttentionReduction(level="words"))
         cheap, costly = (
             EncodeJob(inputs=[Input(text="a cat")] * count, attention=[query] * 2) for count in (1, 500)
         )

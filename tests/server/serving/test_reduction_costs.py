@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens.reductions import Reduction, Threshold, TopK
+from attnlens.reductions import AttentionReduction, Threshold, TopK
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
 from attnlens_server.config import ServerConfig
 from attnlens_server.errors import TooExpensiveError
@@ -42,11 +42,11 @@ def cost(plan: EncodePlan, *runs: tuple[tuple[Part, ...], int]) -> int:
     return 0
 
 
-def reduced(reduction: Reduction, **fields: object) -> AttentionQuery:
+def reduced(reduction: AttentionReduction, **fields: object) -> AttentionQuery:
     return AttentionQuery(reduction=reduction, **fields)  # type: ignore[arg-type]
 
 
-WORDS = Reduction(level="words", form=TopK(3))
+WORDS = AttentionReduction(level="words", form=TopK(3))
 
 
 def test_full_maps_cost_nothing_and_reductions_by_their_size() -> None:
@@ -58,7 +58,7 @@ def test_full_maps_cost_nothing_and_reductions_by_their_size() -> None:
     plan = plan_of(reduced(WORDS))
     assert cost(plan, (plan.parts, 512)) == pytest.approx(4 * cost(plan), rel=0.1)
     assert cost(plan, *[(plan.parts, 256)] * 5) == 5 * cost(plan)
-    assert cost(plan_of(reduced(Reduction(level="words")))) < cost(plan)
+    assert cost(plan_of(reduced(AttentionReduction(level="words")))) < cost(plan)
 
 
 def test_equal_reductions_of_a_run_are_counted_once_and_different_ones_each() -> None:
@@ -66,12 +66,14 @@ def test_equal_reductions_of_a_run_are_counted_once_and_different_ones_each() ->
     assert cost(plan) == one
     half = len(plan.parts) // 2
     assert cost(plan, (plan.parts[:half], 256), (plan.parts[half:], 256)) == 2 * one  # a text in two runs
-    others = [reduced(Reduction(level="words", form=TopK(k))) for k in range(1, 17)]
+    others = [reduced(AttentionReduction(level="words", form=TopK(k))) for k in range(1, 17)]
     assert cost(plan_of(*others)) == pytest.approx(16 * one, rel=0.01)
 
 
 def test_the_costliest_field_is_named_with_the_estimate_the_limit_and_the_remedy() -> None:
-    plan = plan_of(AttentionQuery(), reduced(WORDS), reduced(Reduction(form=Threshold(0.1)), layers=[2]))
+    plan = plan_of(
+        AttentionQuery(), reduced(WORDS), reduced(AttentionReduction(form=Threshold(0.1)), layers=[2])
+    )
     total = cost(plan)
     costs = ReductionCosts(plan, TOKEN_FLOPS)
     costs.check([(plan.parts, 256)], total)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from attnlens.reductions import (
-    Reduction,
+    AttentionReduction,
     RowStatistics,
-    SparseRows,
+    SparseWeights,
     SqrtUint8,
     Statistics,
     TextUnits,
     Threshold,
     TopK,
-    TopWeights,
+    TopKWeights,
     reduce,
 )
 from attnlens.tensors import from_tensor
@@ -42,13 +42,13 @@ TEXTS: list[Text] = [
 ]
 FORMS = [None, TopK(3), Threshold(0.05), Statistics(received=True, entropy=True), SqrtUint8()]
 REDUCTIONS = [
-    Reduction(level=level, special_tokens=special, layers=layers, mean_over_rows=is_mean, form=form)  # type: ignore[arg-type]
+    AttentionReduction(level=level, special_tokens=special, layers=layers, mean_over_rows=is_mean, form=form)  # type: ignore[arg-type]
     for level, special, layers, is_mean, form in itertools.product(
         ("tokens", "words"), ("keep", "drop"), ("none", "mean", "rollout"), (False, True), FORMS
     )
 ]
 ALLOWED = [each for each in REDUCTIONS if not list(each.problems())]
-ALLOWED += [Reduction(rows=[0, -1]), Reduction(level="words", rows=[-2, 1], form=TopK(1))]
+ALLOWED += [AttentionReduction(rows=[0, -1]), AttentionReduction(level="words", rows=[-2, 1], form=TopK(1))]
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +79,12 @@ def expected(text: EncodedText, query: AttentionQuery) -> list[Any]:
     masses = [result.special_token_mass for result in results if result.special_token_mass is not None]
     data = [result.data for result in results]
     match data[0]:
-        case TopWeights():
-            tops = [each for each in data if isinstance(each, TopWeights)]
+        case TopKWeights():
+            tops = [each for each in data if isinstance(each, TopKWeights)]
             arrays: list[Any] = [[top.indices for top in tops], [top.values for top in tops]]
             arrays.append([top.remaining_mass for top in tops])
-        case SparseRows():
-            rows = SparseRows.joined([each for each in data if isinstance(each, SparseRows)])
+        case SparseWeights():
+            rows = SparseWeights.joined([each for each in data if isinstance(each, SparseWeights)])
             return [rows.indptr, rows.indices, rows.values, rows.kept_mass, *([masses] if masses else [])]
         case RowStatistics():
             both = [each for each in data if isinstance(each, RowStatistics)]
@@ -98,9 +98,9 @@ def came(text: EncodedText, index: int) -> list[Any]:
     """The arrays that a query has brought."""
     attention = text.attention[index]
     match attention.reduced:
-        case TopWeights(indices, values, remaining_mass):
+        case TopKWeights(indices, values, remaining_mass):
             arrays = [indices, values, remaining_mass]
-        case SparseRows(indptr, indices, values, kept_mass):
+        case SparseWeights(indptr, indices, values, kept_mass):
             arrays = [indptr, indices, values, kept_mass]
         case RowStatistics(received, entropy):
             arrays = [received, entropy]  # type: ignore[list-item] # both were asked for
@@ -132,8 +132,10 @@ def test_chosen_layers_and_heads_are_reduced_alone(client: Client) -> None:
         [SENTENCE],
         attention=[
             AttentionQuery(layers=[4, 1], heads=[3, 7]),
-            AttentionQuery(layers=[4, 1], heads=[3, 7], view="head_mean", reduction=Reduction(layers="mean")),
-            AttentionQuery(layers=[4, 1], heads=[3, 7], reduction=Reduction(layers="rollout")),
+            AttentionQuery(
+                layers=[4, 1], heads=[3, 7], view="head_mean", reduction=AttentionReduction(layers="mean")
+            ),
+            AttentionQuery(layers=[4, 1], heads=[3, 7], reduction=AttentionReduction(layers="rollout")),
         ],
     )[0].attention
     assert (mean.layers, mean.heads, rollout.layers) == ((4, 1), (3, 7), (4, 1))
@@ -168,10 +170,12 @@ def test_published_figures_of_one_sentence(client: Client) -> None:
     rollout, entropy, received, dropped = client.encode(
         [SENTENCE],
         attention=[
-            AttentionQuery(reduction=Reduction(layers="rollout", mean_over_rows=True)),
-            AttentionQuery(layers=[3], heads=[1], reduction=Reduction(form=Statistics(entropy=True))),
-            AttentionQuery(layers=[-1], view="head_mean", reduction=Reduction(form=statistics)),
-            AttentionQuery(reduction=Reduction(special_tokens="drop")),
+            AttentionQuery(reduction=AttentionReduction(layers="rollout", mean_over_rows=True)),
+            AttentionQuery(
+                layers=[3], heads=[1], reduction=AttentionReduction(form=Statistics(entropy=True))
+            ),
+            AttentionQuery(layers=[-1], view="head_mean", reduction=AttentionReduction(form=statistics)),
+            AttentionQuery(reduction=AttentionReduction(special_tokens="drop")),
         ],
     )[0].attention
     np.testing.assert_allclose(

@@ -246,7 +246,7 @@ def _fetch(
 
 
 def _query(which: _Which, model: "ModelInfo") -> "AttentionQuery":
-    from attnlens_client import AttentionQuery, Reduction, TopK
+    from attnlens_client import AttentionQuery, AttentionReduction, TopK
 
     layer = -1 if which.layer is None else which.layer
     layers = None  # all
@@ -257,7 +257,7 @@ def _query(which: _Which, model: "ModelInfo") -> "AttentionQuery":
     if isinstance(which.head, int):
         _check_number("head", which.head, model.num_heads, model.name)
         heads = [which.head % model.num_heads]
-    reduction = Reduction(
+    reduction = AttentionReduction(
         level="words" if which.words else "tokens",
         special_tokens="drop" if which.no_special else "keep",
         layers="rollout" if which.rollout else "mean" if layer == "mean" else "none",
@@ -266,13 +266,15 @@ def _query(which: _Which, model: "ModelInfo") -> "AttentionQuery":
     is_full = which.role == "head_gates" or which.head == "all"
     layouts = {output.layout for output in model.outputs if output.role == which.role}
     # Layers that are laid out in different ways come together only as dense weights, and as each head.
-    is_mixed = which.layer == "all" and reduction == Reduction() and bool(layouts - {"dense", "per_token"})
+    is_mixed = (
+        which.layer == "all" and reduction == AttentionReduction() and bool(layouts - {"dense", "per_token"})
+    )
     return AttentionQuery(
         layers=layers,
         heads=heads,
         view="dense" if is_mixed else "full" if is_full else "head_mean",  # of one head: that head
         role=which.role,
-        reduction=None if reduction == Reduction() else reduction,
+        reduction=None if reduction == AttentionReduction() else reduction,
     )
 
 

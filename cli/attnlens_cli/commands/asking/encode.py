@@ -179,9 +179,9 @@ def _plan(which: _Which, model: "ModelInfo") -> _Plan:
     Raises:
         click.BadParameter: the model lacks it.
     """
-    from attnlens_client import AttentionQuery, Reduction
+    from attnlens_client import AttentionQuery, AttentionReduction
 
-    reduction = Reduction(
+    reduction = AttentionReduction(
         level="words" if which.words else "tokens", special_tokens="drop" if which.no_special else "keep"
     )
     layers = [_checked("layer", layer, model.num_layers, model.name) for layer in which.layers]
@@ -195,7 +195,7 @@ def _plan(which: _Which, model: "ModelInfo") -> _Plan:
         if not chosen and which.names is not None:
             raise click.BadParameter(f"{model.name} has no {name} in these layers", param_hint="'--outputs'")
         if chosen:
-            is_reduced = name == "attention" and reduction != Reduction()
+            is_reduced = name == "attention" and reduction != AttentionReduction()
             queries[name] = AttentionQuery(
                 layers=chosen,
                 heads=list(dict.fromkeys(heads)) or None,

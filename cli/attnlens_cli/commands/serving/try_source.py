@@ -101,7 +101,7 @@ def _print_next(console: "Console", served: str, text: str) -> None:
 
 
 def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "list[Look]":
-    from attnlens.reductions import Reduction, TopK
+    from attnlens.reductions import AttentionReduction, TopK
     from attnlens_cli.show.attention.map import AttentionMap
     from attnlens_cli.show.first_look import Look
     from attnlens_client import AttentionQuery
@@ -109,7 +109,7 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
     weights = [output for output in model.outputs if output.role == "attention_weights"]
     is_mapped = bool(weights) and model.state == "ready"
     sums_to_one = all(output.row_sum == "one" for output in weights)
-    reduction = Reduction(
+    reduction = AttentionReduction(
         level="words",
         special_tokens="drop" if sums_to_one else "keep",
         layers="mean",

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from attnlens_cli.show.explanations.bars import VERIFIER, verified
-from attnlens_client import Comparison, Explanation, Scores
+from attnlens_client import Comparison, Explanation, TokenScores
 
 
 def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, object]:
@@ -24,7 +24,7 @@ def explanation_as_json(explanation: Explanation, *, verify: bool) -> dict[str, 
     }
 
 
-def _scores(explanation: Explanation, scores: Scores, *, verify: bool) -> dict[str, object]:
+def _scores(explanation: Explanation, scores: TokenScores, *, verify: bool) -> dict[str, object]:
     found: dict[str, object] = {
         "method": scores.method,
         "values": [_number(value) for value in scores.values.tolist()],

@@ -12,7 +12,7 @@ from rich.text import Text
 from attnlens.explanations import LOW_FAITHFULNESS, rank_correlation
 from attnlens_cli.show.attention.map import word_names
 from attnlens_cli.show.printable import counted, printable
-from attnlens_client import Explanation, Scores
+from attnlens_client import Explanation, TokenScores
 
 VERIFIER = "leave_one_out"
 BASELINE_LABEL = "(baseline)"
@@ -133,7 +133,7 @@ def _bar(value: float, largest: float) -> Text:
     return Text("█" * length, _POSITIVE) if value >= 0 else Text("▒" * length, _NEGATIVE)
 
 
-def sum_line(scores: Scores) -> str:
+def sum_line(scores: TokenScores) -> str:
     """Return a line about the sum of a method's scores."""
     if scores.method in _RANKING_ONLY:
         return f"{scores.method}: ranking only; the scores do not add up to the target."
@@ -152,12 +152,12 @@ def _baseline_line(baseline: float, target: float) -> str:
     return f"{belongs} {100 * baseline / target:.0f} % of the target."
 
 
-def verified(explanation: Explanation, scores: Scores) -> float:
+def verified(explanation: Explanation, scores: TokenScores) -> float:
     """Return Spearman's rank correlation of scores with leave-one-out, which must be there, too."""
     return rank_correlation(scores.values, explanation.by(VERIFIER).values)
 
 
-def _comparison_line(explanation: Explanation, scores: Scores) -> str:
+def _comparison_line(explanation: Explanation, scores: TokenScores) -> str:
     """Return the rank correlation of a method with leave-one-out on this text."""
     found, effects = verified(explanation, scores), explanation.by(VERIFIER).values
     units = counted(int(np.isfinite(effects).sum()), "word" if explanation.unit_ids else "token")

@@ -24,7 +24,7 @@ from attnlens_client.core.checks import (
 )
 from attnlens_client.core.enums import name_of
 from attnlens_client.core.replies import Reply, tokens_of
-from attnlens_client.explanations import Comparison, Explanation, Scores
+from attnlens_client.explanations import Comparison, Explanation, TokenScores
 from attnlens_client.results import Array
 
 FLOAT32 = DataType.DATA_TYPE_FLOAT32
@@ -172,7 +172,7 @@ class ExplanationReader:
 
     def _scores(
         self, index: int, message: pb.TokenScores, method: str, count: int, target_value: float
-    ) -> Scores:
+    ) -> TokenScores:
         what = f"{method} of texts[{index}]"
         values = checked_array(message.values, FLOAT32, (count,), what)
         baseline = message.baseline if message.HasField("baseline") else None
@@ -197,7 +197,7 @@ class ExplanationReader:
         measured = message.faithfulness if message.HasField("faithfulness") else None
         if measured is not None and not abs(measured) <= 1:
             raise wrong_text(index, f"has {method} with the rank correlation {measured}")
-        return Scores(method, values, baseline, message.sum, expected_sum, measured)
+        return TokenScores(method, values, baseline, message.sum, expected_sum, measured)
 
     def _heads(self, index: int, message: pb.Explanation) -> Array | None:
         has = message.HasField("head_contributions")
