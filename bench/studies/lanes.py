@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from attnlens_server.engine.batch import pad
-from attnlens_server.engine.item import Item, Wanted
+from attnlens_server.engine.batch import Item, Wanted, pad
 from attnlens_server.engine.runtimes.onnx_session import OnnxSession
 from attnlens_server.engine.scheduler import BatchLimits, pack
 from bench.workloads import Corpus

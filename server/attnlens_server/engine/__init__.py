@@ -1,12 +1,11 @@
-"""The engine: token ids in, arrays out. Its story is in `lanes`: schedule, run, hand out.
+"""Inference engine: runs token ids through ONNX graphs.
 
-`item` is what waits, `queue` where it waits, `scheduler` what runs together, `batch` what a graph gets,
-`session` what runs it, `runtimes` the programs that do, `sessions` which session it is, `outputs` each text's
-part of what comes out, `lanes` the threads that do all this for one graph, `engine` the graphs.
+The control flow is in `lanes`: worker threads that take batches from the queue and run them.
+`queue` stores waiting items, `scheduler` chooses batches, `batch` defines items, graph inputs and outputs,
+`sessions` opens and verifies graphs, `runtimes` runs them, and `engine` combines the graphs of a model.
 """
 
-from attnlens_server.engine.engine import Engine
-from attnlens_server.engine.item import (
+from attnlens_server.engine.batch import (
     HeadSelection,
     Item,
     ItemResult,
@@ -16,6 +15,7 @@ from attnlens_server.engine.item import (
     WantedReduction,
     WeightedPooling,
 )
+from attnlens_server.engine.engine import Engine
 
 __all__ = [
     "Engine",

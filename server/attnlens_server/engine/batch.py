@@ -1,15 +1,180 @@
-"""What runs together, and what the graph gets of it.
+"""Items of work, batches of items, graph inputs, and the part of a batch's outputs that belongs to an item.
 
-Letters: B texts, T tokens of a row, with padding, E components of an embedding, L layers, H heads.
+Shapes: B texts in a batch, T tokens of a text, T' tokens of a padded row, D hidden size, E embedding size,
+L layers, H heads, K selected heads, W columns of a band or of blocks.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.engine.item import Item
+from attnlens.explanations import pool_weighted
+from attnlens.patterns import Band, Pattern
+from attnlens.pooling import Pooling, pool
+from attnlens.reductions import AttentionReduction, Reduced, TextUnits, reduce
+from attnlens_server.bundle import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSelection:
+    """Selection of heads from an output that has a head axis.
+
+    Attributes:
+        heads: Indices of the K heads to return or to average, in this order. None selects all heads.
+        is_mean: Whether to return the mean over the selected heads.
+        is_dense: Whether to convert a band or blocks to dense weights before averaging.
+    """
+
+    heads: tuple[int, ...] | None = None
+    is_mean: bool = False
+    is_dense: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPooling:
+    """Pooling of token vectors into one vector. See `attnlens.pooling.pool`.
+
+    Attributes:
+        pooling: Pooling method.
+        num_excluded: Number of leading tokens to exclude, e.g. those of a prompt.
+    """
+
+    pooling: Pooling
+    num_excluded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPooling:
+    """Pooling with one weight per token, shape (T,). See `attnlens.explanations.pool_weighted`."""
+
+    pooling: Pooling
+    weights: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Scalar that contributions add up to, as a function of the embedding p.
+
+    The target is (direction + towards_itself * p / |p|) . p / |p|.
+
+    Attributes:
+        pooling_weights: Pooling weight of each token, shape (T,).
+        takes_maximum: Whether to pool by the maximum over the tokens with a positive weight.
+        direction: (E,) float32.
+        towards_itself: Weight of the normalized embedding itself in the direction.
+        num_dimensions: Number of leading components of p to keep.
+        head_gates: (L, H) float32, factors applied to the output of each head.
+    """
+
+    pooling_weights: npt.NDArray[np.float32]
+    takes_maximum: bool
+    direction: npt.NDArray[np.float32]
+    towards_itself: float
+    num_dimensions: int
+    head_gates: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A requested graph output, and which part of it to return.
+
+    Attributes:
+        name: Output name in the graph.
+        layout: Order of the output's axes.
+        keep: Heads to select or pooling to apply. None returns the whole output.
+        pattern: Sparsity pattern, if the output is a band or blocks.
+    """
+
+    name: str
+    layout: Layout = Layout.PER_TOKEN
+    keep: HeadSelection | TokenPooling | WeightedPooling | None = None
+    pattern: Pattern | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedReduction:
+    """A requested reduction of attention weights, computed before the weights leave the engine.
+
+    Attributes:
+        layers: Attention outputs in ascending layer order, each returned as dense weights (K, T, T).
+        reduction: Reduction to apply.
+        units: Units of the text, such as words. None if the reduction does not need them.
+        is_mean_of_heads: Whether to average over heads.
+    """
+
+    layers: tuple[Wanted, ...]
+    reduction: AttentionReduction
+    units: TextUnits | None = None
+    is_mean_of_heads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """Result for one text.
+
+    Attributes:
+        arrays: One fp32 array without padding per `Wanted` of the item: token vectors (T, D), an embedding
+            (D,), dense attention (K, T, T), head gates (T, K), or a band or blocks (K, T, W). K is 1 for the
+            mean over heads. The contributions graph returns (T,), (), (L, H) and (E,).
+        queue_s: Time in the queue, in seconds.
+        compute_s: Compute time of the batch, in seconds.
+        reduced: One reduction per `WantedReduction` of the item.
+    """
+
+    arrays: tuple[npt.NDArray[np.float32], ...]
+    queue_s: float
+    compute_s: float
+    reduced: tuple[Reduced, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One run of the model on one text.
+
+    Attributes:
+        input_ids: (T,) int64.
+        wanted: Outputs to return. The same graph output may be requested several times.
+        token_type_ids: (T,) int64. None means zeros.
+        reductions: Reductions to return.
+        target: Target of the contributions graph. None for all other graphs.
+        left_out: Index of a token that is masked out, for leave-one-out. None masks no token.
+        is_background: Whether the item belongs to a call with many runs. Other items overtake it.
+        deadline: `time.monotonic` time after which the item is dropped if it has not started. None if the
+            call has no deadline.
+        queued_at: `time.monotonic` time at which the item was queued.
+        future: Resolves to an `ItemResult`. Canceling it drops the item unless it is already running.
+    """
+
+    input_ids: npt.NDArray[np.int64]
+    wanted: tuple[Wanted, ...]
+    token_type_ids: npt.NDArray[np.int64] | None = None
+    deadline: float | None = None
+    reductions: tuple[WantedReduction, ...] = ()
+    target: Target | None = None
+    left_out: int | None = None
+    is_background: bool = False
+    queued_at: float = 0.0
+    future: "Future[ItemResult]" = field(default_factory=Future)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, T."""
+        return len(self.input_ids)
+
+    @property
+    def output_names(self) -> Iterator[str]:
+        """Names of the graph outputs that the item needs, possibly repeated."""
+        yield from (wanted.name for wanted in self.wanted)
+        for reduction in self.reductions:
+            yield from (wanted.name for wanted in reduction.layers)
+
+    def is_dead(self, now: float) -> bool:
+        """Return whether the item was canceled or its deadline has passed."""
+        return self.future.cancelled() or (self.deadline is not None and now >= self.deadline)
 
 
 class Batch(NamedTuple):
@@ -18,11 +183,11 @@ class Batch(NamedTuple):
     items: list[Item]
     """Oldest first."""
     has_whole_machine: bool
-    """True where nothing else waits or runs."""
+    """Whether no other batch is running or waiting."""
 
 
 class GraphInputs(NamedTuple):
-    """The inputs of a graph, each (B, T) int64. One that takes no token types gets the first two."""
+    """Inputs of a graph, each (B, T') int64. A graph without token types uses the first two."""
 
     input_ids: npt.NDArray[np.int64]
     attention_mask: npt.NDArray[np.int64]
@@ -30,13 +195,13 @@ class GraphInputs(NamedTuple):
 
 
 class ContributionInputs(NamedTuple):
-    """The inputs of the graph of contributions: those above, and a `Target` of each text."""
+    """Inputs of the contributions graph: those of `GraphInputs` and the fields of each text's `Target`."""
 
     input_ids: npt.NDArray[np.int64]
     attention_mask: npt.NDArray[np.int64]
     token_type_ids: npt.NDArray[np.int64]
     pooling_weights: npt.NDArray[np.float32]
-    """(B, T), 0 for padding."""
+    """(B, T'), 0 for padding."""
     takes_maximum: npt.NDArray[np.float32]
     """(B,), 1 or 0."""
     direction: npt.NDArray[np.float32]
@@ -53,9 +218,9 @@ Inputs = GraphInputs | ContributionInputs
 
 
 def pad(items: Sequence[Item], length: int, pad_token_id: int) -> Inputs:
-    """Return the inputs of texts of at most `length` tokens; padding on the right.
+    """Return the graph inputs for items of at most `length` tokens, padded on the right.
 
-    Where they have targets, all have.
+    Either all items have a target or none has.
     """
     inputs = _pad_ids(items, length, pad_token_id)
     targets = [item.target for item in items if item.target is not None]
@@ -88,3 +253,111 @@ def _pad_ids(items: Sequence[Item], length: int, pad_token_id: int) -> GraphInpu
         if item.token_type_ids is not None:
             token_type_ids[row, : item.num_tokens] = item.token_type_ids
     return GraphInputs(input_ids, attention_mask, token_type_ids)
+
+
+class BatchOutputs(Protocol):
+    """Outputs of a batch, in host or device memory."""
+
+    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+        """Return a requested output of one text, as described in `ItemResult.arrays`.
+
+        The array does not share memory with the batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HostOutputs:
+    """Outputs in host memory.
+
+    Attributes:
+        arrays: Arrays by graph output name: (B, T', D), (B, T', H), (B, H, T', T') or (B, H, T', W). The
+            contributions graph returns (B, T') and (B, ...).
+        are_reused: Whether the next batch of this thread overwrites the arrays.
+    """
+
+    arrays: dict[str, npt.NDArray[np.float32]]
+    are_reused: bool = False
+
+    def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
+        """Return a requested output of one text.
+
+        The array is copied if the memory is reused or if the batch has other texts. Otherwise, a slow
+        consumer of one small text would keep the outputs of the whole batch in memory.
+        """
+        batch = self.arrays[wanted.name]
+        if wanted.layout is Layout.PER_TEXT:
+            return np.array(batch[row])
+        if wanted.layout is Layout.PER_TOKEN:
+            part, head_axis = batch[row, :num_tokens], 1  # (T, D) or (T, H)
+        else:
+            num_columns = num_tokens if wanted.layout is Layout.DENSE else None
+            part, head_axis = batch[row, :, :num_tokens, :num_columns], 0  # (H, T, T) or (H, T, W)
+        match wanted.keep:
+            case TokenPooling(pooling, num_excluded):
+                part = pool(part, pooling, num_excluded)  # (D,)
+            case WeightedPooling(pooling, weights):
+                part = pool_weighted(part, weights, pooling)  # (D,)
+            case HeadSelection(heads, is_mean, is_dense):
+                if heads is not None and heads != tuple(range(part.shape[head_axis])):
+                    part = part[list(heads)] if head_axis == 0 else part[:, list(heads)]  # a copy
+                if is_dense and wanted.pattern is not None:
+                    part = to_dense(part, wanted.pattern, heads)
+                if is_mean:
+                    part = part.mean(axis=head_axis, keepdims=True)
+        base = part.base
+        is_shared = isinstance(base, np.ndarray) and (self.are_reused or base.size > part.size)
+        return part.copy() if is_shared or part is batch else part
+
+
+def to_dense(
+    weights: npt.NDArray[np.float32], pattern: Pattern, heads: tuple[int, ...] | None
+) -> npt.NDArray[np.float32]:
+    """Return the dense weights (K, T, T) of a band or of blocks (K, T, W).
+
+    Args:
+        weights: Weights of the selected heads.
+        pattern: Sparsity pattern of all heads.
+        heads: Indices of the selected heads. None if all heads are selected.
+    """
+    if isinstance(pattern, Band):
+        return pattern.dense(weights)
+    table = pattern if heads is None else pattern.of_heads(heads)
+    return table.at(weights.shape[1]).dense(weights)
+
+
+def reductions(outputs: BatchOutputs, row: int, item: Item) -> tuple[Reduced, ...]:
+    """Return the reductions of an item. Equal requests are computed once and share the result."""
+    results: dict[WantedReduction, Reduced] = {}
+    for wanted in item.reductions:
+        if wanted not in results:
+            results[wanted] = reduced(outputs, row, item.num_tokens, wanted)
+    return tuple(results[wanted] for wanted in item.reductions)
+
+
+def reduced(outputs: BatchOutputs, row: int, num_tokens: int, wanted: WantedReduction) -> Reduced:
+    """Return one reduction of a text. Only one layer's weights are in memory at a time."""
+    layers = _Layers(outputs, row, num_tokens, wanted.layers)
+    [result] = reduce(layers, wanted.reduction, wanted.units, is_mean_of_heads=wanted.is_mean_of_heads)
+    return result
+
+
+class _Layers(Sequence[npt.NDArray[np.float32]]):
+    """Attention weights (K, T, T) of several layers of a text, read from the batch on access."""
+
+    def __init__(self, outputs: BatchOutputs, row: int, num_tokens: int, wanted: tuple[Wanted, ...]) -> None:
+        self._outputs = outputs
+        self._row = row
+        self._num_tokens = num_tokens
+        self._wanted = wanted
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    @overload
+    def __getitem__(self, index: int) -> npt.NDArray[np.float32]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[npt.NDArray[np.float32]]: ...
+    def __getitem__(self, index: int | slice) -> npt.NDArray[np.float32] | Sequence[npt.NDArray[np.float32]]:
+        if isinstance(index, slice):
+            return _Layers(self._outputs, self._row, self._num_tokens, self._wanted[index])
+        return self._outputs.part(self._row, self._num_tokens, self._wanted[index])

@@ -1,7 +1,7 @@
-"""The engine of one model: two or three graphs, each with lanes of its own.
+"""Inference engine for one model: two or three graphs, each with its own lanes.
 
-Embeddings, attention and contributions are separate graphs with separate threads, so that a request for one
-of the latter, which are heavier, never stands in the way of one for embeddings.
+Embeddings, attention and contributions are separate graphs with separate threads, so the heavier requests for
+attention and contributions do not block requests for embeddings.
 """
 
 import logging
@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from loky import cpu_count
 
 from attnlens_server.bundle import Bundle, Kind
-from attnlens_server.config import ConfigError, ServerConfig
-from attnlens_server.engine.item import Item, ItemResult
+from attnlens_server.config import ConfigError, Precision, ServerConfig
+from attnlens_server.engine.batch import Item, ItemResult
 from attnlens_server.engine.lanes import Lanes
-from attnlens_server.engine.opening import GraphOpener
-from attnlens_server.engine.runtimes.choice import choose_runtime
 from attnlens_server.engine.runtimes.runtime import Runtime
 from attnlens_server.engine.scheduler import BatchLimits, LengthBuckets, Scheduler
-from attnlens_server.engine.sessions import Sessions
+from attnlens_server.engine.sessions import GraphOpener, Sessions
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:
@@ -28,25 +26,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIAL_LENGTHS = (8, 128)  # and for embeddings the longest
+TRIAL_LENGTHS = (8, 128)  # for embeddings, also the maximum length
 
 
 class Engine:
     """Runs token ids through a bundle's graphs.
 
     Attributes:
-        runtime: what runs the graphs; with the provider `auto`, the CPU replaces CUDA where `start` finds
-            that CUDA does not run them.
-        max_batch_tokens: tokens of one batch, padding included.
-        lanes: what runs each graph.
+        runtime: Inference runtime. With the provider `auto`, `start` replaces CUDA with the CPU if CUDA
+            cannot run the graphs.
+        max_batch_tokens: Maximum number of tokens of a batch, including padding.
+        lanes: Lanes of each graph.
     """
 
     def __init__(self, bundle: Bundle, config: ServerConfig) -> None:
-        """Prepare; nothing is opened yet.
+        """Initialize without opening a graph.
 
         Raises:
-            StartupError: what was asked for to run the graphs is not installed, or can't run them so.
-            ConfigError: there are more lanes than threads, on a CPU.
+            StartupError: The configured runtime is not installed or does not support the configuration.
+            ConfigError: There are more lanes than threads on a CPU.
         """
         self._bundle = bundle
         self._config = config
@@ -69,7 +67,7 @@ class Engine:
             "attention": attention_limits,
         }
         if model.contributions is not None and self._config.explain:
-            limits["contributions"] = attention_limits  # the sweep keeps the weights of all layers
+            limits["contributions"] = attention_limits  # the graph keeps the attention weights of all layers
         if not runtime.mixes_lengths:
             limits = {kind: replace(limit, max_padding_share=0.0) for kind, limit in limits.items()}
         logger.debug(
@@ -89,63 +87,68 @@ class Engine:
         self.lanes: dict[Kind, Lanes] = {kind: self._make_lanes(kind, limits[kind]) for kind in limits}
 
     def submit(self, items: Sequence[Item], *, kind: Kind) -> "list[Future[ItemResult]]":
-        """Let items wait for the graph that has what they want; return their futures.
+        """Queue items for a graph and return their futures.
 
         Raises:
-            ShuttingDownError: the engine is closed.
+            ShuttingDownError: The engine is closed.
         """
         self.lanes[kind].submit(items)
         return [item.future for item in items]
 
     def retry_after_s(self, kind: Kind) -> float:
-        """Return when those should come back who find no place."""
+        """Return the retry delay for rejected requests, in seconds."""
         return self.lanes[kind].retry_after_s()
 
     @property
     def num_threads(self) -> int:
-        """Threads of a batch that has the whole machine; lanes divide them."""
+        """Number of threads, which lanes divide among concurrent batches."""
         return self._threads
 
     @property
     def num_lanes(self) -> int:
-        """How many batches of a graph may run side by side."""
+        """Maximum number of concurrent batches of a graph."""
         return self._num_lanes
 
     @property
     def execution_providers(self) -> tuple[str, ...]:
-        """Those of ONNX Runtime, the preferred one first; empty until `start`, and with OpenVINO."""
+        """ONNX Runtime execution providers, the preferred one first. Empty before `start`."""
         return self.lanes["embeddings"].sessions.providers
 
     @property
     def runs_on(self) -> str:
-        """The preferred execution provider of ONNX Runtime, or `OpenVINO` and its device; after `start`."""
+        """Preferred execution provider, or `OpenVINO` and its device. Valid after `start`."""
         return next(iter(self.execution_providers), f"OpenVINO {self.runtime.device}")
 
     @property
     def can_run_attention(self) -> bool:
-        """False where the graph with attention can't be used, for good or until it is tried again."""
+        """Whether the attention graph is usable. False after a failure to open it."""
         return self.lanes["attention"].sessions.are_usable
 
     @property
     def has_contributions(self) -> bool:
-        """Whether there are lanes for them: the bundle has the graph, and the configuration allows it."""
+        """Whether the bundle has a contributions graph and the configuration enables it."""
         return "contributions" in self.lanes
 
     def watch(self, on_death: Callable[[], object], on_attention: Callable[[bool], None]) -> None:
-        """Be told, in any thread, when a lane has died, and when attention can't be run or can again."""
+        """Set callbacks, which any thread may call.
+
+        Args:
+            on_death: Called when a lane ends because of an internal error.
+            on_attention: Called with whether the attention graph is usable, whenever that changes.
+        """
         for lanes in self.lanes.values():
             lanes.on_death = on_death
         self.lanes["attention"].sessions.on_change = on_attention
 
     def start(self, max_tokens: int) -> float:
-        """Open and try the embeddings sessions, start the lanes, return the seconds it took.
+        """Open the embeddings sessions, start the lanes and return the elapsed seconds.
 
-        The sessions with attention are opened by the first request that needs them; on a GPU now, so that
-        the server does not start unless it really runs both graphs. Those with contributions are always
-        opened by the first request.
+        On a CPU, the first attention request opens the attention sessions. On a GPU they are opened here, so
+        that the server does not start unless the GPU can run both graphs. The first request for contributions
+        opens the contributions sessions.
 
         Raises:
-            StartupError: a session can't be opened as asked.
+            StartupError: A session cannot be opened with the configured runtime.
         """
         started = time.monotonic()
         try:
@@ -173,12 +176,12 @@ class Engine:
             self.lanes["attention"].sessions.open_all()
 
     def stop_opening(self) -> None:
-        """Make what is being opened fail, and what would be opened later."""
+        """Abort all current and later attempts to open a session."""
         for opener in self._openers.values():
             opener.stop()
 
     def close(self) -> None:
-        """Run what waits, then stop. What waits for a session that is not open yet fails."""
+        """Run all waiting items, then stop. Items that wait for a session to open fail."""
         self.stop_opening()
         for lanes in self.lanes.values():
             lanes.close()
@@ -207,10 +210,10 @@ class Engine:
 
 
 def _check_threads(threads: int, lanes: int) -> None:
-    """Make sure that lanes have threads to divide, and warn where threads have no cores.
+    """Validate the number of lanes, and warn if there are more threads than CPUs.
 
     Raises:
-        ConfigError: there are more lanes than threads.
+        ConfigError: There are more lanes than threads.
     """
     if lanes > threads:
         raise ConfigError(
@@ -225,3 +228,23 @@ def _check_threads(threads: int, lanes: int) -> None:
             threads,
             num_cpus,
         )
+
+
+def choose_runtime(config: ServerConfig, precision: Precision) -> Runtime:
+    """Return the configured runtime. Only its package is imported, to save memory.
+
+    Args:
+        config: Server configuration.
+        precision: Precision of the embeddings graph.
+
+    Raises:
+        StartupError: The package is not installed, or does not support the configuration.
+    """
+    if config.engine == "openvino":
+        from attnlens_server.engine.runtimes.openvino_runtime import OpenvinoRuntime  # noqa: PLC0415
+
+        assert precision != "fp16"  # noqa: S101 - the configuration rejects it
+        return OpenvinoRuntime(config.device, precision)
+    from attnlens_server.engine.runtimes.onnx_runtime import OnnxRuntime  # noqa: PLC0415
+
+    return OnnxRuntime(config.provider, config.device_id, precision)

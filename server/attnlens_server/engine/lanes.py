@@ -1,4 +1,4 @@
-"""The lanes of a graph: threads that take a batch, run it, and hand each text its part."""
+"""Lanes of a graph: worker threads that take batches from the queue, run them and return the results."""
 
 import logging
 import threading
@@ -6,12 +6,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 
-from attnlens_server.engine.batch import Batch, pad
-from attnlens_server.engine.item import Item, ItemResult
-from attnlens_server.engine.outputs import reductions
+from attnlens_server.engine.batch import Batch, Item, ItemResult, pad, reductions
 from attnlens_server.engine.queue import ItemQueue
+from attnlens_server.engine.runtimes.runtime import Session
 from attnlens_server.engine.scheduler import Scheduler
-from attnlens_server.engine.session import Session
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import InternalError
 
@@ -22,15 +20,15 @@ MAX_RETRY_S = 10.0
 
 
 def _nothing_more() -> None:
-    """Do nothing: for lanes that nobody watches."""
+    """Do nothing. Default of `Lanes.on_death`."""
 
 
 class Lanes:
-    """A queue, and threads that run its items, a batch each, on sessions that they share.
+    """A queue and the threads that run its items in batches, on shared sessions.
 
     Attributes:
-        sessions: what runs the batches.
-        on_death: called by a lane that ends by a fault of ours, after everything that waits has failed.
+        sessions: Sessions that run the batches.
+        on_death: Called when a lane ends because of an internal error, after all waiting items have failed.
     """
 
     def __init__(
@@ -41,26 +39,26 @@ class Lanes:
         self._queue = ItemQueue(num_lanes)
         self._scheduler = scheduler
         self._pad_token_id = pad_token_id
-        # Protects the three counts against lanes that write at the same time. Readers take no lock: they may
-        # see a batch in one count and not yet in another.
+        # Protects the three counters against concurrent writes. Readers do not acquire the lock, so one
+        # counter may include a batch that another does not include yet.
         self._counting = threading.Lock()
         self.num_live_tokens = 0
         self.num_computed_tokens = 0  # padding included
-        self._tokens_per_s = 0.0  # of all lanes together, in their last batches
+        self._tokens_per_s = 0.0  # moving average over all lanes
         self._threads = [
             threading.Thread(target=self._run_lane, name=f"{name}-{lane}", daemon=True)
             for lane in range(num_lanes)
         ]
 
-    # --- the story --------------------------------------------------------------------------------
+    # --- worker threads ---------------------------------------------------------------------------
 
     def _run_lane(self) -> None:
-        """Schedule, run, hand out, until nothing more comes. A lane that dies takes the others with it."""
+        """Run batches until the queue is closed. If one lane fails, all lanes stop."""
         batch: Batch | None = None
         try:
             while batch := self._queue.take(self._scheduler.choose):
                 self._run(batch)
-                batch = None  # or an idle lane would keep the results of its last batch
+                batch = None  # otherwise, an idle lane keeps the results of its last batch in memory
         except BaseException as error:
             logger.critical("a lane has died: the server can't go on", exc_info=True)
             fail_items(batch.items if batch else (), error)
@@ -68,9 +66,9 @@ class Lanes:
             self.on_death()
 
     def _run(self, batch: Batch) -> None:
-        """Run a batch and hand out what it brings.
+        """Run a batch and resolve the futures of its items.
 
-        Where it fails, its texts run one by one, so that one can't spoil the others.
+        If the batch fails, its items run one by one, so that one item cannot fail the others.
         """
         session = None
         can_isolate = False
@@ -79,21 +77,21 @@ class Lanes:
             for item, result in zip(batch.items, self._compute(batch, session), strict=True):
                 item.future.set_result(result)
             del item, result
-        except Exception as error:  # noqa: BLE001 - what a batch may do does not end the lane
+        except Exception as error:  # noqa: BLE001 - no failure of a batch ends the lane
             can_isolate = session is not None and len(batch.items) > 1
             if can_isolate:
                 logger.warning(
                     "a batch of %d texts failed, running them one by one: %s", len(batch.items), error
                 )
             else:
-                # Items hold the error, and so its frames: these must not hold the items.
+                # The futures reference the error and its frames, which must not reference the items.
                 traceback.clear_frames(error.__traceback__)
                 fail_items(batch.items, error)
         if can_isolate:
             for item in batch.items:
                 self._run(Batch([item], batch.has_whole_machine))
             del item
-        del batch  # an error holds the frames below, and these hold this one
+        del batch  # an error references the frames below and, through them, this one
 
     def _compute(self, batch: Batch, session: Session) -> list[ItemResult]:
         items = batch.items
@@ -119,7 +117,7 @@ class Lanes:
             for item, (arrays, of_reductions) in zip(items, parts, strict=True)
         ]
 
-    # --- what others see of it --------------------------------------------------------------------
+    # --- other threads ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the threads."""
@@ -127,15 +125,15 @@ class Lanes:
             thread.start()
 
     def submit(self, items: Sequence[Item]) -> None:
-        """Let items wait for a lane.
+        """Queue items.
 
         Raises:
-            ShuttingDownError: the lanes are closed.
+            ShuttingDownError: The lanes are closed.
         """
         self._queue.put(items)
 
     def close(self) -> None:
-        """Run what waits, then stop."""
+        """Run all waiting items, then stop."""
         self._queue.close()
         for thread in self._threads:
             if thread.ident is not None:
@@ -143,16 +141,16 @@ class Lanes:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """The tokens that wait. Exact when read, perhaps not a moment later."""
+        """Number of waiting tokens. May be outdated immediately."""
         return self._queue.num_tokens
 
     @property
     def num_idle(self) -> int:
-        """The lanes that wait for items. Exact when read, perhaps not a moment later."""
+        """Number of idle lanes. May be outdated immediately."""
         return self._queue.num_idle
 
     def retry_after_s(self) -> float:
-        """Return a hint for those who are told to come back later, from MIN_RETRY_S to MAX_RETRY_S."""
+        """Return a retry delay for rejected requests, from MIN_RETRY_S to MAX_RETRY_S."""
         wait_s = self.num_waiting_tokens / self._tokens_per_s if self._tokens_per_s > 0 else 0.0
         return min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
 
@@ -181,7 +179,7 @@ def _log_batch(batch: Batch, computed_tokens: int, compute_s: float) -> None:
 
 
 def fail_items(items: Iterable[Item], error: BaseException) -> None:
-    """Tell those that have no result yet."""
+    """Fail the items that have no result yet."""
     for item in items:
         if not item.future.done():
             item.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Where items wait for a lane."""
+"""Queue of items that wait for a lane."""
 
 import logging
 import threading
@@ -7,42 +7,41 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from threading import get_ident
 
-from attnlens_server.engine.batch import Batch
-from attnlens_server.engine.item import Item
+from attnlens_server.engine.batch import Batch, Item
 from attnlens_server.errors import DeadlineError, ShuttingDownError
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 512  # of the items that wait, how many are looked at for a batch
-# If no lane runs background items while they wait, one batch in this many does, whatever else waits.
+WINDOW = 512  # maximum number of waiting items to consider for a batch
+# If background items wait and no lane runs any, one batch in this many is a background batch.
 BACKGROUND_INTERVAL = 16
-# After any other item, one lane is kept free of background items for this long.
+# After the arrival of an interactive item, one lane runs no background items for this long.
 INTERACTIVE_S = 2.0
 
 
 Choose = Callable[[Sequence[int], int], Collection[int]]
-"""Gets the lengths of waiting items and how many lanes are idle; returns which items run together."""
+"""Returns the indices of a batch, given the lengths of the waiting items and the number of idle lanes."""
 
 
 class ItemQueue:
-    """Waiting items, oldest first, background items last. Any thread puts; a number of lanes take.
+    """Waiting items, oldest first, background items last. Any thread may put items; lanes take batches.
 
-    A batch has either background items only or none, so that a short request never runs in a batch of them.
-    How many may wait is not decided here but before tokenization, by admission.
+    A batch never mixes background items with others, so a short request never runs in a background batch.
+    The queue itself is unbounded: admission control limits the number of waiting texts before tokenization.
     """
 
     def __init__(self, num_lanes: int = 1) -> None:
-        """Make a queue that `num_lanes` threads take from."""
+        """Initialize a queue for `num_lanes` consumer threads."""
         self._num_lanes = num_lanes
-        # Protects _waiting: one lane at a time chooses its batch. `put` never waits for it.
+        # Protects _waiting: one lane at a time chooses its batch. `put` never acquires this lock.
         self._choosing = threading.Lock()
-        # Sorted by is_background, then by arrival; those that were put after them are in _arrived.
+        # Sorted by is_background, then by arrival. Newer items are in _arrived.
         self._waiting: list[Item] = []
-        self._num_overtaken = 0  # batches since background items were passed over first
-        # Protects: _arrived holds what was put and no lane has seen, _num_tokens is the sum of the lengths
-        # in both lists, _num_idle the number of lanes inside `take`, _background_lanes has the threads that
-        # run background items, and _interactive_until is when these may use all lanes again. Nothing is put
-        # once _closed is set.
+        self._num_overtaken = 0  # consecutive batches that overtook background items
+        # Protects the fields below. _arrived contains the items that no lane has received yet. _num_tokens is
+        # the total length of both lists. _num_idle is the number of lanes inside `take`. _background_lanes
+        # contains the threads that run background items, which may use all lanes after _interactive_until.
+        # No items are added once _closed is set.
         self._changed = threading.Condition()
         self._arrived: list[Item] = []
         self._num_tokens = 0
@@ -53,19 +52,19 @@ class ItemQueue:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that wait. Exact when read, perhaps not a moment later."""
+        """Number of waiting tokens. May be outdated immediately."""
         return self._num_tokens
 
     @property
     def num_idle(self) -> int:
-        """The lanes that wait. Exact when read, perhaps not a moment later."""
+        """Number of waiting lanes. May be outdated immediately."""
         return self._num_idle
 
     def put(self, items: Sequence[Item]) -> None:
-        """Add items; their time in the queue begins.
+        """Add items and record the time.
 
         Raises:
-            ShuttingDownError: the queue is closed.
+            ShuttingDownError: The queue is closed.
         """
         now = time.monotonic()
         for item in items:
@@ -80,10 +79,10 @@ class ItemQueue:
             self._changed.notify()
 
     def take(self, choose: Choose) -> Batch | None:
-        """Wait for items and return those that `choose` picks; None once closed and drained.
+        """Wait for items and return the batch that `choose` selects, or None once closed and drained.
 
-        Cancelled and expired items are dropped on the way; expired ones fail with DeadlineError. What is
-        returned can't be cancelled any more.
+        Canceled and expired items are dropped; expired ones fail with `DeadlineError`. The returned items can
+        no longer be canceled.
         """
         with self._changed:
             self._num_idle += 1
@@ -104,26 +103,26 @@ class ItemQueue:
                 self._num_idle -= 1
 
     def close(self) -> None:
-        """Refuse new items. Those that wait can still be taken."""
+        """Reject new items. Waiting items can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
-        """Refuse new items, and fail those that wait, each with an exception of its own."""
+        """Reject new items and fail the waiting ones, each with its own exception."""
         self.close()
         with self._choosing:
             self._receive()
             for item in self._waiting:
                 if item.future.set_running_or_notify_cancel():
                     item.future.set_exception(error())
-            self._forget(self._waiting)
+            self._subtract_tokens(self._waiting)
             self._waiting = []
 
-    # --- by the lane that holds _choosing ---------------------------------------------------------
+    # --- called by the lane that holds _choosing --------------------------------------------------
 
     def _receive(self) -> bool:
-        """Wait until something waits, and take over what has arrived. True: no more will."""
+        """Wait for an item that this lane may run. Return whether the queue is closed."""
         with self._changed:
             while not (self._closed or self._may_take()):
                 self._changed.wait(self._time_to_background_s())
@@ -134,13 +133,13 @@ class ItemQueue:
             return self._closed
 
     def _may_take(self) -> bool:
-        """Return whether an item waits that this lane may run."""
+        """Return whether there is an item that this lane may run."""
         if self._time_to_background_s() is None:
             return bool(self._waiting or self._arrived)
         return not all(item.is_background for item in (*self._waiting[:1], *self._arrived))
 
     def _time_to_background_s(self) -> float | None:
-        """Return how long the last free lane is still kept free of background items. None: It is not."""
+        """Return for how long the last lane must not run background items. None if it may."""
         if len(self._background_lanes) < max(1, self._num_lanes - 1):
             return None
         remaining_s = self._interactive_until - time.monotonic()
@@ -150,10 +149,10 @@ class ItemQueue:
         now = time.monotonic()
         live: list[Item] = []
         dead: list[Item] = []
-        for item in self._waiting:  # once: an item may be cancelled at any time
+        for item in self._waiting:  # evaluate is_dead once: an item may be canceled at any time
             (dead if item.is_dead(now) else live).append(item)
         self._waiting = live
-        self._forget(dead)
+        self._subtract_tokens(dead)
         for item in dead:
             _fail_expired(item)
 
@@ -165,7 +164,7 @@ class ItemQueue:
         chosen = {first + index for index in self._chosen(choose, lengths)}
         batch = [item for index, item in enumerate(self._waiting) if index in chosen]
         self._waiting = [item for index, item in enumerate(self._waiting) if index not in chosen]
-        self._forget(batch)
+        self._subtract_tokens(batch)
         live = [item for item in batch if item.future.set_running_or_notify_cancel()]
         with self._changed:
             if is_background:
@@ -190,10 +189,10 @@ class ItemQueue:
         try:
             return set(choose(lengths, self._num_idle))
         except Exception:
-            logger.exception("no batch could be chosen: the oldest text runs by itself")
+            logger.exception("no batch could be chosen: the oldest text runs alone")
             return {0}
 
-    def _forget(self, items: Sequence[Item]) -> None:
+    def _subtract_tokens(self, items: Sequence[Item]) -> None:
         with self._changed:
             self._num_tokens -= sum(item.num_tokens for item in items)
 

@@ -1,9 +1,9 @@
-"""Which waiting texts run together: a pure function of their lengths.
+"""Batch scheduling: a pure function of the lengths of the waiting texts.
 
-A batch is padded to its longest text, or a little beyond it where the runtime wants certain lengths, so texts
-of like length belong together; a batch has room for a number of tokens, because that is what time and memory
-depend on. The oldest text is always in the batch, so none waits for more batches than there are texts before
-it, whatever arrives later.
+A batch is padded to its longest text, or slightly longer if the runtime requires certain lengths. The
+scheduler therefore groups texts of similar length. It limits the number of tokens of a batch, because time
+and memory depend on it. The oldest text is always in the batch, so the number of batches that a text waits
+for is at most the number of texts ahead of it.
 """
 
 import math
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a batch may hold. A text beyond a limit by itself still runs, alone.
+    """Limits of a batch. A single text that exceeds a limit runs alone.
 
     Attributes:
-        max_tokens: tokens, padding included: number of texts x longest length.
-        max_padding_share: padding tokens / all tokens.
-        max_square_tokens: number of texts x longest length squared, which is what attention weights
-            take; None: no limit.
+        max_tokens: Maximum number of tokens including padding: number of texts x longest length.
+        max_padding_share: Maximum share of padding among all tokens.
+        max_square_tokens: Maximum of number of texts x squared longest length, which is proportional to the
+            size of attention weights. None means no limit.
     """
 
     max_tokens: int
@@ -27,7 +27,7 @@ class BatchLimits:
     max_square_tokens: int | None = None
 
     def allow(self, num_texts: int, num_live_tokens: int, max_length: int) -> bool:
-        """True where a batch of these sizes is within the limits."""
+        """Return whether a batch of these sizes is within the limits."""
         num_tokens = num_texts * max_length
         if num_tokens > self.max_tokens:
             return False
@@ -38,18 +38,18 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class LengthBuckets:
-    """The lengths that batches are padded to.
+    """Lengths to which batches are padded.
 
     Attributes:
-        multiple: each length is a multiple of it, or `max_length`.
-        max_length: the positions of the model.
+        multiple: Each length is a multiple of this number, or `max_length`.
+        max_length: Number of positions of the model.
     """
 
     multiple: int
     max_length: int
 
     def round_up(self, num_tokens: int) -> int:
-        """Return the length of a batch whose longest text has `num_tokens`."""
+        """Return the padded length of a batch whose longest text has `num_tokens` tokens."""
         rounded = math.ceil(num_tokens / self.multiple) * self.multiple
         return max(num_tokens, min(rounded, self.max_length))
 
@@ -59,9 +59,9 @@ class Scheduler:
     """Chooses batches for the lanes of a graph.
 
     Attributes:
-        limits: what a batch may hold.
-        buckets: what batches are padded to; None: to their longest text.
-        counts: how many texts a batch may have, ascending from 1; empty: any number.
+        limits: Limits of a batch.
+        buckets: Lengths to which batches are padded. None pads to the longest text.
+        counts: Allowed numbers of texts per batch, ascending from 1. Empty allows any number.
     """
 
     limits: BatchLimits
@@ -69,13 +69,18 @@ class Scheduler:
     counts: Sequence[int] = ()
 
     def choose(self, lengths: Sequence[int], num_idle: int) -> list[int]:
-        """Return which of the waiting texts a lane takes, `num_idle` lanes being idle, itself included."""
+        """Return the indices of the texts of the next batch.
+
+        Args:
+            lengths: Number of tokens of each waiting text, oldest first.
+            num_idle: Number of idle lanes, including the calling one.
+        """
         padded = [self.padded_length(length) for length in lengths]
         chosen = pack(padded, share(padded, self.limits, num_idle))  # the oldest comes first
         return chosen[: self._round_down(len(chosen))]
 
     def padded_length(self, num_tokens: int) -> int:
-        """Return the length of a batch whose longest text has `num_tokens`."""
+        """Return the padded length of a batch whose longest text has `num_tokens` tokens."""
         return self.buckets.round_up(num_tokens) if self.buckets else num_tokens
 
     def _round_down(self, num_texts: int) -> int:
@@ -83,12 +88,12 @@ class Scheduler:
 
 
 def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLimits:
-    """Return the limits of a batch that leaves their part of what waits to the other idle lanes.
+    """Return the limits of a batch that leaves a fair share of the waiting texts to the other idle lanes.
 
     Args:
-        lengths: the number of tokens of each waiting text.
-        limits: what a batch may hold.
-        num_idle: how many lanes could run a batch now.
+        lengths: Number of tokens of each waiting text.
+        limits: Limits of a batch.
+        num_idle: Number of idle lanes.
     """
     fair_tokens = math.ceil(sum(lengths) / num_idle)
     return replace(limits, max_tokens=min(limits.max_tokens, fair_tokens))
@@ -97,28 +102,28 @@ def share(lengths: Sequence[int], limits: BatchLimits, num_idle: int) -> BatchLi
 def pack(lengths: Sequence[int], limits: BatchLimits) -> list[int]:
     """Choose the texts of the next batch.
 
-    Starting from the oldest text, take its neighbours in length, the nearer one first, until the next
-    one on either side would break a limit.
+    Starting from the oldest text, add the text with the most similar length until the next shorter and the
+    next longer text would both exceed a limit.
 
     Args:
-        lengths: the number of tokens of each waiting text, oldest first; not empty.
-        limits: what a batch may hold.
+        lengths: Number of tokens of each waiting text, oldest first. Must not be empty.
+        limits: Limits of a batch.
 
     Returns:
-        Indices into `lengths`, ascending; 0 is always among them.
+        Indices into `lengths` in ascending order, always including 0.
     """
     by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
     low = high = by_length.index(0)  # the batch is by_length[low : high + 1]
     live_tokens = max_length = lengths[0]
     while True:
-        neighbours = []  # (position in by_length, longest length of the batch with it)
+        neighbors = []  # (index in by_length, longest length of the batch with this text)
         if low > 0:
-            neighbours.append((low - 1, max_length))
+            neighbors.append((low - 1, max_length))
         if high + 1 < len(by_length):
-            neighbours.append((high + 1, lengths[by_length[high + 1]]))
+            neighbors.append((high + 1, lengths[by_length[high + 1]]))
         fitting = [
             (abs(lengths[by_length[position]] - lengths[0]), position, longest)
-            for position, longest in neighbours
+            for position, longest in neighbors
             if limits.allow(high - low + 2, live_tokens + lengths[by_length[position]], longest)
         ]
         if not fitting:

@@ -1,35 +1,39 @@
-"""The sessions of one graph: one for batches side by side, and one for a batch that has the whole machine.
+"""Sessions of one graph: opening, verification and retries.
 
-Batches that run side by side, each on one thread, bring more texts per second than batches that run one
-after the other on all threads: the threads never wait for each other (docs/performance.md). A batch with
-nothing beside it is done sooner on all of them. The number of threads belongs to a session, of ONNX Runtime
-as of OpenVINO, so there are two sessions, and two copies of the weights; with one lane there is only the
-second.
+A graph has two sessions: one for concurrent batches and one for a batch that has the machine to itself.
+Concurrent batches on one thread each have a higher throughput than consecutive batches on all threads,
+because the threads never wait for each other (docs/performance.md). A single batch finishes sooner on all
+threads. ONNX Runtime and OpenVINO fix the number of threads per session, so the weights are in memory twice.
+With one lane there is only the second session.
 """
 
+import ctypes
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from attnlens_server.engine.runtimes.runtime import Division
-from attnlens_server.engine.session import Session
+from attnlens_server.bundle import Bundle, Kind
+from attnlens_server.bundle.check import REMEDY
+from attnlens_server.bundle.files import MappedFiles
+from attnlens_server.engine.runtimes.runtime import Division, Runtime, Session, TimeLimit
+from attnlens_server.engine.trial import make_trial
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 
 logger = logging.getLogger(__name__)
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # after the first failure, the second ...; then the last
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # by number of failures; the last value repeats
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why the graph can't be used.
+    """A failure to open the graph.
 
     Attributes:
-        message: the whole story.
-        num_tries: how many in a row failed.
-        retry_at: when to try again, on the clock; None: never.
+        message: Error message.
+        num_tries: Number of consecutive failures.
+        retry_at: Time of the next attempt. None if the failure is permanent.
     """
 
     message: str
@@ -38,10 +42,10 @@ class _Failure:
 
 
 class Sessions:
-    """Opens each session when it is first needed. Safe to use from many threads.
+    """Opens each session on first use. Thread-safe.
 
-    What fails for a lack of memory or time is tried again after a pause, each longer than the one before;
-    a graph that was altered, or is not what its manifest says, is not.
+    If opening fails for lack of memory or time, it is retried after increasing pauses. It is not retried if
+    the graph was altered or does not match its manifest.
     """
 
     def __init__(
@@ -54,15 +58,16 @@ class Sessions:
         check_files: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing is opened yet.
+        """Initialize without opening a session.
 
         Args:
-            open_session: opens the graph for batches that share the machine in one way, and tries it.
-            threads: those of a batch that has the whole machine.
-            num_lanes: how many batches run side by side.
-            divides_threads: whether they divide the threads. Where they don't, one session runs all batches.
-            check_files: raises UnusableGraphError where an open session can't be trusted any more.
-            clock: what pauses are measured with.
+            open_session: Opens the graph for a division of the machine, and runs trial batches.
+            threads: Number of threads of a batch that has the machine to itself.
+            num_lanes: Number of concurrent batches.
+            divides_threads: Whether concurrent batches share the threads. If False, one session runs all
+                batches.
+            check_files: Raises `UnusableGraphError` if an open session can no longer be trusted.
+            clock: Monotonic clock, in seconds.
         """
         self._open_session = open_session
         self._check_files = check_files
@@ -72,28 +77,28 @@ class Sessions:
             True: Division(threads, 1) if divides_threads else side_by_side,
             False: side_by_side,
         }
-        # Protects: a division has at most one session, and one thread at a time tries to open one.
+        # Invariant: a division has at most one session, and one thread at a time opens a session.
         self._opening = threading.Lock()
         self._sessions: dict[Division, Session] = {}
         self._failure: _Failure | None = None
         self.on_change: Callable[[bool], None] = lambda _: None
-        """Gets whether the graph can be used, each time that this changes; in any thread."""
+        """Called with whether the graph is usable, in any thread, whenever that changes."""
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers, the preferred one first; empty until a session is open."""
+        """Execution providers, the preferred one first. Empty until a session is open."""
         return next((session.providers for session in list(self._sessions.values())), ())
 
     @property
     def are_usable(self) -> bool:
-        """False from a failure to open one until that has succeeded."""
+        """Whether no attempt to open a session was made, or the last one succeeded."""
         return self._failure is None
 
     def open_all(self) -> None:
-        """Open both now.
+        """Open both sessions.
 
         Raises:
-            StartupError: one can't be opened.
+            StartupError: A session cannot be opened.
         """
         with self._opening:
             for division in self._divisions.values():
@@ -104,8 +109,8 @@ class Sessions:
         """Return the session for a batch.
 
         Raises:
-            GraphUnavailableError: it can't be opened, or can't be trusted any more. An error of its own for
-                each call, since what raises an exception hangs on to it.
+            GraphUnavailableError: The session cannot be opened or can no longer be trusted. Each call raises
+                a new instance, because an exception keeps the frames of its traceback alive.
         """
         division = self._divisions[has_whole_machine]
         if (session := self._sessions.get(division)) is None:
@@ -115,10 +120,10 @@ class Sessions:
         return session
 
     def check_files(self) -> None:
-        """Make sure that what the open sessions have mapped into memory is what was verified.
+        """Verify that the files that the open sessions have memory-mapped are unchanged.
 
         Raises:
-            GraphUnavailableError: it was altered. The sessions are given up for good.
+            GraphUnavailableError: A file was altered. The sessions are closed permanently.
         """
         try:
             self._check_files()
@@ -151,7 +156,7 @@ class Sessions:
         self._sessions[division] = session
 
     def _fail(self, error: StartupError, duration_s: float) -> None:
-        """Note a failure; what took long to fail is not tried again for at least as long."""
+        """Record a failure. The pause until the next attempt is at least as long as the failed attempt."""
         num_tries = 1 if self._failure is None else self._failure.num_tries + 1
         pause_s = max(PAUSES_S[min(num_tries, len(PAUSES_S)) - 1], duration_s)
         is_final = isinstance(error, UnusableGraphError)
@@ -163,7 +168,7 @@ class Sessions:
             self.on_change(False)  # noqa: FBT003 - its only argument
 
     def _unavailable(self) -> GraphUnavailableError:
-        assert self._failure is not None  # noqa: S101 - who calls has seen to it
+        assert self._failure is not None  # noqa: S101 - ensured by the callers
         message, retry_at = self._failure.message, self._failure.retry_at
         if retry_at is None:
             return GraphUnavailableError(f"the graph can't be used: {message}")
@@ -171,3 +176,113 @@ class Sessions:
         return GraphUnavailableError(
             f"the graph can't be used now: {message}; try again in {wait_s:.1f} s", retry_after_s=wait_s
         )
+
+
+class GraphOpener:
+    """Opens, verifies and tries sessions of one graph of a bundle.
+
+    Only one thread at a time may open a session. Any thread may call `check_files` and `stop`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        kind: Kind,
+        runtime: Runtime,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._bundle = bundle
+        self._graph = bundle.graph(kind)
+        self._kind: Kind = kind
+        self._runtime = runtime
+        self._timeout_s = timeout_s
+        self._path = bundle.graph_path(kind)
+        self._trial = make_trial(self._path, self._graph, bundle.model)
+        self._mapped = MappedFiles({})
+        # Invariant: once `_is_stopped` is set, every limit in use is over.
+        self._stopping = threading.Lock()
+        self._is_stopped = False
+        self._limit: TimeLimit | None = None
+        self.trial_batches: tuple[tuple[int, ...], ...] = ((1,),)
+        """Trial batches of each session, as numbers of tokens per text."""
+        self.longest_trial: int | None = None
+        """Tokens of an additional trial text for the first session only, because it may take long."""
+
+    def __call__(self, division: Division) -> Session:
+        """Open the graph for a division of the machine, and run trial batches.
+
+        Raises:
+            UnusableGraphError: A file was altered, or the graph or its results do not match the manifest.
+            StartupError: The runtime cannot open or run the graph in time.
+        """
+        started = time.monotonic()
+        with TimeLimit(self._timeout_s) as limit:
+            self._use(limit)
+            self._bundle.verify_graph(self._graph)
+            try:
+                session = self._runtime.open(self._kind, self._path, division, limit)
+                self._trial.check_interface(session)
+                longest = [] if self.longest_trial is None else [(self.longest_trial,)]
+                for num_tokens in (*self.trial_batches, *longest):
+                    self._trial.run(session, num_tokens, limit)
+            except Exception as error:
+                if limit.is_over:
+                    raise StartupError(self._overdue()) from error
+                if isinstance(error, StartupError):
+                    raise
+                raise StartupError(f"{self._path} can't be run: {error}") from error
+            # Verify again: the runtime read unaltered files only if they match before and after.
+            self._mapped = self._bundle.verify_graph(self._graph)
+        self.longest_trial = None
+        give_back_freed_memory()
+        logger.debug(
+            "graph opened and tried",
+            extra={
+                "graph": self._path.name,
+                "threads": division.threads,
+                "batches": division.num_batches,
+                "providers": " ".join(session.providers),
+                "seconds": round(time.monotonic() - started, 2),
+            },
+        )
+        return session
+
+    def check_files(self) -> None:
+        """Verify that the memory-mapped files are unchanged.
+
+        Raises:
+            UnusableGraphError: A file was altered.
+        """
+        self._mapped.check()
+
+    def stop(self) -> None:
+        """Abort the current attempt to open a session and all later ones."""
+        with self._stopping:
+            self._is_stopped = True
+            if self._limit is not None:
+                self._limit.end()
+
+    def _use(self, limit: TimeLimit) -> None:
+        with self._stopping:
+            self._limit = limit
+            if self._is_stopped:
+                limit.end()
+
+    def _overdue(self) -> str:
+        if self._is_stopped:
+            return f"{self._path} was not opened: the server is stopping"
+        return (
+            f"opening and trying {self._path} took more than {self._timeout_s:g} s: give a larger "
+            f"--start-timeout-s, or {REMEDY}"
+        )
+
+
+def give_back_freed_memory() -> None:
+    """Return freed memory to the operating system, which glibc does only on request.
+
+    Opening a graph frees much memory: the file's contents, and weights before their conversion.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

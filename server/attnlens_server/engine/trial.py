@@ -1,7 +1,7 @@
-"""Trying a session before anybody is served: is the graph what its manifest says, and are its results sane?
+"""Trial runs of a session: its graph and results must match the manifest before it serves requests.
 
-It also reserves the memory that batches need. Letters: B texts, T tokens of a row of the batch, with padding,
-D hidden size, H heads.
+Trial runs also allocate the memory that batches need. Shapes: B texts, T tokens of a padded row, D hidden
+size, H heads.
 """
 
 from collections.abc import Sequence
@@ -13,40 +13,37 @@ import numpy.typing as npt
 
 from attnlens_server.bundle import ContributionsGraph, Graph, Layout, Model, Output, RowSum
 from attnlens_server.bundle.check import CONTRIBUTION_OUTPUTS, INPUT_NAMES, REMEDY
-from attnlens_server.engine.batch import Inputs, pad
-from attnlens_server.engine.item import Item, Target, Wanted
-from attnlens_server.engine.outputs import put_together
-from attnlens_server.engine.session import Session
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.batch import Inputs, Item, Target, Wanted, pad, to_dense
+from attnlens_server.engine.runtimes.runtime import Session, TimeLimit
 from attnlens_server.errors import UnusableGraphError
 
-# How far the sum of an attention row may be from 1. An export promises 1e-5; a GPU may add in another order.
+# Maximum error of the sum of an attention row. Exports guarantee 1e-5; GPUs may sum in a different order.
 ROW_SUM_TOLERANCE = 1e-4
-# How far scores and baseline may be from the target, which is 1 here. An export promises 1e-5.
+# Maximum error of the sum of contributions and baseline, which is 1 here. Exports guarantee 1e-5.
 COMPLETENESS_TOLERANCE = 1e-4
 
 Array = npt.NDArray[Any]
 
 
 class AnyTrial(Protocol):
-    """What a session is tried with."""
+    """Trial of a session."""
 
     def check_interface(self, session: Session) -> None:
         """Compare the inputs and outputs of the graph with the manifest."""
 
     def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
-        """Run a batch of texts with so many tokens, and check what comes out."""
+        """Run a batch of texts with these numbers of tokens, and check the results."""
 
 
 def make_trial(path: Path, graph: Graph | ContributionsGraph, model: Model) -> AnyTrial:
-    """Return what a graph is tried with."""
+    """Return the trial for a graph."""
     if isinstance(graph, ContributionsGraph):
         return ContributionsTrial(path, graph, model)
     return Trial(path, graph, model)
 
 
 class ContributionsTrial:
-    """What the graph of contributions in the file `path` has to be."""
+    """Trial of a contributions graph."""
 
     def __init__(self, path: Path, graph: ContributionsGraph, model: Model) -> None:
         self._path = path
@@ -57,7 +54,7 @@ class ContributionsTrial:
         """Compare the names of the inputs and outputs of the graph with the manifest.
 
         Raises:
-            UnusableGraphError: they differ.
+            UnusableGraphError: The names differ.
         """
         inputs = tuple(value.name for value in session.inputs)
         missing = set(CONTRIBUTION_OUTPUTS) - {value.name for value in session.outputs}
@@ -66,12 +63,12 @@ class ContributionsTrial:
             self._refuse(f"has the inputs {', '.join(inputs)}{lacking}")
 
     def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
-        """Explain the mean of each text towards itself.
+        """Explain the mean-pooled embedding of each text, with itself as the target.
 
         Raises:
-            UnusableGraphError: a result has another shape or type than an encoder of these sizes has, or
-                scores and baseline do not add up to 1.
-            Exception: what ONNX Runtime fails with.
+            UnusableGraphError: A result has an unexpected shape or data type, or contributions and baseline
+                do not add up to 1.
+            Exception: The runtime failed.
         """
         size, heads = self._graph.embedding_size, self._graph.heads
         items = []
@@ -107,7 +104,7 @@ class ContributionsTrial:
 
 
 class Trial:
-    """What the graph in the file `path` has to be, by its manifest."""
+    """Trial of an embeddings or attention graph."""
 
     def __init__(self, path: Path, graph: Graph, model: Model) -> None:
         self._path = path
@@ -118,7 +115,7 @@ class Trial:
         """Compare the inputs and outputs of the graph with the manifest.
 
         Raises:
-            UnusableGraphError: they differ.
+            UnusableGraphError: The inputs or outputs differ.
         """
         inputs = [value.name for value in session.inputs]
         if inputs not in (list(INPUT_NAMES), list(INPUT_NAMES[:2])):
@@ -141,25 +138,25 @@ class Trial:
                 )
 
     def run(self, session: Session, num_tokens: Sequence[int], limit: TimeLimit) -> None:
-        """Run a batch of texts with so many tokens, and check what comes out.
+        """Run a batch of texts with these numbers of tokens, and check the results.
 
         Raises:
-            UnusableGraphError: a result has another shape or type than the manifest says, is not finite, or
-                rows of attention don't sum to 1 over the tokens and 0 over padding.
-            Exception: what ONNX Runtime fails with.
+            UnusableGraphError: A result is not finite or does not have the manifest's shape or data type, or
+                attention rows do not sum to 1 over the tokens and to 0 over padding.
+            Exception: The runtime failed.
         """
         inputs = self._inputs(num_tokens)
         arrays = session.run_all(inputs, limit)
         for output in self._graph.outputs:
             self._check(output, arrays[output.name], num_tokens)
         last = self._graph.outputs[-1]
-        if last.num_heads:  # as requests will: the way differs on a GPU
+        if last.num_heads:  # like a request, which takes a different path on a GPU
             wanted = Wanted(last.name, last.layout, pattern=last.pattern)
             part = session.run(inputs, [last.name]).part(0, num_tokens[0], wanted)
             self._check(last, part[None], num_tokens[:1])
 
     def _inputs(self, num_tokens: Sequence[int]) -> Inputs:
-        """Return a batch (B, T); the last token of each text has the largest id."""
+        """Return a batch (B, T) in which the last token of each text has the largest id."""
         items = [Item(np.zeros(count, np.int64), ()) for count in num_tokens]
         for item in items:
             item.input_ids[-1] = self._model.vocab_size - 1
@@ -180,11 +177,11 @@ class Trial:
             if not np.isfinite(live).all():
                 self._refuse(f"returned a NaN or an infinity in {output.name} for {count} tokens")
             if not is_per_token and output.row_sum is RowSum.ONE:
-                whole = live if output.pattern is None else put_together(live, output.pattern, None)
+                whole = live if output.pattern is None else to_dense(live, output.pattern, None)
                 self._check_rows(output.name, whole, count)
 
     def _check_rows(self, name: str, weights: Array, count: int) -> None:
-        """Check the weights of a text's tokens, (H, count, T)."""
+        """Check the attention weights of a text's tokens, shape (H, count, T)."""
         sums = weights.sum(axis=-1, dtype=np.float64)  # (H, count)
         error = float(np.abs(sums - 1).max())
         if error > ROW_SUM_TOLERANCE:
@@ -199,7 +196,7 @@ class Trial:
 
 
 def _may_be(stated: Sequence[int | str | None], expected: Sequence[int | None]) -> bool:
-    """Whether a graph with this shape may return that one: an axis that may vary is seen when it runs."""
+    """Return whether a declared shape is compatible with the expected one. Dynamic axes match any size."""
     return len(stated) == len(expected) and all(
         not isinstance(size, int) or size == wanted for size, wanted in zip(stated, expected, strict=True)
     )

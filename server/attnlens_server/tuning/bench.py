@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from attnlens_server.bundle import Bundle, Kind
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Wanted
-from attnlens_server.engine.runtimes.choice import choose_runtime
-from attnlens_server.engine.runtimes.runtime import Division, Runtime
-from attnlens_server.engine.session import Session
+from attnlens_server.engine.engine import choose_runtime
+from attnlens_server.engine.runtimes.runtime import Division, Runtime, Session
 from attnlens_server.tuning.compare import Comparison, EngineRig, Progress, compare_engines
 from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
 from attnlens_server.tuning.running import running

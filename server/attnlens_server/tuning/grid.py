@@ -9,7 +9,7 @@ import numpy as np
 
 from attnlens_server.bundle import Model
 from attnlens_server.engine.batch import GraphInputs
-from attnlens_server.engine.session import Session
+from attnlens_server.engine.runtimes.runtime import Session
 
 LENGTHS = (16, 64, 128)  # and the longest that the model takes
 BATCHES = (1, 4, 16, 64, 256)

@@ -9,7 +9,7 @@ import pytest
 FREEING = """
 import re
 from pathlib import Path
-from attnlens_server.engine.freed_memory import give_back_freed_memory
+from attnlens_server.engine.sessions import give_back_freed_memory
 
 def resident_mib():
     return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024

@@ -14,17 +14,23 @@ import pytest
 
 from attnlens.pooling import Pooling, pool
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.batch import GraphInputs, pad
-from attnlens_server.engine.item import HeadSelection, Item, TokenPooling, Wanted
+from attnlens_server.engine.batch import (
+    GraphInputs,
+    HeadSelection,
+    HostOutputs,
+    Item,
+    TokenPooling,
+    Wanted,
+    pad,
+)
 from attnlens_server.engine.lanes import MAX_RETRY_S, MIN_RETRY_S, Lanes
 from attnlens_server.engine.lanes import logger as lanes_logger
-from attnlens_server.engine.outputs import HostOutputs
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.engine.sessions import Sessions
 from attnlens_server.errors import InternalError
 
 if TYPE_CHECKING:
-    from attnlens_server.engine.session import Session
+    from attnlens_server.engine.runtimes.runtime import Session
 
 HIDDEN = Wanted("last_hidden_state")
 Run = Callable[[npt.NDArray[np.int64]], HostOutputs]

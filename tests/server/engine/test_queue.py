@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from attnlens_server.engine.item import Item
+from attnlens_server.engine.batch import Item
 from attnlens_server.engine.queue import BACKGROUND_INTERVAL, ItemQueue
 from attnlens_server.engine.scheduler import BatchLimits, Scheduler
 from attnlens_server.errors import DeadlineError, ShuttingDownError

@@ -9,8 +9,7 @@ import pytest
 from attnlens.patterns import Band, BlockTable, Pattern
 from attnlens.reductions import AttentionReduction, TextUnits, TopK, TopKWeights, reduce
 from attnlens_server.bundle import Layout, Output, OutputRole, RowSum
-from attnlens_server.engine.item import Item
-from attnlens_server.engine.outputs import HostOutputs, reduced, reductions
+from attnlens_server.engine.batch import HostOutputs, Item, reduced, reductions
 from attnlens_server.serving.checks import QueryPlan
 from attnlens_server.serving.jobs import AttentionView
 from attnlens_server.serving.sizes import working_bytes

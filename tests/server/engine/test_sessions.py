@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlens_server.engine.runtimes.onnx_session import OnnxSession
-from attnlens_server.engine.runtimes.runtime import Division
-from attnlens_server.engine.session import Session
+from attnlens_server.engine.runtimes.runtime import Division, Session
 from attnlens_server.engine.sessions import PAUSES_S, Sessions
 from attnlens_server.errors import GraphUnavailableError, StartupError, UnusableGraphError
 

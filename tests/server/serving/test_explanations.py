@@ -22,7 +22,7 @@ from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, Item, ItemResult
 from attnlens_server.engine.batch import Batch
 from attnlens_server.engine.lanes import Lanes
-from attnlens_server.engine.session import Session
+from attnlens_server.engine.runtimes.runtime import Session
 from attnlens_server.errors import (
     DeadlineError,
     GraphUnavailableError,

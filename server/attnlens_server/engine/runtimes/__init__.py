@@ -1,6 +1,5 @@
-"""What runs graphs: ONNX Runtime or OpenVINO, each loaded when it is chosen.
+"""Inference runtimes: ONNX Runtime and OpenVINO. Only the configured one is imported.
 
-`runtime` is what the engine knows of both. `onnx_runtime`, with its sessions in `onnx_session` and `device`
-(where attention stays on a GPU), is one of them; `openvino_runtime` and `openvino_session` are the other.
-`choice` picks one.
+`runtime` defines the interface. `onnx_runtime` and `openvino_runtime` open graphs, `onnx_session` and
+`openvino_session` run them, and `device` reads attention weights from GPU memory.
 """

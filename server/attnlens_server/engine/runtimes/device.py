@@ -16,17 +16,14 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from attnlens_server.bundle import Layout
-from attnlens_server.engine.batch import Inputs
-from attnlens_server.engine.item import HeadSelection, Wanted
-from attnlens_server.engine.outputs import HostOutputs, put_together
+from attnlens_server.engine.batch import HeadSelection, HostOutputs, Inputs, Wanted, to_dense
 from attnlens_server.engine.runtimes.onnx_session import (
     OnnxSession,
     check_placement,
     count_placements,
     open_graph,
 )
-from attnlens_server.engine.session import feed_of
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
 
 # Slice of attentions (B, H, T', T' or W) from `starts` to `ends`, both (row, token, column), then Gather of
 # `heads` (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node
@@ -100,7 +97,7 @@ class DeviceOutputs:
         if not selection.is_dense or wanted.pattern is None:
             return self.cutter.cut(attentions, row, sizes, selection)
         rows = self.cutter.cut(attentions, row, sizes, replace(selection, is_mean=False))
-        weights = put_together(rows, wanted.pattern, selection.heads)
+        weights = to_dense(rows, wanted.pattern, selection.heads)
         return weights.mean(axis=0, keepdims=True) if selection.is_mean else weights
 
 

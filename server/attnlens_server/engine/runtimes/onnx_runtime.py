@@ -10,8 +10,7 @@ from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName, Precision, Provider
 from attnlens_server.engine.runtimes.device import DeviceSession
 from attnlens_server.engine.runtimes.onnx_session import CUDA, OnnxSession
-from attnlens_server.engine.runtimes.runtime import Division
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.runtimes.runtime import Division, TimeLimit
 from attnlens_server.errors import StartupError
 
 # On CUDA not measured yet.

@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from attnlens_server.engine.batch import Inputs
-from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
+from attnlens_server.engine.batch import BatchOutputs, HostOutputs, Inputs
+from attnlens_server.engine.runtimes.runtime import TimeLimit, Value, feed_of
 from attnlens_server.engine.runtimes.saturation import int8_products_saturate
-from attnlens_server.engine.session import Value, feed_of
-from attnlens_server.engine.time_limit import TimeLimit
 from attnlens_server.errors import StartupError
 
 CPU = "CPUExecutionProvider"

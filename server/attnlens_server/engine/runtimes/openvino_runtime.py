@@ -12,8 +12,7 @@ from attnlens.processor import multiplies_bf16
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
 from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
-from attnlens_server.engine.runtimes.runtime import Division
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.runtimes.runtime import Division, TimeLimit
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from attnlens_server.engine.batch import Inputs
-from attnlens_server.engine.outputs import HostOutputs
-from attnlens_server.engine.session import Value, feed_of
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.batch import HostOutputs, Inputs
+from attnlens_server.engine.runtimes.runtime import TimeLimit, Value, feed_of
 from attnlens_server.errors import StartupError
 
 if TYPE_CHECKING:

@@ -1,38 +1,122 @@
-"""What opens graphs: the one thing that the engine asks, whichever program computes."""
+"""Interfaces of an inference runtime: `Runtime` opens graphs, `Session` runs one of them."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy.typing as npt
 
 from attnlens_server.bundle import Kind
 from attnlens_server.config import EngineName
-from attnlens_server.engine.session import Session
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.batch import BatchOutputs, Inputs
+
+
+class Value(NamedTuple):
+    """An input or output declared by a graph."""
+
+    name: str
+    type: str
+    """ONNX type, for example `tensor(float)`."""
+    shape: tuple[int | str | None, ...]
+    """Axis sizes. A symbolic or unknown size is a name or None."""
+
+
+class TimeLimit:
+    """Context manager that cancels the current step on timeout, or when `end` is called."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._timer = threading.Timer(seconds, self.end)
+        self._timer.daemon = True
+        # Invariant: once the limit is over, `_cancel` is called exactly once if its step is still running.
+        self._changing = threading.Lock()
+        self._cancel: Callable[[], None] | None = None
+        self.is_over = False
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+
+    def end(self) -> None:
+        """Cancel the current step and every later one."""
+        with self._changing:
+            self.is_over = True
+            if self._cancel is not None:
+                self._cancel()
+
+    @contextmanager
+    def ending_with(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Run a step that `cancel` can interrupt."""
+        with self._changing:
+            self._cancel = cancel
+            if self.is_over:
+                cancel()
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._cancel = None
+
+
+class Session(Protocol):
+    """An open graph. Any number of threads can run it concurrently.
+
+    Attributes:
+        inputs: Declared inputs.
+        outputs: Declared outputs.
+        providers: ONNX Runtime execution providers, the preferred one first. Empty for other runtimes.
+        check_results: Called after each batch. Raises if the results cannot be trusted.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    providers: tuple[str, ...]
+    check_results: Callable[[], None]
+
+    def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
+        """Compute the named outputs of a batch, in fp32."""
+
+    def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[Any]]:
+        """Compute all outputs of a batch with the graph's own data types, within `limit`."""
+
+
+def feed_of(inputs: Inputs, values: Sequence[Value]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays for the declared inputs, by name."""
+    arrays = inputs._asdict()
+    return {value.name: arrays[value.name] for value in values if value.name in arrays}
 
 
 class Division(NamedTuple):
-    """How a session's batches share the machine."""
+    """How concurrent batches share the machine."""
 
     threads: int
-    """Of one batch; what is not on the CPU need not heed it."""
+    """Number of threads per batch. Ignored by devices other than the CPU."""
     num_batches: int
-    """That run side by side."""
+    """Number of concurrent batches."""
 
 
 class Runtime(Protocol):
-    """A program that runs graphs, on one device.
+    """An inference runtime on one device.
 
     Attributes:
-        name: its package.
-        device: where it runs, in its own words, for instance `CPU`.
-        processor: that device's own name; empty: not known, and not needed, since an export measures ONNX
-            Runtime itself.
-        is_on_cpu: whether lanes divide the threads of the CPU among them. Elsewhere, all graphs are opened
-            at the start, so that the server does not start unless the device really runs them.
-        batch_tokens: where throughput stops growing with the batch.
-        length_multiple: batches are padded to multiples of it; 1: to their longest text.
-        mixes_lengths: whether a text may be padded beyond the next multiple, with longer ones in its batch.
-        batch_counts: how many texts a batch may have, ascending from 1; empty: any number.
+        name: Package name.
+        device: Device name as the runtime reports it, for example `CPU`.
+        processor: Model name of the processor. Empty if it is unknown, or not needed because the export
+            measures ONNX Runtime itself.
+        is_on_cpu: Whether lanes share the CPU threads. On other devices, all graphs are opened at startup, so
+            that the server does not start unless the device can run them.
+        batch_tokens: Batch size in tokens beyond which throughput no longer increases.
+        length_multiple: Batches are padded to a multiple of this length. 1 pads to the longest text.
+        mixes_lengths: Whether a text may be padded beyond the next multiple, to the length of longer texts.
+        batch_counts: Allowed numbers of texts per batch, ascending from 1. Empty allows any number.
     """
 
     name: EngineName
@@ -46,14 +130,14 @@ class Runtime(Protocol):
 
     @property
     def version(self) -> str:
-        """That of its package."""
+        """Version of the package."""
 
     def open(self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None) -> Session:
         """Open a graph, within `limit`.
 
         Raises:
-            StartupError: it can't be opened, or does not run where and as it was asked for.
+            StartupError: The graph cannot be opened, or does not run on the requested device and provider.
         """
 
     def fallback(self) -> Self | None:
-        """Return what to use where this does not run the graphs; None: nothing, it was asked for."""
+        """Return the runtime to use if this one fails, or None if this one was requested explicitly."""

@@ -15,8 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from attnlens_server.bundle import Layout, open_bundle
 from attnlens_server.config import ServerConfig
 from attnlens_server.engine import Engine, HeadSelection, Item, Wanted
-from attnlens_server.engine.batch import pad
-from attnlens_server.engine.outputs import BatchOutputs, HostOutputs
+from attnlens_server.engine.batch import BatchOutputs, HostOutputs, pad
 from attnlens_server.engine.runtimes import device, onnx_runtime, onnx_session
 from attnlens_server.engine.runtimes.device import DeviceSession
 from attnlens_server.engine.runtimes.onnx_session import CPU, CUDA, OnnxSession

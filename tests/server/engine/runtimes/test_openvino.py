@@ -20,8 +20,7 @@ from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine.runtimes import openvino_runtime
 from attnlens_server.engine.runtimes.openvino_runtime import OpenvinoRuntime
 from attnlens_server.engine.runtimes.openvino_session import OpenvinoSession
-from attnlens_server.engine.runtimes.runtime import Division
-from attnlens_server.engine.time_limit import TimeLimit
+from attnlens_server.engine.runtimes.runtime import Division, TimeLimit
 from attnlens_server.errors import StartupError
 from served import ServerProcess
 from tampered import copy_of, manifest_of
