@@ -53,7 +53,7 @@ def model(**limits: int) -> Model:
 
 def characters(text: pb.Input) -> str:
     """The characters of a text or pair; a letter for each of its ids."""
-    return text.text or text.text_pair.first + text.text_pair.second or "i" * len(text.token_ids.ids)
+    return text.text or text.text_pair.first + text.text_pair.second or "i" * len(text.token_ids.input_ids)
 
 
 def vectors(request: pb.EmbedRequest) -> pb.EmbedResponse:

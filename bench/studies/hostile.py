@@ -37,7 +37,7 @@ NUM_HEAVY, NUM_LIGHT_CALLS, WARM_UP_CALLS = 64, 100, 5
 ATTEMPTS = 3  # the shortest time counts: other work on the machine only adds to it
 
 EVERY_LAYER = [pb.AttentionQuery()]
-LONG_IDS = pb.Input(token_ids=pb.TokenIds(ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
+LONG_IDS = pb.Input(token_ids=pb.TokenIds(input_ids=[101, *[2773] * 254, 102]))  # as many as MiniLM takes
 LONG_TEXT = pb.Input(text="word " * 250)
 
 
@@ -265,7 +265,7 @@ def measure_failures(bundle: Path) -> list[Measured]:
     with served(bundle) as server:
         refused = many(server, kinds, 10_000)
         tracebacks = LOG.read_text(encoding="utf-8").count("Traceback")
-    ids = pb.Input(token_ids=pb.TokenIds(ids=[2773] * 200))
+    ids = pb.Input(token_ids=pb.TokenIds(input_ids=[2773] * 200))
     attention = pb.EncodeRequest(inputs=[ids] * 8, attention=one_layer(0)).SerializeToString()
     with broken(bundle) as server:
         failed = many(server, [("Encode", attention)], 10_000)

@@ -27,12 +27,12 @@ class TokenIds:
     """A text as token ids, which are used as they are: special tokens must be among them.
 
     Attributes:
-        ids: the ids, from 0 to the model's vocab_size - 1.
-        type_ids: the type of each token. Empty: 0 for all.
+        input_ids: the ids, from 0 to the model's vocab_size - 1.
+        token_type_ids: the type of each token. Empty: 0 for all.
     """
 
-    ids: Sequence[int]
-    type_ids: Sequence[int] = ()
+    input_ids: Sequence[int]
+    token_type_ids: Sequence[int] = ()
 
 
 # A text, a pair of texts that the model reads as one input, or token ids.

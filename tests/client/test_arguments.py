@@ -147,10 +147,10 @@ def test_a_text_is_a_str_a_pair_or_ids() -> None:
     assert requests.inputs(texts) == [
         pb.Input(text="a"),
         pb.Input(text_pair=pb.TextPair(first="b", second="c")),
-        pb.Input(token_ids=pb.TokenIds(ids=[1, 2])),
-        pb.Input(token_ids=pb.TokenIds(ids=[3, 4])),
-        pb.Input(token_ids=pb.TokenIds(ids=[5, 6], type_ids=[0, 1])),
-        pb.Input(token_ids=pb.TokenIds(ids=[0, 1])),
+        pb.Input(token_ids=pb.TokenIds(input_ids=[1, 2])),
+        pb.Input(token_ids=pb.TokenIds(input_ids=[3, 4])),
+        pb.Input(token_ids=pb.TokenIds(input_ids=[5, 6], token_type_ids=[0, 1])),
+        pb.Input(token_ids=pb.TokenIds(input_ids=[0, 1])),
     ]
 
 
@@ -293,7 +293,7 @@ def test_a_constructor_names_itself_and_the_argument_that_it_does_not_have(
 
 def test_the_constructors_keep_their_signatures() -> None:
     assert "timeout_s" in inspect.signature(Client).parameters
-    assert list(inspect.signature(TokenIds).parameters) == ["ids", "type_ids"]
+    assert list(inspect.signature(TokenIds).parameters) == ["input_ids", "token_type_ids"]
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

@@ -121,7 +121,7 @@ def test_a_text_that_is_to_blame_has_the_callers_number(server: ScriptedServer, 
     [
         (violation("inputs[0].text", "is bad", 0), "texts[0] is bad"),
         (violation("inputs[0].text_pair", "is bad", 0), "texts[0] is bad"),
-        (violation("inputs[0].token_ids.ids[7]", "is -1", 0), "texts[0].token_ids.ids[7] is -1"),
+        (violation("inputs[0].token_ids.input_ids[7]", "is -1", 0), "texts[0].token_ids.input_ids[7] is -1"),
         (violation("inputs", "is empty"), "texts is empty"),
         (violation("prompt.name", "is 'x'"), "prompt_name is 'x'"),
         (violation("attention[0].layers[2]", "is 9"), "attention[0].layers[2] is 9"),

@@ -21,7 +21,7 @@ def pair(first: str, second: str) -> pb.Input:
 
 
 def ids(*numbers: int, types: tuple[int, ...] = ()) -> pb.Input:
-    return pb.Input(token_ids=pb.TokenIds(ids=numbers, type_ids=types))
+    return pb.Input(token_ids=pb.TokenIds(input_ids=numbers, token_type_ids=types))
 
 
 ATTENTION = [

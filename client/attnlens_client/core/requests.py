@@ -79,12 +79,13 @@ def _input(index: int, text: Any) -> pb.Input:  # noqa: ANN401 - whatever an ite
             case (str(first), str(second)) if isinstance(text, tuple):
                 return pb.Input(text_pair=pb.TextPair(first=first, second=second))
             case TokenIds():
-                ids, type_ids = _whole_numbers(index, text.ids), _whole_numbers(index, text.type_ids)
-                return pb.Input(token_ids=pb.TokenIds(ids=ids, type_ids=type_ids))
+                input_ids = _whole_numbers(index, text.input_ids)
+                token_type_ids = _whole_numbers(index, text.token_type_ids)
+                return pb.Input(token_ids=pb.TokenIds(input_ids=input_ids, token_type_ids=token_type_ids))
         is_no_list = isinstance(text, (bytes, bytearray, Mapping, set, frozenset)) or _is_missing(text)
         if is_no_list or not isinstance(text, Iterable):
             raise _wrong_entry(index, text)
-        return pb.Input(token_ids=pb.TokenIds(ids=_whole_numbers(index, text)))
+        return pb.Input(token_ids=pb.TokenIds(input_ids=_whole_numbers(index, text)))
     except ValueError as error:
         raise ValueError(f"texts[{index}] can't be sent: {error}") from error
 

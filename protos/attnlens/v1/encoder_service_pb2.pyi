@@ -254,25 +254,25 @@ class TokenIds(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    IDS_FIELD_NUMBER: _builtins.int
-    TYPE_IDS_FIELD_NUMBER: _builtins.int
+    INPUT_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_TYPE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def input_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids, each from 0 to vocab_size - 1."""
 
     @_builtins.property
-    def type_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def token_type_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The type of each token, from 0 to type_vocab_size - 1. Empty: 0 for all."""
 
     def __init__(
         self,
         *,
-        ids: _abc.Iterable[_builtins.int] | None = ...,
-        type_ids: _abc.Iterable[_builtins.int] | None = ...,
+        input_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_type_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "type_ids", b"type_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_ids", b"input_ids", "token_type_ids", b"token_type_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ def input_of(message: pb.Input) -> Input:
             return Input(text_pair=TextPair(message.text_pair.first, message.text_pair.second))
         case "token_ids":
             ids = message.token_ids
-            return Input(token_ids=TokenIds(_copied(ids.ids), _copied(ids.type_ids)))
+            return Input(token_ids=TokenIds(_copied(ids.input_ids), _copied(ids.token_type_ids)))
     return Input()
 
 

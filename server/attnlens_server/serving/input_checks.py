@@ -100,21 +100,24 @@ class InputChecks:
 
     def _check_ids(self, field: str, given: TokenIds, index: int) -> Iterator[FieldViolation]:
         limit = self._config.max_text_bytes  # no text has more tokens than bytes
-        if not given.ids:
-            yield FieldViolation(f"{field}.ids", "is empty: send at least one id", index)
-        elif len(given.ids) > limit:
-            text = f"has {len(given.ids)} ids, an input may have {limit}: send it in pieces"
-            yield FieldViolation(f"{field}.ids", text, index)
+        if not given.input_ids:
+            yield FieldViolation(f"{field}.input_ids", "is empty: send at least one id", index)
+        elif len(given.input_ids) > limit:
+            text = f"has {len(given.input_ids)} ids, an input may have {limit}: send it in pieces"
+            yield FieldViolation(f"{field}.input_ids", text, index)
         else:
-            yield from self._check_numbers(f"{field}.ids", given.ids, self._model.vocab_size, "an id", index)
-        if given.type_ids and len(given.type_ids) != len(given.ids):
-            text = (
-                f"has {len(given.type_ids)} numbers for {len(given.ids)} ids: send one for each id, or none"
+            yield from self._check_numbers(
+                f"{field}.input_ids", given.input_ids, self._model.vocab_size, "an id", index
             )
-            yield FieldViolation(f"{field}.type_ids", text, index)
-        elif given.type_ids:
+        if given.token_type_ids and len(given.token_type_ids) != len(given.input_ids):
+            counts = f"{len(given.token_type_ids)} numbers for {len(given.input_ids)} ids"
+            text = f"has {counts}: send one for each id, or none"
+            yield FieldViolation(f"{field}.token_type_ids", text, index)
+        elif given.token_type_ids:
             count = max(1, self._model.type_vocab_size)
-            yield from self._check_numbers(f"{field}.type_ids", given.type_ids, count, "a type", index)
+            yield from self._check_numbers(
+                f"{field}.token_type_ids", given.token_type_ids, count, "a type", index
+            )
 
     def _check_numbers(
         self, field: str, numbers: Sequence[int], count: int, name: str, index: int

@@ -28,12 +28,12 @@ class TokenIds:
     """A tokenized input.
 
     Attributes:
-        ids: used as they are.
-        type_ids: the type of each token; empty: 0 for all.
+        input_ids: used as they are.
+        token_type_ids: the type of each token; empty: 0 for all.
     """
 
-    ids: Sequence[int]
-    type_ids: Sequence[int] = ()
+    input_ids: Sequence[int]
+    token_type_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class Input:
     @property
     def size(self) -> int:
         """Characters and token ids."""
-        num_ids = len(self.token_ids.ids) if self.token_ids else 0
+        num_ids = len(self.token_ids.input_ids) if self.token_ids else 0
         return num_ids + sum(len(text) for text in self.texts)
 
     @property
     def memory_bytes(self) -> int:
         """Memory of its texts or token ids."""
-        numbers = (self.token_ids.ids, self.token_ids.type_ids) if self.token_ids else ()
+        numbers = (self.token_ids.input_ids, self.token_ids.token_type_ids) if self.token_ids else ()
         return sum(map(sys.getsizeof, (*self.texts, *numbers)))
 
 
@@ -112,7 +112,7 @@ class InputEncoder:
         for number in numbers:
             ids = inputs[number].token_ids
             if ids is not None:
-                result.append(EncodedInput(np.asarray(ids.ids, dtype=np.int64), len(ids.ids)))
+                result.append(EncodedInput(np.asarray(ids.input_ids, dtype=np.int64), len(ids.input_ids)))
             elif self._text_encoder is not None:
                 texts = [(number, inputs[number].texts)]
                 result += self._encode(texts, prompt, with_record=True, truncate=False)
@@ -183,10 +183,10 @@ class InputEncoder:
     def _from_ids(self, ids: TokenIds) -> EncodedInput:
         is_left = self._text_encoder is not None and self._text_encoder.truncation_side == "left"
         part = slice(-self._max_tokens, None) if is_left else slice(self._max_tokens)
-        kept, types = ids.ids[part], ids.type_ids[part]
+        kept, types = ids.input_ids[part], ids.token_type_ids[part]
         return EncodedInput(
             np.asarray(kept, dtype=np.int64),
-            len(ids.ids),
+            len(ids.input_ids),
             token_type_ids=np.asarray(types, dtype=np.int64) if types else None,
         )
 

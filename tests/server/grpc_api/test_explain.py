@@ -250,7 +250,7 @@ def test_words_are_the_sums_of_their_tokens(stub: EncoderServiceStub) -> None:
         assert of_words.sum == pytest.approx(of_tokens.sum, abs=1e-6)
     pair = compare(stub, text, B, matrix=PAIR_MATRIX_OUTPUT, level=EXPLAIN_LEVEL_WORDS)
     assert from_tensor(pair.matrix).shape == (5, 7)
-    ids = pb.Input(token_ids=pb.TokenIds(ids=[101, 102]))
+    ids = pb.Input(token_ids=pb.TokenIds(input_ids=[101, 102]))
     with pytest.raises(grpc.RpcError, match="ids have no words"):
         stub.Explain(pb.ExplainRequest(inputs=[ids], level=EXPLAIN_LEVEL_WORDS))
 
@@ -340,8 +340,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "fp16": ({"direction": Tensor(data_type=DataType.DATA_TYPE_FLOAT16)}, "direction.data_type is 2"),
     "an empty text": ({"to": pb.Input()}, "to is empty: set text"),
     "ids out of range": (
-        {"to": pb.Input(token_ids=pb.TokenIds(ids=[30522]))},
-        r"to.token_ids.ids\[0\] is 30522",
+        {"to": pb.Input(token_ids=pb.TokenIds(input_ids=[30522]))},
+        r"to.token_ids.input_ids\[0\] is 30522",
     ),
     "half a contrast": ({"contrast": pb.Contrast(to=given("a"))}, "contrast.rather_than is empty"),
     "twice the same": (

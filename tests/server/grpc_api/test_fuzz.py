@@ -17,8 +17,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 numbers = st.integers(-(2**31), 2**31 - 1)
 ids = st.builds(
     pb.TokenIds,
-    ids=st.lists(st.integers(-1, 40_000), max_size=20),
-    type_ids=st.lists(st.integers(-1, 2), max_size=3),
+    input_ids=st.lists(st.integers(-1, 40_000), max_size=20),
+    token_type_ids=st.lists(st.integers(-1, 2), max_size=3),
 )
 inputs = st.one_of(
     st.builds(pb.Input, text=texts),

@@ -79,7 +79,7 @@ def test_half_precision_is_the_rounded_result(stub: EncoderServiceStub) -> None:
 
 def test_token_ids_give_the_vector_of_their_text(stub: EncoderServiceStub) -> None:
     tokens = stub.Tokenize(pb.TokenizeRequest(inputs=inputs(TEXTS[0]))).results[0].tokens
-    ids = pb.Input(token_ids=pb.TokenIds(ids=[token.id for token in tokens]))
+    ids = pb.Input(token_ids=pb.TokenIds(input_ids=[token.id for token in tokens]))
     mixed = pb.EmbedRequest(inputs=[ids, pb.Input(text=TEXTS[0])])
     from_ids, from_text = from_tensor(stub.Embed(mixed).embeddings)
     np.testing.assert_allclose(from_ids, from_text, atol=1e-6)
@@ -248,12 +248,12 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
         (pb.EmbedRequest(), {"inputs": "is empty: send at least one text"}),
         (pb.EmbedRequest(inputs=[pb.Input()]), {"inputs[0]": "is empty: set text, text_pair or token_ids"}),
         (
-            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[101, 30522]))]),
-            {"inputs[0].token_ids.ids[1]": "is 30522: an id must be from 0 to 30521"},
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[101, 30522]))]),
+            {"inputs[0].token_ids.input_ids[1]": "is 30522: an id must be from 0 to 30521"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds())]),
-            {"inputs[0].token_ids.ids": "is empty: send at least one id"},
+            {"inputs[0].token_ids.input_ids": "is empty: send at least one id"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")] * 513),
@@ -275,8 +275,8 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
             {"inputs": "has 4200000 bytes of text, a request may have 4194304: send several requests"},
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1] * 200_000))]),
-            {"inputs[0].token_ids.ids": "has 200000 ids, an input may have 131072: send it in pieces"},
+            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[1] * 200_000))]),
+            {"inputs[0].token_ids.input_ids": "has 200000 ids, an input may have 131072: send it in pieces"},
         ),
         (
             pb.EmbedRequest(inputs=[pb.Input(text="a")], pooling=7),  # type: ignore[arg-type]
@@ -306,7 +306,9 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
             },
         ),
         (
-            pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[1]))], prompt=pb.Prompt(text="a")),
+            pb.EmbedRequest(
+                inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=[1]))], prompt=pb.Prompt(text="a")
+            ),
             {
                 "inputs[0].token_ids": "can't have a prompt, ids are used as they are: "
                 "send text, or no prompt",

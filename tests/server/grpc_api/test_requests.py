@@ -50,15 +50,15 @@ def test_a_message_becomes_a_job_with_what_it_leaves_out_left_to_the_model() -> 
 
 def test_a_job_keeps_nothing_of_the_message() -> None:
     """A view of one field would keep all memory of the message, which may be many times its size."""
-    given = pb.Input(token_ids=pb.TokenIds(ids=[101, 102], type_ids=[0, 1]))
+    given = pb.Input(token_ids=pb.TokenIds(input_ids=[101, 102], token_type_ids=[0, 1]))
     request = pb.EncodeRequest(inputs=[given], attention=[pb.AttentionQuery(layers=[1], heads=[2])])
     job = encode_job(request)
     ids, query = request.inputs[0].token_ids, request.attention[0]
-    for numbers in (ids.ids, ids.type_ids, query.layers, query.heads):
+    for numbers in (ids.input_ids, ids.token_type_ids, query.layers, query.heads):
         numbers[0] = 7
     copied = job.inputs[0].token_ids
     assert copied is not None
-    found = (copied.ids, copied.type_ids, job.attention[0].layers, job.attention[0].heads)
+    found = (copied.input_ids, copied.token_type_ids, job.attention[0].layers, job.attention[0].heads)
     assert [list(each) for each in found] == [[101, 102], [0, 1], [1], [2]]
 
 
@@ -69,7 +69,7 @@ def test_lists_that_no_model_has_layers_for_are_not_copied_in_full() -> None:
 
 
 def test_token_ids_are_part_of_the_memory_of_a_job() -> None:
-    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=range(10_000)))]))
+    job = embed_job(pb.EmbedRequest(inputs=[pb.Input(token_ids=pb.TokenIds(input_ids=range(10_000)))]))
     assert job.memory_bytes > 40_000
 
 

@@ -130,8 +130,8 @@ def test_token_types_are_one_for_each_id_and_in_range() -> None:
         Input(token_ids=TokenIds([1, 2], [0, 2])),
     ]
     assert violations(make_checks(), EncodeJob(inputs=inputs)) == {
-        "inputs[1].token_ids.type_ids": "has 1 numbers for 2 ids: send one for each id, or none",
-        "inputs[2].token_ids.type_ids[1]": "is 2: a type must be from 0 to 1",
+        "inputs[1].token_ids.token_type_ids": "has 1 numbers for 2 ids: send one for each id, or none",
+        "inputs[2].token_ids.token_type_ids[1]": "is 2: a type must be from 0 to 1",
     }
 
 

@@ -220,7 +220,7 @@ def test_half_precision_holds_values_and_keeps_indices_whole(stub: EncoderServic
 DROP, WORDS = pb.SPECIAL_TOKENS_DROP, pb.ATTENTION_LEVEL_WORDS
 ROLLOUT = pb.LAYER_REDUCTION_ROLLOUT
 RECEIVED = pb.RowStatistics(received=True)
-TEXT, IDS = pb.Input(text=SENTENCE), pb.Input(token_ids=pb.TokenIds(ids=[101, 2009, 102]))
+TEXT, IDS = pb.Input(text=SENTENCE), pb.Input(token_ids=pb.TokenIds(input_ids=[101, 2009, 102]))
 PATH = "attention[1].reduction"
 REFUSED: dict[str, tuple[dict[str, Any], pb.Input, str, str]] = {
     "a level of the future": ({"level": 9}, TEXT, "level", "is 9: use one of ATTENTION_LEVEL_TOKENS,"),

@@ -114,8 +114,8 @@ def test_a_pair_is_not_its_texts_in_a_row_and_ids_with_types_are_a_pair(stub: En
     request = pb.EmbedRequest(
         inputs=[
             pair,
-            pb.Input(token_ids=pb.TokenIds(ids=ids, type_ids=types)),
-            pb.Input(token_ids=pb.TokenIds(ids=ids)),
+            pb.Input(token_ids=pb.TokenIds(input_ids=ids, token_type_ids=types)),
+            pb.Input(token_ids=pb.TokenIds(input_ids=ids)),
             pb.Input(text=" ".join(PAIRS[0])),
         ]
     )
