@@ -140,7 +140,7 @@ class NpzWriter:
             "token_ids": np.array([token.id for token in tokens], np.int32),
             "tokens": np.array([token.text for token in tokens], np.str_),
             "token_sources": np.array([token.source for token in tokens], np.str_),
-            "token_places": np.array(
+            "token_spans": np.array(
                 [(token.char_start, token.char_end) for token in tokens], np.int32
             ).reshape(-1, 2),
             "token_words": np.array(

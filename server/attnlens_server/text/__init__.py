@@ -1,7 +1,6 @@
-"""Texts to token ids, and tokens back to places in the texts.
+"""Tokenization: from the inputs of a request to token ids, and from tokens to their spans in the texts.
 
-`inputs` is what comes in and what becomes of it, `tokenizer` the bundle's tokenizer, `tokens` what is told of
-tokens, and `places` where they stand.
+`inputs` encodes the inputs of a request, `tokenizer` wraps the bundle's tokenizer, `tokens` describes tokens.
 """
 
 from attnlens_server.text.inputs import Input, InputEncoder, TextPair, TokenIds, portions

@@ -1,6 +1,12 @@
-"""The tokenizer of a bundle: texts and pairs to token ids."""
+"""The tokenizer of a bundle, and limits on the memory that tokenization needs.
 
-from collections.abc import Iterator, Sequence
+A bundle's tokenizer can contain a normalizer that replaces one character by a megabyte. The growth of a
+normalizer is the largest number of bytes that its settings can produce from one byte.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,19 +16,39 @@ import tokenizers
 
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import StartupError
-from attnlens_server.text.growth import MAX_GROWTH, MAX_NORMALIZED_BYTES, exceeds_limit, max_growth
-from attnlens_server.text.places import keep_white_space
-from attnlens_server.text.tokens import EncodedInput, Record, Tokens, describe, describe_ids
+from attnlens_server.text.tokens import (
+    EncodedInput,
+    Record,
+    Tokens,
+    describe,
+    describe_ids,
+    keep_white_space,
+)
 
 _REMEDY = "export the bundle again, with the tokenizer that belongs to the model"
-_MAX_PROBE_TOKENS = 64  # of one letter; byte-level tokenizers make a few
+_MAX_PROBE_TOKENS = 64  # of one letter; byte-level tokenizers return a few
+MAX_GROWTH = 4096
+MAX_NORMALIZED_BYTES = 4 << 20  # total of the texts that are tokenized together
+_SLICE_CHARS = 1 << 10
+
+# Maximum growth of a character in UTF-8 bytes (https://unicode.org/faq/normalization.html).
+_GROWTH = {
+    "NFC": 3.0,
+    "NFD": 3.0,
+    "NFKC": 11.0,
+    "NFKD": 11.0,
+    "Lowercase": 1.5,
+    "BertNormalizer": 3.0,
+    "ByteLevel": 2.0,
+}
 
 
 class UntokenizableError(Exception):
-    """Texts can't be tokenized. The message follows the name of a text.
+    """Texts cannot be tokenized. The message is worded to follow a field name.
 
     Attributes:
-        is_growth: Whether the texts are too long together. Otherwise the tokenizer fails at one of them.
+        is_growth: Whether the normalized texts are too long in total. Otherwise, the tokenizer failed for one
+            of the texts.
     """
 
     def __init__(self, message: str, *, is_growth: bool) -> None:
@@ -31,23 +57,23 @@ class UntokenizableError(Exception):
 
 
 class TextEncoder:
-    """The tokenizer of a bundle. Thread-safe: the library's objects are only read after `__init__`.
+    """The tokenizer of a bundle. Thread-safe: the library's objects are not modified after `__init__`.
 
     Attributes:
-        max_tokens: where texts are cut.
-        truncation_side: "left" if the beginning of a long text is cut off, "right" if its end is.
-        takes_pairs: whether `max_tokens` leaves room beside the special tokens of a pair.
+        max_tokens: Maximum number of tokens, including special tokens.
+        truncation_side: "left" if truncation removes the beginning of a text, "right" if it removes the end.
+        takes_pairs: Whether `max_tokens` exceeds the number of special tokens of a pair.
     """
 
     def __init__(self, path: Path, max_tokens: int) -> None:
         """Load `tokenizer.json`.
 
         Raises:
-            StartupError: the file is not a tokenizer, or makes too much of a text.
-            ConfigError: `max_tokens` leaves no room beside the special tokens.
+            StartupError: The file is not a valid tokenizer, or its normalizer exceeds MAX_GROWTH.
+            ConfigError: `max_tokens` does not exceed the number of special tokens.
         """
         try:
-            # Two of them, since truncation is a state of the tokenizer and not of the call.
+            # Two tokenizers, because truncation is a setting of the tokenizer and not of the call.
             self._counting = tokenizers.Tokenizer.from_file(str(path))
             self._truncating = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -77,10 +103,10 @@ class TextEncoder:
         self._truncating.enable_truncation(max_tokens, direction=self.truncation_side)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Check the ids of the vocabulary, and of special tokens, which `tokenizer.json` states separately.
+        """Validate the ids of the vocabulary and of special tokens, which are specified separately.
 
         Raises:
-            StartupError: an id is not below `vocab_size`, or one letter has many tokens.
+            StartupError: An id is not below `vocab_size`, or a single letter has too many tokens.
         """
         path = self._path
         with self._guarded([("a",)]):
@@ -108,17 +134,17 @@ class TextEncoder:
         """Tokenize texts and pairs.
 
         Args:
-            texts: (text,) or (text, second text) each.
-            prompt: is put before each, before the first of a pair.
-            with_record: keep the tokenizer's record, which `describe` needs.
-            truncate: cut what is beyond `max_tokens`, which `num_tokens_total` shows.
+            texts: Tuples (text,) or (text, second text).
+            prompt: Prompt to prepend to each text, or to the first text of a pair.
+            with_record: Whether to keep the tokenizer output, which `describe` needs.
+            truncate: Whether to truncate to `max_tokens`. `num_tokens_total` is the length before truncation.
 
         Raises:
-            UntokenizableError: The tokenizer fails, or its normalizer makes too much of the texts.
+            UntokenizableError: The tokenizer fails, or the normalized texts are too long.
         """
         sources = [(prompt + first, *rest) for first, *rest in texts]
         encode_batch = self._counting.encode_batch if with_record else self._counting.encode_batch_fast
-        # Always the batch calls, of one text too: they let other threads run.
+        # The batch methods release the GIL, so use them for a single text as well.
         with self._guarded(sources):
             wholes = encode_batch([source if len(source) > 1 else source[0] for source in sources])
         result = []
@@ -138,9 +164,9 @@ class TextEncoder:
 
     @contextmanager
     def _guarded(self, sources: Sequence[Sequence[str]]) -> Iterator[None]:
-        """Limit the memory of tokenizing in the block, and translate a panic of the library's Rust code.
+        """Limit the memory for tokenization, and translate panics of the library's Rust code.
 
-        A panic is not an Exception for Python. Regular expressions give up on some texts that way.
+        In Python, a panic is a BaseException. The library's regular expressions panic on some texts.
         """
         if exceeds_limit(self._normalizer, self._growth, sources):
             raise UntokenizableError(
@@ -159,7 +185,7 @@ class TextEncoder:
     def _lack_their_ends(
         self, whole: tokenizers.Encoding, encoding: tokenizers.Encoding, num_texts: int
     ) -> tuple[bool, ...]:
-        """Return for each text whether tokens at its end were cut off."""
+        """Return for each text whether its last tokens were truncated."""
         if encoding is whole or self.truncation_side == "left":
             return (False,) * num_texts
         if num_texts == 1:
@@ -168,20 +194,74 @@ class TextEncoder:
         return tuple(after.count(number) < before.count(number) for number in range(num_texts))
 
     def describe(self, encoded: EncodedInput) -> Tokens:
-        """Describe the tokens of an input that has its record, or was given as ids."""
+        """Describe the tokens of an input that has a record or was specified as token ids."""
         if encoded.record is not None:
             return describe(encoded.record)
         return describe_ids(encoded.input_ids, self.token_text)
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of a text belong to the prompt.
+        """Return the number of leading tokens of a text that belong to the prompt.
 
-        As sentence-transformers counts: those of the prompt by itself, without a special token at its end.
+        Like sentence-transformers, this counts the tokens of the prompt alone, without a final special token.
         """
         with self._guarded([(prompt,)]):
             [encoding] = self._counting.encode_batch([prompt])
         return len(encoding) - sum(encoding.special_tokens_mask[-1:])
 
     def token_text(self, token_id: int) -> str:
-        """Return the tokenizer's spelling of an id; empty for an id that it doesn't know."""
+        """Return the token with this id, or an empty string if the id is unknown."""
         return self._counting.id_to_token(token_id) or ""
+
+
+def max_growth(normalizer: Any) -> float:  # noqa: ANN401 - the library's object
+    """Return an upper bound on the number of bytes that a normalizer produces from one byte, at least 1."""
+    if normalizer is None:
+        return 1.0
+    return _max_growth(json.loads(normalizer.__getstate__()))
+
+
+def _max_growth(settings: dict[str, Any]) -> float:
+    kind = settings.get("type")
+    if kind == "Sequence":
+        growth = 1.0
+        for normalizer in settings["normalizers"]:
+            growth *= _max_growth(normalizer)
+        return growth
+    if kind == "Replace":
+        added = len(settings["content"].encode())
+        found = settings["pattern"].get("String")
+        if found is None:
+            return 1.0 + added  # a regular expression may match between characters
+        return max(1.0, added / max(1, len(found.encode())))
+    if kind == "Prepend":
+        return 1.0 + len(settings["prepend"].encode())
+    if kind == "Precompiled":
+        return _growth_of_charsmap(base64.b64decode(settings["precompiled_charsmap"]))
+    return _GROWTH.get(str(kind), 1.0)
+
+
+def _growth_of_charsmap(charsmap: bytes) -> float:
+    """Return the length of the longest replacement in a SentencePiece map: a trie, then C strings."""
+    start = 4 + int.from_bytes(charsmap[:4], "little")
+    return float(max(1, *map(len, charsmap[start:].split(b"\0"))))
+
+
+def exceeds_limit(normalizer: Any, growth: float, texts: Iterable[Sequence[str]]) -> bool:  # noqa: ANN401
+    """Return whether the normalized texts exceed MAX_NORMALIZED_BYTES in total.
+
+    Texts that cannot grow that much are not normalized. Other texts are normalized in slices, in bounded
+    memory.
+    """
+    parts = [part for text in texts for part in text]
+    if growth * 4 * sum(map(len, parts)) <= MAX_NORMALIZED_BYTES:  # UTF-8 has at most 4 bytes per character
+        return False
+    size = sum(len(part.encode()) for part in parts)
+    if growth * size <= MAX_NORMALIZED_BYTES:
+        return False
+    size = 0
+    for part in parts:
+        for start in range(0, len(part), _SLICE_CHARS):
+            size += len(normalizer.normalize_str(part[start : start + _SLICE_CHARS]).encode())
+            if size > MAX_NORMALIZED_BYTES:
+                return True
+    return False

@@ -1,5 +1,17 @@
-"""An input as tokens, and what is told of them. T tokens."""
+"""Tokens of an input: ids, spelling, source and offsets. Shapes: T tokens.
 
+The span of a token is a pair (start, end) of character offsets, 0 <= start <= end <= len(text). Tokenizers
+report offsets inconsistently, so they are normalized:
+
+- A span does not include white space around a word: "Ġthe" and "▁the" have the span of "the". A token that
+  consists of white space has the span of that white space.
+- A boundary mark that the tokenizer inserted before the text, such as "▁" before the first word, has an empty
+  span. The library reports the character after it.
+- A combining mark that the tokenizer dropped or composed with its letter is part of the letter's span.
+- A token for some of the bytes of a character has the span of the whole character, as in the library.
+"""
+
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -8,15 +20,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from tokenizers import processors
 
 from attnlens.reductions import AttentionReduction, TextUnits, Units
-from attnlens_server.text.places import Place, token_places
 
-NOWHERE: Place = (0, 0)
+Span = tuple[int, int]
+NO_SPAN: Span = (0, 0)
+_BOUNDARY_MARKS = "\u2581\u0120"  # SentencePiece's space, and a space in the alphabet of byte-level BPE
 
 
 class TokenSource(IntEnum):
-    """Where a token comes from. The numbers are those of `attnlens.v1.TokenSource`."""
+    """Source of a token. The values are those of `attnlens.v1.TokenSource`."""
 
     SPECIAL = 1
     PROMPT = 2
@@ -27,34 +41,34 @@ class TokenSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The T tokens of an input, a column each.
+    """The T tokens of an input, one sequence per property.
 
     Attributes:
-        ids: in the vocabulary.
-        texts: the tokenizer's own spelling of each.
-        sources: where each comes from.
-        chars: first character of each and one past the last, in its source; zeros where there is none.
-        bytes: the same in bytes of UTF-8.
-        words: the number of the word in its text; None: it belongs to none.
+        ids: Vocabulary ids.
+        texts: Tokens as the tokenizer spells them.
+        sources: Sources of the tokens.
+        chars: Character spans in the source. (0, 0) for tokens without a span.
+        bytes: UTF-8 byte spans in the source.
+        words: Index of the word in its text. None for tokens that are not part of a word.
     """
 
     ids: Sequence[int]
     texts: Sequence[str]
     sources: Sequence[TokenSource]
-    chars: Sequence[Place]
-    bytes: Sequence[Place]
+    chars: Sequence[Span]
+    bytes: Sequence[Span]
     words: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a tokenizer has made of a text or pair.
+    """Tokenizer output for a text or pair, from which tokens are described.
 
     Attributes:
-        encoding: the tokenizer's own record, with offsets.
-        prompt: what was put before the first text.
-        texts: the text, or both of a pair.
-        lack_their_ends: For each text, whether tokens at its end were cut off.
+        encoding: The library's encoding, with offsets.
+        prompt: Prompt that was prepended to the first text.
+        texts: The text, or both texts of a pair.
+        lack_their_ends: For each text, whether its last tokens were truncated.
     """
 
     encoding: tokenizers.Encoding
@@ -65,15 +79,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """An input as token ids.
+    """A tokenized input.
 
     Attributes:
-        input_ids: (T,) int64, special tokens included.
-        num_tokens_total: T before truncation.
-        token_type_ids: (T,) int64; None: zeros.
-        num_excluded: how many tokens at the beginning are left out of the pooling.
-        record: what the tokenizer has made of it; None where the request gave ids, or where it was not kept.
-        units: its words and special tokens; None where the request gave ids, or where nobody asked.
+        input_ids: (T,) int64, including special tokens.
+        num_tokens_total: Number of tokens before truncation.
+        token_type_ids: (T,) int64. None means zeros.
+        num_excluded: Number of leading tokens to exclude from pooling.
+        record: Tokenizer output. None if the request contained token ids or the output is not needed.
+        units: Words and special tokens. None if the request contained token ids or units are not needed.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -85,26 +99,26 @@ class EncodedInput:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return len(self.input_ids)
 
     def num_units(self, reduction: AttentionReduction | None) -> int:
-        """U: how many rows a reduction leaves of its T."""
+        """Return the number of rows of the reduced attention matrix."""
         if reduction is None or not reduction.has_units:
             return self.num_tokens
         return Units.of(reduction, self.units, self.num_tokens).num_units
 
     def without_record(self) -> "EncodedInput":
-        """Return the same without the tokenizer's record, which is far larger than the ids."""
+        """Return a copy without the tokenizer output, which is far larger than the ids."""
         return replace(self, record=None)
 
 
 def describe_ids(input_ids: npt.NDArray[np.int64], spell: Callable[[int], str]) -> Tokens:
-    """Describe tokens that a request has given by their ids: they stand nowhere."""
+    """Describe tokens that a request specifies by id. They have no span."""
     ids = input_ids.tolist()
-    nowhere = [NOWHERE] * len(ids)
+    no_spans = [NO_SPAN] * len(ids)
     texts = [spell(token_id) for token_id in ids]
-    return Tokens(ids, texts, [TokenSource.IDS] * len(ids), nowhere, nowhere, [None] * len(ids))
+    return Tokens(ids, texts, [TokenSource.IDS] * len(ids), no_spans, no_spans, [None] * len(ids))
 
 
 def text_units(record: Record) -> TextUnits:
@@ -116,8 +130,8 @@ def text_units(record: Record) -> TextUnits:
 
 
 def describe(record: Record) -> Tokens:
-    """Describe the tokens of a text or pair, each with its place in its own source."""
-    # Each access to a list of the encoding builds the whole list.
+    """Describe the tokens of a text or pair. Spans refer to the token's own source."""
+    # Each access to a property of the encoding builds a new list.
     encoding, spellings, reported = record.encoding, record.encoding.tokens, record.encoding.offsets
     special, first, second = TokenSource.SPECIAL, TokenSource.TEXT, TokenSource.SECOND_TEXT
     sources = [special if is_special else first for is_special in encoding.special_tokens_mask]
@@ -125,33 +139,31 @@ def describe(record: Record) -> Tokens:
         for row, number in enumerate(encoding.sequence_ids):
             if number == 1 and sources[row] is first:
                 sources[row] = second
-    chars, bytes_ = ([NOWHERE] * len(sources) for _ in range(2))
+    chars, bytes_ = ([NO_SPAN] * len(sources) for _ in range(2))
     wholes = (record.prompt + record.texts[0], *record.texts[1:])
     for text, source, is_cut in zip(wholes, (first, second), record.lack_their_ends, strict=False):
         rows = [row for row, of_row in enumerate(sources) if of_row is source]
-        places = token_places(
+        spans = token_spans(
             text, [spellings[row] for row in rows], [reported[row] for row in rows], is_cut=is_cut
         )
-        for row, place, in_bytes in zip(rows, places, _in_bytes(text, places), strict=True):
-            chars[row], bytes_[row] = place, in_bytes
+        for row, span, in_bytes in zip(rows, spans, _in_bytes(text, spans), strict=True):
+            chars[row], bytes_[row] = span, in_bytes
     if record.prompt:
-        _take_out_prompt(record.prompt, sources, chars, bytes_)
+        _separate_prompt(record.prompt, sources, chars, bytes_)
     return Tokens(encoding.ids, spellings, sources, chars, bytes_, encoding.word_ids)
 
 
-def _in_bytes(text: str, places: list[Place]) -> list[Place]:
+def _in_bytes(text: str, spans: list[Span]) -> list[Span]:
     if text.isascii():
-        return places
+        return spans
     offsets = utf8_offsets(text)
-    return [(offsets[start], offsets[end]) for start, end in places]
+    return [(offsets[start], offsets[end]) for start, end in spans]
 
 
-def _take_out_prompt(
-    prompt: str, sources: list[TokenSource], chars: list[Place], bytes_: list[Place]
-) -> None:
-    """Mark the tokens of a prompt, and let the places of the text behind it begin with the text.
+def _separate_prompt(prompt: str, sources: list[TokenSource], chars: list[Span], bytes_: list[Span]) -> None:
+    """Assign the prompt's tokens to the prompt, and make the spans of the other tokens relative to the text.
 
-    A token that begins in the prompt and ends in the text is the text's, and stands at its beginning.
+    A token that begins in the prompt and ends in the text belongs to the text, and its span begins at 0.
     """
     num_chars, num_bytes = len(prompt), len(prompt.encode())
     for row, source in enumerate(sources):
@@ -173,3 +185,53 @@ def utf8_offsets(text: str) -> Sequence[int]:
     widths = 1 + sum(code_points >= first for first in (0x80, 0x800, 0x10000))  # RFC 3629, section 3
     offsets: list[int] = np.concatenate(([0], np.cumsum(widths))).tolist()
     return offsets
+
+
+def keep_white_space(tokenizer: tokenizers.Tokenizer) -> None:
+    """Disable trimming of white space by the tokenizer, which can return spans that end before they start."""
+    processor: Any = tokenizer.post_processor
+    is_sequence = isinstance(processor, processors.Sequence)
+    for step in processor if is_sequence else [processor]:
+        if isinstance(step, processors.ByteLevel | processors.RobertaProcessing):
+            step.trim_offsets = False
+
+
+def token_spans(text: str, tokens: Sequence[str], reported: Sequence[Span], *, is_cut: bool) -> list[Span]:
+    """Return the spans of the tokens of a text, excluding special tokens.
+
+    Args:
+        text: Tokenized text.
+        tokens: Tokens as the tokenizer spells them.
+        reported: Spans from a tokenizer that `keep_white_space` was applied to.
+        is_cut: Whether tokens at the end were truncated.
+    """
+    # The span after the last token of a truncated text is unknown and may follow immediately.
+    last = max((end for _, end in reported), default=0) - 1 if is_cut else len(text)
+    following = [*(start for start, _ in reported[1:]), last]
+    spans = [
+        _span(text, token, span, next_start)
+        for token, span, next_start in zip(tokens, reported, following, strict=False)
+    ]
+    return spans if text.isascii() else _with_marks(text, spans, limit=last + 1 if is_cut else len(text))
+
+
+def _span(text: str, token: str, reported: Span, next_start: int) -> Span:
+    start, end = reported
+    covered = text[start:end]
+    if not covered or covered.isspace():
+        return reported
+    if end > next_start and not token.strip(_BOUNDARY_MARKS):
+        return start, start
+    return end - len(covered.lstrip()), start + len(covered.rstrip())
+
+
+def _with_marks(text: str, spans: Sequence[Span], limit: int) -> list[Span]:
+    """Extend spans over following combining marks (Unicode category M) that do not start another token."""
+    taken = {start for start, end in spans if end > start}
+    result = []
+    for start, end in spans:
+        stop = end
+        while start < stop < limit and stop not in taken and unicodedata.category(text[stop])[0] == "M":
+            stop += 1
+        result.append((start, stop))
+    return result

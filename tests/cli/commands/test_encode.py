@@ -16,7 +16,7 @@ from served import ServerProcess
 RunHere = Callable[..., tuple[int, str, str]]
 
 TEXT, SECOND = "It was unbelievably wet 😀.", "Rain."
-TOKEN_ARRAYS = ["token_ids", "tokens", "token_sources", "token_places", "token_words"]
+TOKEN_ARRAYS = ["token_ids", "tokens", "token_sources", "token_spans", "token_words"]
 
 
 def encoded(address: str, text: str | tuple[str, str], **reduction: Any) -> tuple[EncodedText, np.ndarray]:
@@ -42,7 +42,7 @@ def test_an_archive_has_all_that_the_server_returns(
         assert list(arrays) == [*TOKEN_ARRAYS, "embedding", "hidden_states", "attention", "about"]
         assert arrays["tokens"].tolist() == [token.text for token in found.tokens]
         assert arrays["token_ids"].tolist() == [token.id for token in found.tokens]
-        assert [TEXT[start:end] for start, end in arrays["token_places"]][1:3] == ["It", "was"]
+        assert [TEXT[start:end] for start, end in arrays["token_spans"]][1:3] == ["It", "was"]
         assert arrays["token_words"].tolist()[:3] == [-1, 0, 1]
         assert arrays["token_sources"].tolist()[:2] == ["special", "text"]
         np.testing.assert_allclose(arrays["embedding"], embedding, atol=1e-6)
