@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from token_spans import described
 
 from attnlens.bundle import read_manifest
 from attnlens_server.text import TextEncoder, TokenSource
+from token_spans import described
 
 # Accents, an emoji and a flag, a combining mark, CJK, runs of spaces.
 TEXTS = ["the café", "Zoë's naïve cat 😀!", "a🇳🇴b", "e\u0301te", "東京 the", "", "  two  spaces "]

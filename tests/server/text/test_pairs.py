@@ -8,7 +8,6 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from token_spans import described
 from transformers import AutoModel, AutoTokenizer
 
 from attnlens.tensors import from_tensor
@@ -18,6 +17,7 @@ from attnlens.v1.manifest_pb2 import Pooling
 from attnlens_server.text import TextEncoder, TokenSource
 from failures import read_failure
 from served import ServerProcess
+from token_spans import described
 
 DATA = Path(__file__).parents[2] / "data"
 PAIRS = [tuple(line.split("\t")) for line in (DATA / "pairs.tsv").read_text("utf-8").splitlines()]

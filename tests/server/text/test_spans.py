@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from token_spans import KINDS, TABLES, SpelledToken, described
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from attnlens_server.text import TextEncoder, TokenSource
+from token_spans import KINDS, TABLES, SpelledToken, described
 
 TOKENIZERS = Path(__file__).parents[2] / "data" / "tokenizers"
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from token_spans import SpelledToken, described
 
 from attnlens_server.config import ConfigError
 from attnlens_server.errors import InputTooLongError, InvalidFieldsError, StartupError
 from attnlens_server.text import Input, InputEncoder, TextEncoder, TextPair, TokenIds, TokenSource
 from attnlens_server.text.tokenizer import _growth_of_charsmap
 from attnlens_server.text.tokens import utf8_offsets
+from token_spans import SpelledToken, described
 
 
 @pytest.fixture(scope="module")

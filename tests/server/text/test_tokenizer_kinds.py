@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from token_spans import TABLES
 
 from attnlens_client import Client
 from served import ServerProcess
+from token_spans import TABLES
 
 KINDS = ("wordpiece", "byte-level", "unigram")
 
