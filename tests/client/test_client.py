@@ -173,8 +173,8 @@ def test_a_pair_is_one_input_with_tokens_of_both(client: Client) -> None:
             source = pair[token.source == "second_text"]
             assert source[token.char_start : token.char_end].lower() == token.text
     ids = [token.id for token in tokenized.tokens]
-    type_ids = [0] * 5 + [1] * 4
-    assert np.abs(client.embed([pair]) - client.embed([TokenIds(ids, type_ids)])).max() <= 1e-6
+    token_type_ids = [0] * 5 + [1] * 4
+    assert np.abs(client.embed([pair]) - client.embed([TokenIds(ids, token_type_ids)])).max() <= 1e-6
     [encoded] = client.encode([pair], attention=AttentionQuery(layers=[0]))
     assert encoded.weights.shape == (1, 12, 9, 9)
     assert encoded.tokens == tokenized.tokens
