@@ -41,3 +41,12 @@ def centiles(seconds: Sequence[float]) -> dict[str, float]:
         return {}
     p50, p95, p99 = np.percentile(seconds, [50, 95, 99]) * 1000
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
+
+
+def poisson_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Return the arrival times, from 0 to `seconds`, of a Poisson process with `rate` arrivals per second."""
+    # Given their number, the arrivals of a Poisson process are independent and uniformly distributed.
+    generator = np.random.default_rng(seed)
+    return [
+        float(time_s) for time_s in np.sort(generator.uniform(0, seconds, generator.poisson(rate * seconds)))
+    ]

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnlens_server.tuning.traffic import poisson_arrivals
 from bench.lines import Answer, answer_lines
-from bench.load.calls import Call, finished_within, latencies_ms
+from bench.load.calls import Call, finished_within, latencies_ms, poisson_arrivals
 from bench.load.senders import GrpcSender, HttpSender, RequestError, Sender, make_request, read_reply
 
 DRAIN_S = 30.0  # at the end of an open loop

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from attnlens.v1.manifest_pb2 import Architecture
-from attnlens_server.tuning.traffic import poisson_arrivals
 from bench.flops import text_flops, total_flops
-from bench.load.calls import Call, finished_within, latencies_ms
+from bench.load.calls import Call, finished_within, latencies_ms, poisson_arrivals
 from bench.peers.timing import sorted_batches
 from bench.show.targets import Target, ratio
 from bench_results import make_row

@@ -1,31 +1,28 @@
-"""Finding what suits a machine: what `attnlens bench` runs.
+"""Benchmark of engines, precisions and settings, used by `attnlens bench`.
 
-Two questions. Which engine in which precision: `variants` says what to compare and which of it to offer,
-`probe` asks each for embeddings in a process of its own, `compare` measures their speeds in turn. With which
-settings: `settings` says what to try and which of it to take, `grid` times the bare graph, `traffic` the
-engine. `workload` has the texts, and `bench` is the whole, from a bundle to a report.
+`bench` runs the measurements on a `workload`. `variants` and `settings` list the candidates and select the
+best results. `throughput` measures an engine, and `probe` runs one in a separate process.
 """
 
-from attnlens_server.tuning.bench import BenchOptions, Report, run_bench
-from attnlens_server.tuning.compare import Comparison, config_of
+from attnlens_server.tuning.bench import BenchOptions, Comparison, Report, config_for, run_bench
 from attnlens_server.tuning.settings import Setting
-from attnlens_server.tuning.variants import EXACT, Measured, Offer, Variant, offers
+from attnlens_server.tuning.variants import EXACT, Recommendation, Variant, VariantResult, recommend
 from attnlens_server.tuning.workload import Workload, draw_workload, read_shipped_workload, read_workload
 
 __all__ = [
     "EXACT",
     "BenchOptions",
     "Comparison",
-    "Measured",
-    "Offer",
+    "Recommendation",
     "Report",
     "Setting",
     "Variant",
+    "VariantResult",
     "Workload",
-    "config_of",
+    "config_for",
     "draw_workload",
-    "offers",
     "read_shipped_workload",
     "read_workload",
+    "recommend",
     "run_bench",
 ]

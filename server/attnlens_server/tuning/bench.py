@@ -1,234 +1,279 @@
-"""From a bundle to the settings that suit it on this machine: the graph alone, the engine, latency."""
+"""The benchmark: compares engines and precisions, then searches settings for one of them."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from attnlens_server.bundle import Bundle, Kind
-from attnlens_server.config import ServerConfig
-from attnlens_server.engine import Engine, HeadSelection, Wanted
-from attnlens_server.engine.engine import choose_runtime
-from attnlens_server.engine.runtimes.runtime import Division, Runtime, Session
-from attnlens_server.tuning.compare import Comparison, EngineRig, Progress, compare_engines
-from attnlens_server.tuning.grid import Cell, grid_shapes, time_grid
-from attnlens_server.tuning.running import running
-from attnlens_server.tuning.settings import WORTH_REPEATING, Setting, Speed, candidates, choose, near_best
-from attnlens_server.tuning.traffic import Flow, Load, saturate, send_at_rate
-from attnlens_server.tuning.variants import Variant, variants_to_compare
+from attnlens.v1.manifest_pb2 import EngineCheck
+from attnlens_server.bundle import Bundle, Kind, open_bundle
+from attnlens_server.bundle.engine_checks import find_engine_check
+from attnlens_server.config import DEFAULT_DEVICE, ConfigError, ServerConfig
+from attnlens_server.engine import Engine, HeadSelection, Item, Wanted
+from attnlens_server.errors import StartupError
+from attnlens_server.tuning.probe import Probe, embedding_output, probe_in_subprocess
+from attnlens_server.tuning.settings import (
+    REPEAT_MARGIN,
+    Setting,
+    SettingResult,
+    candidates,
+    choose,
+    near_best,
+)
+from attnlens_server.tuning.throughput import measure_latency_ms, measure_throughput, running
+from attnlens_server.tuning.variants import (
+    REFERENCE,
+    Turn,
+    Variant,
+    VariantResult,
+    measure_accuracy,
+    variants_to_compare,
+)
 from attnlens_server.tuning.workload import Workload
 
 ROUNDS = 3
-GRID_SHARE = 0.2  # of the time of a setting, for a cell of the grid
-LOAD_FACTOR = 6  # times the time of a setting, for a load: a tail takes long to be seen
-LOAD_SHARES = (0.1, 0.5, 0.8)  # of the throughput, where no rates are given
+SHORT_TOKENS = 16  # length of the text for `Turn.alone_ms`
+LATENCY_FRACTION = 0.2  # of the time of a throughput measurement
+MIN_IN_FLIGHT = 256
+
+Progress = Callable[[str, int, int], None]
+"""Called with the current stage, the number of finished steps, and the number of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What to measure.
+    """Options of a benchmark.
 
     Attributes:
-        attention: the graph that returns attention weights, of all layers, instead of embeddings.
-        seconds: for a setting, in each round.
-        thread_counts: numbers of threads to try.
-        rates: texts a second; empty: LOAD_SHARES of the throughput.
-        sample: texts to compare the embeddings of all engines and precisions with; None: no comparison.
+        attention: Measure the graph that returns the attention weights of all layers, not embeddings.
+        seconds: Time of each measurement.
+        thread_counts: Numbers of threads to try.
+        sample: Texts for the accuracy of engines and precisions. If None, they are not compared.
     """
 
     attention: bool
     seconds: float
     thread_counts: tuple[int, ...]
-    rates: tuple[float, ...] = ()
     sample: Workload | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """Measurements of all variants.
+
+    Attributes:
+        sample: Texts for `VariantResult.accuracy`.
+        alone_tokens: Length of the text for `Turn.alone_ms`.
+        results: Variants that ran, with `REFERENCE` first.
+        skipped: Variants that cannot run on this machine, with the reason.
+    """
+
+    sample: Workload
+    alone_tokens: int
+    results: tuple[VariantResult, ...]
+    skipped: dict[Variant, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured: the engines, then the settings of one of them."""
+    """Result of a benchmark: the comparison, then the settings of one variant."""
 
     comparison: Comparison | None
     variant: Variant
     device: str
     num_in_flight: int
-    grid: tuple[Cell, ...]
-    speeds: tuple[Speed, ...]
-    best: Speed
-    loads: tuple[Load, ...]
+    results: tuple[SettingResult, ...]
+    best: SettingResult
 
 
 def run_bench(
     bundle: Bundle, config: ServerConfig, workload: Workload, options: BenchOptions, progress: Progress
 ) -> Report:
-    """Measure.
+    """Compare engines and precisions, then search threads, lanes and batch tokens for one of them.
 
     Args:
-        bundle: the model.
-        config: of a server; its engine and precision are varied first, then the threads, lanes and tokens
-            of a batch of the ones that it names.
-        workload: texts.
-        options: what to measure.
-        progress: is told.
+        bundle: Bundle to serve.
+        config: Server configuration. Its engine and precision are the ones whose settings are searched.
+        workload: Texts for the throughput.
+        options: Options.
+        progress: Called before each measurement.
 
     Raises:
-        StartupError: a session can't be opened as asked.
+        StartupError: The engine cannot run with this configuration.
     """
-    runtime = _find_runtime(bundle, config)
-    bench = _Bench(bundle, _without_fallback(config, runtime), runtime, workload, options, progress)
-    variant = Variant(config.engine, config.precision)
-    comparison = bench.compare(config, variant)
-    grid = bench.time_graph()
-    speeds = bench.sweep()
-    best = choose(speeds)
-    loads = bench.latencies(best)
-    return Report(comparison, variant, runtime.device, bench.num_in_flight, grid, speeds, best, loads)
-
-
-def _find_runtime(bundle: Bundle, config: ServerConfig) -> Runtime:
-    """Return what a server would run on; `auto` falls back to the CPU once, not at every setting."""
-    runtime = choose_runtime(config, bundle.precision)
-    if runtime.fallback() is None:
-        return runtime
     with running(bundle, config) as engine:
-        return engine.runtime
+        runtime = engine.runtime
+    benchmark = _Benchmark(bundle, config, workload, options, progress, is_on_cpu=runtime.is_on_cpu)
+    comparison = None
+    variant = Variant(config.engine, config.precision)
+    if options.sample is not None:
+        variants = variants_to_compare(variant, with_fp16=not runtime.is_on_cpu)
+        comparison = benchmark.compare(variants, options.sample)
+    if config.provider == "auto" and config.engine == "onnxruntime":
+        # Otherwise each engine of the search would try CUDA again.
+        config = replace(config, provider="cpu" if runtime.is_on_cpu else "cuda")
+    results = benchmark.search(config)
+    return Report(comparison, variant, runtime.device, benchmark.num_in_flight, results, best=choose(results))
 
 
-def _without_fallback(config: ServerConfig, runtime: Runtime) -> ServerConfig:
-    """Return the configuration that names what `auto` has found."""
-    if config.provider != "auto" or config.engine != "onnxruntime":
-        return config
-    return replace(config, provider="cpu" if runtime.is_on_cpu else "cuda")
+def config_for(config: ServerConfig, variant: Variant) -> ServerConfig:
+    """Return the configuration of a server with this engine and precision.
+
+    The device options of `config` are kept only for the engine that they belong to.
+
+    Raises:
+        ConfigError: The engine does not support the precision.
+    """
+    changes: dict[str, Any] = {"engine": variant.engine, "precision": variant.precision}
+    if variant.engine != config.engine:
+        changes |= {"provider": "auto", "device_id": 0, "device": DEFAULT_DEVICE}
+    return replace(config, **changes)
 
 
-class _Bench:
-    """What the three parts have in common."""
+def run_in_turns(
+    variants: Sequence[Variant],
+    probe: Callable[[Variant], Probe],
+    measure: Callable[[Variant], Turn],
+    progress: Progress,
+) -> tuple[dict[Variant, tuple[Probe, list[Turn]]], dict[Variant, str]]:
+    """Probe all variants, then measure them in turn, ROUNDS times.
+
+    A machine that is busy for a while then slows down all variants, not only one.
+
+    Args:
+        variants: Variants to run, with `REFERENCE` first.
+        probe: Raises StartupError or ConfigError if a variant cannot run on this machine.
+        measure: Measures the speed in one round.
+        progress: Called before each step.
+
+    Returns:
+        The measurements of each variant that ran, and the reason for each that was skipped.
+
+    Raises:
+        StartupError: `REFERENCE` cannot run.
+    """
+    measured: dict[Variant, tuple[Probe, list[Turn]]] = {}
+    skipped: dict[Variant, str] = {}
+    for done, variant in enumerate(variants):
+        progress("engines: accuracy and memory", done, len(variants))
+        try:
+            measured[variant] = probe(variant), []
+        except (StartupError, ConfigError) as error:
+            if variant == REFERENCE:
+                raise
+            skipped[variant] = str(error)
+    for number in range(1, ROUNDS + 1):
+        for done, (variant, (_, turns)) in enumerate(measured.items()):
+            progress(f"engines: speed, round {number} of {ROUNDS}", done, len(measured))
+            turns.append(measure(variant))
+    return measured, skipped
+
+
+class _Benchmark:
+    """Measurements with the same bundle, texts and options."""
 
     def __init__(
         self,
         bundle: Bundle,
         config: ServerConfig,
-        runtime: Runtime,
         workload: Workload,
         options: BenchOptions,
         progress: Progress,
+        *,
+        is_on_cpu: bool,
     ) -> None:
         self._bundle = bundle
         self._config = config
-        self._runtime = runtime
         self._workload = workload
         self._options = options
         self._progress = progress
-        self._settings = candidates(options.thread_counts, is_on_cpu=runtime.is_on_cpu)
-        self.num_in_flight = self._enough_in_flight()
-        self._kind: Kind = "attention" if options.attention else "embeddings"
-        self._wanted = _everything(bundle, self._kind)
+        self._settings = candidates(options.thread_counts, is_on_cpu=is_on_cpu)
+        self._short_text = workload.nearest(SHORT_TOKENS)
+        # Enough texts to fill the largest batches of all lanes twice.
+        max_tokens = max(setting.lanes * setting.max_batch_tokens for setting in self._settings)
+        num_texts = max(MIN_IN_FLIGHT, math.ceil(2 * max_tokens / workload.mean_tokens))
+        self.num_in_flight = min(num_texts, config.max_concurrent_inputs)
 
-    def _enough_in_flight(self) -> int:
-        """Return how many texts fill the largest batches of all lanes twice; at least 256, as when busy."""
-        most_tokens = max(setting.lanes * setting.max_batch_tokens for setting in self._settings)
-        enough = math.ceil(2 * most_tokens / self._workload.mean_tokens)
-        return min(max(256, enough), self._config.max_concurrent_inputs)
+    def compare(self, variants: Sequence[Variant], sample: Workload) -> Comparison:
+        """Measure all variants with default settings."""
 
-    def compare(self, config: ServerConfig, asked: Variant) -> Comparison | None:
-        """Measure every engine in every precision, and `asked`, with the settings of `config`."""
-        if self._options.sample is None:
-            return None
-        rig = EngineRig(
-            self._bundle,
-            config,
+        def probe(variant: Variant) -> Probe:
+            check = self._find_check(variant)
+            if check is not None and not check.passed:  # A server refuses to start.
+                command = f"attnlens check {self._bundle.directory} --engine {variant.engine}"
+                raise StartupError(f"it did not pass `{command}`")
+            return probe_in_subprocess(*self._configure(variant), sample.input_ids)
+
+        measured, skipped = run_in_turns(variants, probe, self._measure_turn, self._progress)
+        reference = measured[REFERENCE][0].embeddings
+        results = tuple(
+            VariantResult(
+                variant,
+                tuple(turns),
+                measure_accuracy(probe.embeddings, reference),
+                probe.memory_bytes,
+                # Every bundle records the parity of ONNX Runtime.
+                is_checked=variant.engine == REFERENCE.engine or self._find_check(variant) is not None,
+            )
+            for variant, (probe, turns) in measured.items()
+        )
+        return Comparison(sample, len(self._short_text), results, skipped)
+
+    def search(self, config: ServerConfig) -> tuple[SettingResult, ...]:
+        """Measure all settings in turn. Later rounds repeat only those near the best one."""
+        kind: Kind = "attention" if self._options.attention else "embeddings"
+        outputs = _all_outputs(self._bundle, kind)
+        rates: dict[Setting, list[float]] = {setting: [] for setting in self._settings}
+        selected = self._settings
+        for number in range(1, ROUNDS + 1):
+            for done, setting in enumerate(selected):
+                self._progress(f"settings, round {number} of {ROUNDS}", done, len(selected))
+                # Opened for each measurement, so that only one copy of the weights is in memory.
+                with running(self._bundle, replace(config, **asdict(setting))) as engine:
+                    rates[setting].append(self._measure_throughput(engine, kind, outputs))
+            results = tuple(
+                SettingResult(setting, tuple(of_setting)) for setting, of_setting in rates.items()
+            )
+            selected = [result.setting for result in near_best(results, REPEAT_MARGIN)]
+        return results
+
+    def _measure_turn(self, variant: Variant) -> Turn:
+        with running(*self._configure(variant)) as engine:
+            outputs = embedding_output(self._bundle)
+            self._measure_throughput(engine, "embeddings", outputs)  # Batches of a new shape are slower.
+            tokens_per_s = self._measure_throughput(engine, "embeddings", outputs)
+            alone_ms = measure_latency_ms(
+                engine,
+                lambda: Item(self._short_text, outputs),
+                LATENCY_FRACTION * self._options.seconds,
+            )
+            return Turn(engine.runtime.device, tokens_per_s, alone_ms)
+
+    def _measure_throughput(self, engine: Engine, kind: Kind, outputs: tuple[Wanted, ...]) -> float:
+        return measure_throughput(
+            engine.lanes[kind],
             self._workload,
-            self._options.sample,
+            outputs,
+            num_lanes=engine.num_lanes,
             num_in_flight=self.num_in_flight,
             seconds=self._options.seconds,
         )
-        variants = variants_to_compare(asked, with_fp16=not self._runtime.is_on_cpu)
-        return compare_engines(variants, rig, self._progress)
 
-    def time_graph(self) -> tuple[Cell, ...]:
-        """Time the graph alone, on one thread and on all."""
-        max_bytes = self._config.max_attention_bytes if self._options.attention else None
-        shapes = grid_shapes(self._bundle.model, max_bytes, is_on_cpu=self._runtime.is_on_cpu)
-        thread_counts = sorted({1, *self._options.thread_counts}) if self._runtime.is_on_cpu else [1]
-        cells = []
-        seconds = GRID_SHARE * self._options.seconds
-        self._progress("the graph alone", 0, len(shapes) * len(thread_counts))
-        for cell in time_grid(
-            self._open_session, thread_counts, shapes, [wanted.name for wanted in self._wanted], seconds
-        ):
-            cells.append(cell)
-            self._progress("the graph alone", len(cells), len(shapes) * len(thread_counts))
-        return tuple(cells)
+    def _configure(self, variant: Variant) -> tuple[Bundle, ServerConfig]:
+        config = config_for(self._config, variant)
+        return open_bundle(self._bundle.directory, variant.precision), config
 
-    def sweep(self) -> tuple[Speed, ...]:
-        """Run the engine with every setting in turn; in later rounds with those near the best only."""
-        flows: dict[Setting, list[Flow]] = {setting: [] for setting in self._settings}
-        turn = self._settings
-        for number in range(ROUNDS):
-            stage = f"settings, round {number + 1} of {ROUNDS}"
-            for done, setting in enumerate(turn):
-                self._progress(stage, done, len(turn))
-                flows[setting].append(self._run(setting))
-            speeds = tuple(_summary(setting, of_setting) for setting, of_setting in flows.items())
-            turn = [speed.setting for speed in near_best(speeds, WORTH_REPEATING)]
-        return speeds
-
-    def latencies(self, best: Speed) -> tuple[Load, ...]:
-        """Send texts at given rates to an engine with the best setting."""
-        texts_per_s = best.median_tokens_per_s / self._workload.mean_tokens
-        rates = self._options.rates or tuple(share * texts_per_s for share in LOAD_SHARES)
-        loads = []
-        with running(self._bundle, self._config_with(best.setting)) as engine:
-            self._saturate(engine, best.setting, self._options.seconds / 2)  # to warm up
-            for done, rate in enumerate(rates):
-                self._progress("latency", done, len(rates))
-                load = send_at_rate(
-                    engine.lanes[self._kind],
-                    self._workload,
-                    self._wanted,
-                    rate=rate,
-                    seconds=LOAD_FACTOR * self._options.seconds,
-                    max_concurrent_inputs=self._config.max_concurrent_inputs,
-                )
-                loads.append(load)
-        return tuple(loads)
-
-    def _run(self, setting: Setting) -> Flow:
-        # A new engine each time: all of them at once would hold the weights dozens of times.
-        with running(self._bundle, self._config_with(setting)) as engine:
-            return self._saturate(engine, setting, self._options.seconds)
-
-    def _saturate(self, engine: Engine, setting: Setting, seconds: float) -> Flow:
-        return saturate(
-            engine.lanes[self._kind],
-            self._workload,
-            self._wanted,
-            num_lanes=setting.lanes,
-            num_in_flight=self.num_in_flight,
-            seconds=seconds,
-        )
-
-    def _config_with(self, setting: Setting) -> ServerConfig:
-        return replace(
-            self._config,
-            threads=setting.threads,
-            lanes=setting.lanes,
-            max_batch_tokens=setting.max_batch_tokens,
-        )
-
-    def _open_session(self, threads: int) -> Session:
-        return self._runtime.open(self._kind, self._bundle.graph_path(self._kind), Division(threads, 1))
+    def _find_check(self, variant: Variant) -> EngineCheck | None:
+        device = config_for(self._config, variant).device
+        return find_engine_check(self._bundle.manifest, variant.engine, variant.precision, device)
 
 
-def _everything(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
-    """Return all that a graph is there for: the attention of all layers and heads, or the token vectors."""
+def _all_outputs(bundle: Bundle, kind: Kind) -> tuple[Wanted, ...]:
+    """Return the token vectors, or the attention of all layers and heads."""
     if kind == "embeddings":
         return (Wanted(bundle.model.outputs.hidden_state(kind).name),)
-    outputs = bundle.model.graphs[kind].outputs
     return tuple(
         Wanted(output.name, output.layout, HeadSelection(), output.pattern)
-        for output in outputs
+        for output in bundle.model.graphs[kind].outputs
         if output.num_heads
     )
-
-
-def _summary(setting: Setting, flows: list[Flow]) -> Speed:
-    padding_share = sum(flow.padding_share for flow in flows) / len(flows)
-    return Speed(setting, tuple(flow.tokens_per_s for flow in flows), padding_share)

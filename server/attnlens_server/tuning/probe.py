@@ -1,16 +1,18 @@
-"""What an engine makes of texts, and the memory that it takes, measured in a process of its own.
+"""Embeddings and memory of an engine, measured in a separate process.
 
-Only in a new process is all memory that is in use this engine's. And an engine that crashes, on a processor
-that it was not built for, ends that process alone.
+All memory of the process then belongs to the engine, and an engine that crashes, for example because of an
+unsupported processor, does not end the benchmark.
 """
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,37 +22,39 @@ from attnlens_server.bundle import Bundle
 from attnlens_server.config import ConfigError, ServerConfig
 from attnlens_server.engine import Item, TokenPooling, Wanted
 from attnlens_server.errors import StartupError
-from attnlens_server.tuning.memory import resident_bytes
-from attnlens_server.tuning.running import running
+from attnlens_server.tuning.throughput import running
 
-_PROGRAM = "from attnlens_server.tuning.probe import answer; answer()"
+_PROGRAM = "from attnlens_server.tuning.probe import main; main()"
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What came out.
+    """Result of a probe.
 
     Attributes:
-        embeddings: of each text, (N, E).
-        memory_bytes: what the process had in memory after these texts; None: the system does not tell.
+        embeddings: (N, E), one for each text.
+        memory_bytes: Resident memory of the process after computing them. None on systems other than Linux.
     """
 
     embeddings: npt.NDArray[np.float32]
     memory_bytes: int | None
 
 
-def probe_apart(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.int64]]) -> Probe:
-    """Run texts, (T,) int64 each, through an engine in a process that is started for it.
+def probe_in_subprocess(
+    bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.int64]]
+) -> Probe:
+    """Embed texts, (T,) int64 each, in a new process.
 
     Raises:
-        StartupError: the engine can't run as asked, or has crashed.
+        StartupError: The engine cannot run with this configuration, or crashed.
     """
-    child = subprocess.run(  # noqa: S603 - our own program; no shell reads the arguments
+    child = subprocess.run(  # noqa: S603 - runs this module, without a shell
         [sys.executable, "-P", "-c", _PROGRAM],
         input=pickle.dumps((bundle, config, tuple(texts))),
         capture_output=True,
         check=False,
-        start_new_session=True,  # Ctrl-C comes to the parent alone, which then ends it
+        start_new_session=True,  # Only the parent receives Ctrl-C. It then ends the child.
     )
     if child.returncode < 0:
         raise StartupError(
@@ -59,39 +63,46 @@ def probe_apart(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArra
     if child.returncode:
         last_line = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise StartupError(f"its process ended with exit code {child.returncode}: {last_line}")
-    answered: Probe | str = pickle.loads(child.stdout)  # noqa: S301 - our own child wrote it
-    if isinstance(answered, str):
-        raise StartupError(answered)
-    return answered
+    result: Probe | str = pickle.loads(child.stdout)  # noqa: S301 - written by the child process
+    if isinstance(result, str):
+        raise StartupError(result)
+    return result
 
 
-def answer() -> None:
-    """Do what `probe_apart` asks on stdin, and write the answer to stdout: a probe, or why there is none."""
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as reply:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for a library that prints
-        bundle, config, texts = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own parent wrote it
+def main() -> None:
+    """Read the arguments of `probe` from stdin, and write its result or error message to stdout."""
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Libraries may print.
+        bundle, config, texts = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent process
         try:
-            answered: Probe | str = probe(bundle, config, texts)
+            result: Probe | str = probe(bundle, config, texts)
         except (StartupError, ConfigError) as error:
-            answered = str(error)
-        pickle.dump(answered, reply)
+            result = str(error)
+        pickle.dump(result, output)
 
 
 def probe(bundle: Bundle, config: ServerConfig, texts: Sequence[npt.NDArray[np.int64]]) -> Probe:
-    """Run texts, (T,) int64 each, through an engine in this process.
+    """Embed texts, (T,) int64 each, in this process.
 
     Raises:
-        StartupError: the engine can't run as asked.
-        ConfigError: the settings don't fit together.
+        StartupError: The engine cannot run with this configuration.
+        ConfigError: The configuration is inconsistent.
     """
     with running(bundle, config) as engine:
-        items = [embedding_item(bundle, input_ids) for input_ids in texts]
+        items = [Item(input_ids, embedding_output(bundle)) for input_ids in texts]
         futures = engine.submit(items, kind="embeddings")
         pooled = np.stack([future.result().arrays[0] for future in futures])  # (N, D)
-        return Probe(finish(pooled, bundle.dense, normalize_last=True), resident_bytes())
+        return Probe(finish(pooled, bundle.dense, normalize_last=True), _resident_bytes())
 
 
-def embedding_item(bundle: Bundle, input_ids: npt.NDArray[np.int64]) -> Item:
-    """Return what the engine gets of a text, (T,) int64, whose embedding is wanted."""
+def embedding_output(bundle: Bundle) -> tuple[Wanted]:
+    """Return the output of the engine for embeddings: pooled token vectors."""
     hidden = bundle.model.outputs.hidden_state("embeddings")
-    return Item(input_ids, (Wanted(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),))
+    return (Wanted(hidden.name, hidden.layout, TokenPooling(bundle.model.pooling)),)
+
+
+def _resident_bytes() -> int | None:
+    if not _STATUS.exists():
+        return None
+    match = re.search(r"^VmRSS:\s*([0-9]+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return None if match is None else 1024 * int(match[1])

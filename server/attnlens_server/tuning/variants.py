@@ -1,4 +1,4 @@
-"""Which engines and precisions to compare, and which of them to offer. No clock and no engine in here."""
+"""Engines and precisions to compare, and selection of the ones to recommend."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from attnlens_server.config import EngineName, Precision
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What computes embeddings, by the names of the options of `attnlens serve`."""
+    """Engine and precision, named as in the options of `attnlens serve`."""
 
     engine: EngineName
     precision: Precision
 
     def __str__(self) -> str:
-        """Return for instance "onnxruntime int8"."""
+        """Return both names, for example "onnxruntime int8"."""
         return f"{self.engine} {self.precision}"
 
 
 REFERENCE = Variant("onnxruntime", "fp32")
-FP16 = Variant("onnxruntime", "fp16")  # for CUDA; on a CPU it is computed in fp32, with casts
+FP16 = Variant("onnxruntime", "fp16")  # CUDA only: a CPU computes it in fp32, with casts.
 OTHERS = (
     Variant("onnxruntime", "int8"),
     Variant("openvino", "fp32"),
@@ -34,7 +34,7 @@ OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How far embeddings agree with those of `REFERENCE`, by the cosines of the two vectors of each text."""
+    """Cosine similarity between the embeddings of a variant and those of `REFERENCE`."""
 
     mean_cosine: float
     smallest_cosine: float
@@ -42,12 +42,12 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was measured of a variant in one round.
+    """Speed of a variant in one round.
 
     Attributes:
-        device: where it ran, in the engine's words.
-        tokens_per_s: with many texts, padding not counted.
-        alone_ms: milliseconds of one short text that has the machine alone.
+        device: Device name reported by the engine.
+        tokens_per_s: Throughput with many waiting texts, padding excluded.
+        alone_ms: Latency of one short text on an idle machine.
     """
 
     device: str
@@ -56,24 +56,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A variant that can't run here."""
-
-    variant: Variant
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured of a variant with the settings that a server has by default.
+class VariantResult:
+    """Measurements of a variant with default settings.
 
     Attributes:
-        variant: which.
-        turns: of each round.
-        accuracy: of its embeddings.
-        memory_bytes: of a process with nothing else in it, after the texts of `accuracy`; None: the system
-            does not tell.
-        is_checked: whether the bundle says that the graphs were compared with PyTorch as they run here.
+        variant: Engine and precision.
+        turns: Speed in each round.
+        accuracy: Accuracy of its embeddings.
+        memory_bytes: Resident memory of a process that runs only this variant. None if it is unknown.
+        is_checked: Whether the bundle records a comparison of this variant with PyTorch.
     """
 
     variant: Variant
@@ -84,92 +75,95 @@ class Measured:
 
     @property
     def device(self) -> str:
-        """Where it ran, in the engine's words."""
+        """Device name reported by the engine."""
         return self.turns[0].device
 
     @property
     def tokens_per_s(self) -> float:
-        """The median of the rounds."""
+        """Median throughput over all rounds."""
         return median(turn.tokens_per_s for turn in self.turns)
 
     @property
     def alone_ms(self) -> float:
-        """The median of the rounds."""
+        """Median latency over all rounds."""
         return median(turn.alone_ms for turn in self.turns)
 
-    def speed_relative_to(self, other: "Measured") -> float:
-        """Return the median of the ratios within each round.
+    def speed_relative_to(self, other: "VariantResult") -> float:
+        """Return the median over all rounds of the throughput divided by that of `other`.
 
-        A machine that is slow for a while is slow for both: such a ratio is steadier than that of medians.
+        A busy machine slows down both variants of a round, so these ratios vary less than the medians.
         """
         rounds = zip(self.turns, other.turns, strict=True)
-        return median(mine.tokens_per_s / its.tokens_per_s for mine, its in rounds)
+        return median(turn.tokens_per_s / other_turn.tokens_per_s for turn, other_turn in rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """An accuracy that embeddings must have; see `Accuracy`."""
+    """Named minimum accuracy."""
 
     name: str
     mean_cosine: float
     smallest_cosine: float
 
-    def holds(self, accuracy: Accuracy) -> bool:
-        """Return whether embeddings have it."""
+    def includes(self, accuracy: Accuracy) -> bool:
+        """Return whether `accuracy` reaches the minimum."""
         return accuracy.mean_cosine >= self.mean_cosine and accuracy.smallest_cosine >= self.smallest_cosine
 
 
-# The gates of bf16 and of int8, which `attnlens check` and `attnlens export` measure on more texts.
+# The thresholds of `attnlens check` for bf16 and of `attnlens export` for int8, which measure more texts.
 TIERS = (Tier("near-lossless", 0.9999, 0.9998), Tier("approximate", 0.999, 0.995))
 EXACT = Tier("exact", 1.0, 1.0)
-WORTH_IT = 1.03  # what is less exact must be faster by this factor
+MIN_SPEEDUP = 1.03  # of a lower tier over the tiers above it
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What to serve with.
+class Recommendation:
+    """A variant to serve with.
 
     Attributes:
-        tier: where this accuracy is enough; None: it was asked for.
-        measured: which variant, and what was measured of it.
-        relative_speed: to the reference.
+        tier: Accuracy for which it is recommended. None for a variant listed only because the user chose it.
+        result: Measurements of the variant.
+        relative_speed: Throughput relative to `REFERENCE`.
     """
 
     tier: Tier | None
-    measured: Measured
+    result: VariantResult
     relative_speed: float
 
 
-def variants_to_compare(asked: Variant, *, with_fp16: bool) -> list[Variant]:
-    """Return all that may run, and `asked`; the reference is the first."""
-    return list(dict.fromkeys([REFERENCE, *([FP16] if with_fp16 else []), *OTHERS, asked]))
+def variants_to_compare(chosen: Variant, *, with_fp16: bool) -> list[Variant]:
+    """Return the variants to compare, including `chosen`, with `REFERENCE` first."""
+    return list(dict.fromkeys([REFERENCE, *([FP16] if with_fp16 else []), *OTHERS, chosen]))
 
 
-def agreement(embeddings: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> Accuracy:
-    """Compare embeddings with those of the reference, both (N, E), text by text."""
-    mine, other = embeddings.astype(np.float64), reference.astype(np.float64)
-    lengths = np.linalg.norm(mine, axis=1) * np.linalg.norm(other, axis=1)
-    cosines = np.minimum((mine * other).sum(axis=1) / np.maximum(lengths, 1e-30), 1.0)
-    return Accuracy(round(float(cosines.mean()), 9), round(float(cosines.min()), 9))  # fp32 has no more
+def measure_accuracy(embeddings: npt.NDArray[np.float32], reference: npt.NDArray[np.float32]) -> Accuracy:
+    """Return the accuracy of `embeddings` relative to `reference`, both (N, E)."""
+    vectors, expected = embeddings.astype(np.float64), reference.astype(np.float64)
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines = np.minimum((vectors * expected).sum(axis=1) / np.maximum(norms, 1e-30), 1.0)
+    # Further digits are below the resolution of fp32.
+    return Accuracy(round(float(cosines.mean()), 9), round(float(cosines.min()), 9))
 
 
-def offers(rows: Sequence[Measured], asked: Variant) -> list[Offer]:
-    """Return the reference, then the fastest of each lower accuracy where it is faster than those before it.
+def recommend(results: Sequence[VariantResult], chosen: Variant) -> list[Recommendation]:
+    """Return the reference, and the fastest variant of each lower tier that outperforms the tiers above it.
 
     Args:
-        rows: of which the first is the reference.
-        asked: comes last, if it is not one of the others.
+        results: Measurements, with those of `REFERENCE` first.
+        chosen: Variant that is added at the end unless it is already recommended.
     """
-    reference = rows[0]
-    offered = [Offer(EXACT, reference, 1.0)]
+    reference = results[0]
+    recommendations = [Recommendation(EXACT, reference, 1.0)]
     for tier in TIERS:
-        fitting = [
-            Offer(tier, row, row.speed_relative_to(reference)) for row in rows[1:] if tier.holds(row.accuracy)
+        eligible = [
+            Recommendation(tier, result, result.speed_relative_to(reference))
+            for result in results[1:]
+            if tier.includes(result.accuracy)
         ]
-        fastest = max(fitting, key=lambda offer: offer.relative_speed, default=None)
-        if fastest and fastest.relative_speed >= WORTH_IT * offered[-1].relative_speed:
-            offered.append(fastest)
-    if asked not in {offer.measured.variant for offer in offered}:
-        [row] = [row for row in rows if row.variant == asked]
-        offered.append(Offer(None, row, row.speed_relative_to(reference)))
-    return offered
+        fastest = max(eligible, key=lambda each: each.relative_speed, default=None)
+        if fastest and fastest.relative_speed >= MIN_SPEEDUP * recommendations[-1].relative_speed:
+            recommendations.append(fastest)
+    if chosen not in {each.result.variant for each in recommendations}:
+        [result] = [result for result in results if result.variant == chosen]
+        recommendations.append(Recommendation(None, result, result.speed_relative_to(reference)))
+    return recommendations

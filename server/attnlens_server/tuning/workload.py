@@ -1,4 +1,4 @@
-"""The texts to measure with: the user's own, or ids drawn at random."""
+"""Texts to measure with, read from a file or drawn at random."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from attnlens_server.errors import StartupError
 from attnlens_server.text import TextEncoder
 
 SEED = 1
-NUM_DRAWN = 2000
+NUM_RANDOM_TEXTS = 2000
 MEDIAN_TOKENS = 32
-SIGMA = 1.0  # of the logarithm: a text in ten has more than 115 tokens, one in a hundred more than 327
+SIGMA = 1.0  # of the log-normal lengths: 10 % of texts exceed 115 tokens, 1 % exceed 327
 MIN_TOKENS = 3
-MAX_TEXTS = 20_000  # of a file; more would say nothing more
-SHIPPED_TEXTS = "parity/int8_texts.txt"  # of a bundle with int8: several kinds of text, one per line
-MAX_SAMPLE_TOKENS = 16_000  # some seconds for a model of the size of BERT-base
+MAX_TEXTS = 20_000  # of a file; more would not change the result
+SHIPPED_TEXTS = "parity/int8_texts.txt"  # in bundles with int8: texts of several kinds, one per line
+MAX_SAMPLE_TOKENS = 16_000  # a few seconds for a model of the size of BERT-base
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Texts as token ids.
+    """Tokenized texts.
 
     Attributes:
-        description: where they come from.
-        input_ids: (T,) int64 each; in the order in which they are sent, over and over.
-        num_cut: how many were longer than the model takes, and cut.
-        are_real: whether these are texts that somebody wrote, and not ids drawn at random.
+        description: Source of the texts, shown in the report.
+        input_ids: (T,) int64 each, sent repeatedly in this order.
+        num_cut: Number of texts that were truncated to the model's limit.
+        are_real: False for random token ids.
     """
 
     description: str
@@ -39,48 +39,53 @@ class Workload:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of a text."""
+        """Mean length of a text."""
         return float(np.mean([len(text) for text in self.input_ids]))
 
-    def quantile_tokens(self, share: float) -> int:
-        """Return a length that `share` of the texts don't exceed."""
+    def quantile_tokens(self, fraction: float) -> int:
+        """Return the length that `fraction` of the texts do not exceed."""
         lengths = [len(text) for text in self.input_ids]
-        return int(np.quantile(lengths, share, method="inverted_cdf"))
+        return int(np.quantile(lengths, fraction, method="inverted_cdf"))
 
     def sample(self, max_tokens: int = MAX_SAMPLE_TOKENS) -> "Workload":
-        """Return as many of the texts, evenly spaced, as have about `max_tokens` together."""
-        count = max(1, min(len(self.input_ids), round(max_tokens / self.mean_tokens)))
-        if count == len(self.input_ids):
+        """Return evenly spaced texts with about `max_tokens` tokens in total."""
+        size = max(1, min(len(self.input_ids), round(max_tokens / self.mean_tokens)))
+        if size == len(self.input_ids):
             return self
-        places = np.linspace(0, len(self.input_ids) - 1, count).round().astype(int)
-        description = f"{count:,} of {self.description}"
-        return replace(self, description=description, input_ids=tuple(self.input_ids[n] for n in places))
+        indices = np.linspace(0, len(self.input_ids) - 1, size).round().astype(int)
+        description = f"{size:,} of {self.description}"
+        return replace(self, description=description, input_ids=tuple(self.input_ids[n] for n in indices))
 
     def nearest(self, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Return the first text of those whose length is nearest to `num_tokens`."""
+        """Return the first text whose length is nearest to `num_tokens`."""
         return min(self.input_ids, key=lambda text: abs(len(text) - num_tokens))
 
 
 def draw_workload(model: Model) -> Workload:
-    """Draw ids at random, and lengths as those of texts often are: many short ones, a few long ones."""
-    chance = np.random.default_rng(SEED)
-    drawn = np.rint(chance.lognormal(np.log(MEDIAN_TOKENS), SIGMA, NUM_DRAWN))
+    """Return random token ids with log-normal lengths, which resemble the lengths of real texts."""
+    generator = np.random.default_rng(SEED)
+    drawn = np.rint(generator.lognormal(np.log(MEDIAN_TOKENS), SIGMA, NUM_RANDOM_TEXTS))
     lengths = np.clip(drawn, min(MIN_TOKENS, model.max_tokens), model.max_tokens).astype(int)
-    # In some families positions are counted over the tokens that aren't padding: none of these is.
+    # Some families count positions over non-padding tokens only.
     ids = np.delete(np.arange(model.vocab_size), model.pad_token_id)
     return Workload(
-        f"{NUM_DRAWN:,} random texts (lengths log-normal, median {MEDIAN_TOKENS}, sigma {SIGMA:g}, "
+        f"{NUM_RANDOM_TEXTS:,} random texts (lengths log-normal, median {MEDIAN_TOKENS}, sigma {SIGMA:g}, "
         f"cut at {model.max_tokens})",
-        tuple(chance.choice(ids, length) for length in lengths),
+        tuple(generator.choice(ids, length) for length in lengths),
         are_real=False,
     )
 
 
 def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
-    """Tokenize the texts of a file, at most MAX_TEXTS; `name` is what to call it.
+    """Tokenize up to MAX_TEXTS texts of a file.
+
+    Args:
+        bundle: Bundle with the tokenizer.
+        texts: Texts of the file.
+        name: Name of the file in the report and in error messages.
 
     Raises:
-        StartupError: there is no tokenizer, or no text.
+        StartupError: The bundle has no tokenizer, or the file has no text.
     """
     if bundle.tokenizer_path is None:
         raise StartupError(
@@ -98,7 +103,7 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
 
 
 def read_shipped_workload(bundle: Bundle) -> Workload | None:
-    """Tokenize the texts that int8 was verified with; None where the bundle has none, or no tokenizer."""
+    """Tokenize the texts of the int8 verification, or return None if the bundle has no texts or tokenizer."""
     if SHIPPED_TEXTS not in bundle.states or bundle.tokenizer_path is None:
         return None
     content = (bundle.directory / SHIPPED_TEXTS).read_text(encoding="utf-8")

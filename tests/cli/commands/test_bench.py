@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens_server.tuning.settings import SAME
+from attnlens_server.tuning.settings import EQUIVALENT_MARGIN
 from schemas import conforms
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,8 +31,6 @@ def test_measurements_as_json(run: Run, small_bundle: Callable[[str], Path], tmp
         "1",
         "--texts",
         texts,
-        "--rates",
-        "20, 60.5",
         "--no-compare",
         "--json",
     )
@@ -44,18 +42,15 @@ def test_measurements_as_json(run: Run, small_bundle: Callable[[str], Path], tmp
         7,  # [CLS], four words in five pieces, [SEP]
         34,
     )
-    assert {(cell["threads"], cell["length"]) for cell in report["graph"]} == {
-        (1, length) for length in (16, 34)
-    }
     settings = report["settings"]
     assert {(setting["threads"], setting["lanes"]) for setting in settings} == {(1, 1)}
-    assert all(0 <= setting["padding_share"] < 1 and setting["tokens_per_s"] > 0 for setting in settings)
+    assert all(setting["tokens_per_s"] > 0 for setting in settings)
     [best] = [setting for setting in settings if report["best"].items() <= setting.items()]
     repeated = [setting for setting in settings if len(setting["repetitions_tokens_per_s"]) == 3]
     assert best in repeated
-    assert best["tokens_per_s"] >= (1 - SAME) * max(setting["tokens_per_s"] for setting in repeated)
-    assert [load["rate"] for load in report["loads"]] == [20, 60.5]
-    assert all(load["p50_ms"] <= load["p95_ms"] <= load["p99_ms"] for load in report["loads"])
+    assert best["tokens_per_s"] >= (1 - EQUIVALENT_MARGIN) * max(
+        setting["tokens_per_s"] for setting in repeated
+    )
     words = shlex.split(report["command"])
     assert words[:3] == ["attnlens", "serve", str(bundle)]
     given = {name.removeprefix("--").replace("-", "_"): int(value) for name, value in _pairs(words[3:])}
@@ -74,7 +69,7 @@ def test_engines_are_compared_on_the_texts_that_are_given(
     run: Run, small_bundle: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "texts.txt").write_text("It rained.\nso it was wet\n" * 10, encoding="utf-8")
-    args = ["--texts", "texts.txt", "--seconds", "0.01", "--threads", "1", "--rates", "50"]
+    args = ["--texts", "texts.txt", "--seconds", "0.01", "--threads", "1"]
     engine = ["--engine", "openvino"]
     result = run("bench", small_bundle("wordpiece"), *args, *engine, "--json", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
@@ -108,7 +103,7 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
     assert "random texts (lengths log-normal, median 32, sigma 1, cut at" in lines[0]
     assert lines[-1].startswith(f"    attnlens serve {bundle} --threads 2 --lanes ")
     assert sum(line.endswith("<- best") for line in lines) == 1
-    assert "gRPC, tokenization and pooling come on top" in result.stdout
+    assert "without gRPC, tokenization and pooling" in result.stdout
     assert max(len(line) for line in lines[1:-1]) <= 80
     assert "…" not in result.stdout
 
@@ -120,14 +115,9 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
         (["--texts", "empty.txt"], 1, "empty.txt has no text with a token in it: give a file with one text"),
         (["--texts", "bad.txt"], 1, "bad.txt, line 2: not UTF-8 (byte 1 of the line)"),
         (["--texts", "bad.jsonl"], 1, "bad.jsonl, line 1: not JSON"),
-        (["--rates", "10,fast"], 2, "invalid value for '--rates': 'fast' is not a number above 0"),
-        (["--rates", "nan"], 2, "invalid value for '--rates': 'nan' is not a number above 0"),
-        (
-            ["--threads", "2.5"],
-            2,
-            "invalid value for '--threads': '2.5' is not a whole number above 0",
-        ),
-        (["--threads", "0"], 2, "invalid value for '--threads': '0' is not a whole number above 0"),
+        (["--threads", "1,2.5"], 2, "invalid value for '--threads': '2.5' is not a whole number from 1"),
+        (["--threads", "0"], 2, "invalid value for '--threads': '0' is not a whole number from 1"),
+        (["--threads", "1025"], 2, "invalid value for '--threads': '1025' is not a whole number from 1"),
         (["--seconds", "0"], 2, "invalid value for '--seconds': 0.0 is not in the range"),
         (["--precision", "bf16"], 2, "precision is bf16, which ONNX Runtime does not have on a CPU"),
         (["--device", "GPU"], 2, "device is 'GPU', and it is for --engine openvino"),

@@ -1,9 +1,9 @@
-"""`attnlens bench DIR`: which engine, precision and settings of `attnlens serve` suit this machine."""
-# ruff: noqa: PLC0415 - heavy imports belong into the command, so that `attnlens --help` is fast
+"""`attnlens bench DIR`: recommend the engine, precision and settings of `attnlens serve`."""
+# ruff: noqa: PLC0415 - heavy imports belong in the command, so that `attnlens --help` is fast
 
 import json
-import math
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,46 +23,31 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Example:
   attnlens bench bundles/minilm
-  attnlens bench bundles/minilm --texts sentences.txt --rates 10,50
+  attnlens bench bundles/minilm --texts sentences.txt
   attnlens bench bundles/minilm --json | jq -r .command"""
 
-_MAX_RATE = 100_000.0
 _MAX_THREADS = 1024
 
 
-class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers separated by commas, each above 0 and at most `most`."""
+class _ThreadCounts(click.ParamType[tuple[int, ...]]):
+    """Positive integers up to _MAX_THREADS, separated by commas."""
 
     name = "numbers"
 
-    def __init__(self, kind: type[int] | type[float], most: float) -> None:
-        self._kind = kind
-        self._most = most
-
     def convert(
         self,
-        value: Any,  # noqa: ANN401 - click's
+        value: Any,  # noqa: ANN401 - as in click
         param: click.Parameter | None,
         ctx: click.Context | None,
-    ) -> tuple[float, ...]:
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        numbers = []
-        for part in str(value).split(","):
-            try:
-                number = self._kind(part)
-            except ValueError:
-                number = self._kind(0)
-            if not (math.isfinite(number) and 0 < number <= self._most):
-                kind = "whole number" if self._kind is int else "number"
-                self.fail(
-                    f"{part.strip()!r} is not a {kind} above 0 and up to {self._most:g} "
-                    "(separate several by commas)",
-                    param,
-                    ctx,
-                )
-            numbers.append(number)
-        return tuple(numbers)
+        parts = [part.strip() for part in str(value).split(",")]
+        for part in parts:
+            if not (re.fullmatch("[0-9]{1,4}", part) and 1 <= int(part) <= _MAX_THREADS):
+                expected = f"a whole number from 1 to {_MAX_THREADS} (separate several by commas)"
+                self.fail(f"{part!r} is not {expected}", param, ctx)
+        return tuple(int(part) for part in parts)
 
 
 _measure = in_section("What to measure")
@@ -72,47 +57,41 @@ _configure = partial(config_option, section="Computing")
 
 @click.command(cls=SectionCommand, epilog=EPILOG)
 @click.argument("bundle", metavar="DIR", type=click.Path(path_type=Path))
-@_configure("engine", "The engine whose settings to search.", ENGINES)
-@_configure("precision", "What it computes embeddings in.", PRECISIONS)
-@_configure("provider", "Where ONNX Runtime runs.", PROVIDERS)
-@_configure("device_id", "Which GPU, for CUDA.")
-@_configure("device", "Where OpenVINO runs.")
+@_configure("engine", "Engine whose settings to search.", ENGINES)
+@_configure("precision", "Precision of its embeddings.", PRECISIONS)
+@_configure("provider", "Device of ONNX Runtime.", PROVIDERS)
+@_configure("device_id", "Index of the GPU, for CUDA.")
+@_configure("device", "Device of OpenVINO.")
 @_measure(
     "--texts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Measure with these: one text a line, or JSON lines where FILE ends in .jsonl.  "
+    help="Texts to measure with: one per line, or JSON lines if FILE ends in .jsonl.  "
     "[default: random token ids, many short texts and a few long ones]",
 )
 @_measure(
     "--compare/--no-compare",
     default=True,
     show_default=True,
-    help="First compare every engine that is installed in every precision, by speed and accuracy.",
+    help="First compare all installed engines in all precisions, by speed and accuracy.",
 )
 @_measure(
     "--attention",
     is_flag=True,
-    help="Measure requests for attention, of every layer and head. Engines are not compared.",
+    help="Measure requests for the attention of all layers and heads. Engines are not compared.",
 )
 @_compute(
     "--threads",
-    type=_Numbers(int, _MAX_THREADS),
+    type=_ThreadCounts(),
     metavar="N,...",
-    help="Numbers of threads to try.  [default: one a physical core; one a logical core]",
+    help="Numbers of threads to try.  [default: one per physical core; one per logical core]",
 )
 @_measure(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=3600),
     default=1.0,
     show_default=True,
-    help="How long to measure a setting, each of up to three times.",
-)
-@_measure(
-    "--rates",
-    type=_Numbers(float, _MAX_RATE),
-    metavar="R,...",
-    help="Texts a second at which to measure latency.  [default: 10, 50 and 80 % of the throughput]",
+    help="Duration of each measurement. Each setting is measured up to three times.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every measurement as JSON.")
 def bench(
@@ -122,24 +101,20 @@ def bench(
     attention: bool,
     threads: tuple[int, ...] | None,
     seconds: float,
-    rates: tuple[float, ...] | None,
     as_json: bool,
     **options: Any,  # noqa: ANN401 - each is a field of ServerConfig
 ) -> None:
     """Find the engine, precision and settings of `attnlens serve` for the bundle in DIR on this machine.
 
-    Compares the engines that are installed, with default settings: their speed, and how far their embeddings
-    agree with those of ONNX Runtime in fp32. Then searches settings for one of them, --engine in --precision:
-    times its graph alone for batches of different shapes, then the engine with different --threads, --lanes
-    and --max-batch-tokens, and then the latency of the best setting at several loads. All without gRPC and
-    tokenization. Leave the machine alone while it runs.
+    Compares all installed engines with default settings by speed and by the accuracy of their embeddings
+    relative to ONNX Runtime in fp32. Then measures --engine in --precision with different --threads, --lanes
+    and --max-batch-tokens, and prints the commands to copy. Measures the engine, without gRPC and
+    tokenization. Run nothing else on the machine at the same time.
     """
-    import onnxruntime  # noqa: F401 - the engine that all are compared with
+    import onnxruntime  # noqa: F401 - the reference for all engines
     from loky import cpu_count
 
-    from attnlens_cli.show.bench.as_json import report_json
-    from attnlens_cli.show.bench.commands import serve_commands, tuned_command
-    from attnlens_cli.show.bench.tables import show_report
+    from attnlens_cli.show.bench import report_json, serve_commands, show_report, tuned_command
     from attnlens_server.bundle import open_bundle
     from attnlens_server.errors import StartupError
     from attnlens_server.tuning import BenchOptions, run_bench
@@ -152,7 +127,6 @@ def bench(
             attention=attention,
             seconds=seconds,
             thread_counts=threads or (cpu_count(only_physical_cores=True), cpu_count()),
-            rates=rates or (),
             sample=_sample(opened, workload) if compare and not attention else None,
         )
         with shown_stages() as progress:
@@ -169,9 +143,14 @@ def bench(
         raise click.ClickException(str(error)) from error
     commands = serve_commands(config, report)
     if as_json:
-        about = {"model": opened.model.name, "engine": config.engine, "precision": config.precision}
-        content = about | {"attention": attention} | report_json(report, workload, commands)
-        content |= {"command": tuned_command(config, report)}
+        content = {
+            "model": opened.model.name,
+            "engine": config.engine,
+            "precision": config.precision,
+            "attention": attention,
+            **report_json(report, workload, commands),
+            "command": tuned_command(config, report),
+        }
         click.echo(json.dumps(content, ensure_ascii=False, indent=2).encode())
     else:
         show_report(report, workload, opened.model.name, commands)
@@ -188,7 +167,7 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
 
 
 def _sample(bundle: "Bundle", workload: "Workload") -> "Workload":
-    """Return the texts to compare embeddings of: those given, else real ones if the bundle has any."""
+    """Return the texts for the accuracy: those of --texts, or else those shipped with the bundle, if any."""
     from attnlens_server.tuning import read_shipped_workload
 
     shipped = None if workload.are_real else read_shipped_workload(bundle)
@@ -197,5 +176,7 @@ def _sample(bundle: "Bundle", workload: "Workload") -> "Workload":
 
 def _single(text: str | tuple[str, str]) -> str:
     if isinstance(text, tuple):
-        raise click.BadParameter("there are pairs of texts, give single ones", param_hint="'--texts'")
+        raise click.BadParameter(
+            "pairs of texts are not supported: give single texts", param_hint="'--texts'"
+        )
     return text

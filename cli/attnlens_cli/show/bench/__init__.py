@@ -1,1 +1,0 @@
-"""How `attnlens bench` shows what it measured."""
