@@ -61,7 +61,7 @@ def export(checkpoint: Path, directory: Path, **options: Any) -> Path:
     return directory / "bundle"
 
 
-def test_hidden_states_are_those_of_transformers(checkpoint: Path, bundle: Path) -> None:
+def test_the_last_hidden_state_is_that_of_transformers(checkpoint: Path, bundle: Path) -> None:
     model: Any = transformers.BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     model.eval()
     with attnlens_server.local(bundle, threads=1) as served:
@@ -69,8 +69,8 @@ def test_hidden_states_are_those_of_transformers(checkpoint: Path, bundle: Path)
             ids = torch.tensor([[token.id for token in result.tokens]])
             with torch.no_grad():
                 expected = model(input_ids=ids).last_hidden_state[0].numpy()
-            assert result.hidden_states is not None
-            np.testing.assert_allclose(result.hidden_states, expected, atol=1e-5)
+            assert result.last_hidden_state is not None
+            np.testing.assert_allclose(result.last_hidden_state, expected, atol=1e-5)
 
 
 def embed(bundle: Path, engine: EngineName, precision: Precision) -> np.ndarray:

@@ -81,7 +81,7 @@ def _texts(client: Client, length: int) -> list[str]:
 
 
 def _encode(client: Client, texts: list[str], query: AttentionQuery) -> list[EncodedText]:
-    return list(client.encode_stream(texts, attention=query, hidden_states=False))
+    return list(client.encode_stream(texts, attention=query, last_hidden_state=False))
 
 
 def _size_and_time(client: Client, text: str, query: AttentionQuery) -> str:

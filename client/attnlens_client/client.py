@@ -133,7 +133,7 @@ class BlockingMethods:
             texts: any number.
             attention: what to return of the attention: an `AttentionQuery`, or a list of several views of one
                 run. None: nothing.
-            hidden_states: return the token vectors of the last layer.
+            last_hidden_state: Whether to return the token vectors of the last layer.
             prompt_name, prompt: as in `embed`.
             truncate: cut a text that is too long, rather than raise InputTooLongError.
             dtype: the element type on the way and of the result.
@@ -149,13 +149,13 @@ class BlockingMethods:
         >>> [text] = client.encode(["It rained."], attention=AttentionQuery(layers=[-1], view="head_mean"))
         >>> [token.text for token in text.tokens]
         ['[CLS]', 'it', 'rained', '.', '[SEP]']
-        >>> text.hidden_states.shape, text.weights.shape, text.attention[0].layers
+        >>> text.last_hidden_state.shape, text.weights.shape, text.attention[0].layers
         ((5, 384), (1, 1, 5, 5), (5,))
 
         Several queries are answered in their order:
 
         >>> queries = [AttentionQuery(layers=[0], heads=[3, 4]), AttentionQuery(view="head_mean")]
-        >>> [text] = client.encode(["It rained."], attention=queries, hidden_states=False)
+        >>> [text] = client.encode(["It rained."], attention=queries, last_hidden_state=False)
         >>> [attention.weights.shape for attention in text.attention]
         [(1, 2, 5, 5), (6, 1, 5, 5)]
         """

@@ -48,7 +48,6 @@ _ARGUMENTS = {
     "inputs": "texts",
     "prompt.name": "prompt_name",
     "prompt.text": "prompt",
-    "last_hidden_state": "hidden_states",
     "data_type": "dtype",
 }
 _TEXT_FIELDS = {".text", ".text_pair"}  # the text itself

@@ -199,7 +199,7 @@ def _encoded(
     [encoded] = client.encode_stream(
         [text],
         attention=AttentionQuery(view="dense"),
-        hidden_states=False,
+        last_hidden_state=False,
         prompt_name=reading.prompt_names[place],
         prompt=reading.prompts[place],
         truncate=reading.truncate,

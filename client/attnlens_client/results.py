@@ -212,7 +212,7 @@ class EncodedText:
 
     Attributes:
         tokens: the T tokens that the model saw.
-        hidden_states: shape (T, D), the token vectors of the last layer. None where not asked for.
+        last_hidden_state: Token vectors of the last layer, shape (T, D). None if not requested.
         attention: what each query brought, in their order.
         num_tokens: T.
         num_tokens_total: the tokens before truncation.
@@ -222,7 +222,7 @@ class EncodedText:
     """
 
     tokens: tuple[Token, ...]
-    hidden_states: Array | None
+    last_hidden_state: Array | None
     attention: tuple[Attention, ...]
     num_tokens: int
     num_tokens_total: int
@@ -249,7 +249,8 @@ class EncodedText:
 
     def __repr__(self) -> str:
         parts = [f"{self.num_tokens} tokens"]
-        parts += [] if self.hidden_states is None else [f"hidden_states {_shown(self.hidden_states)}"]
+        if self.last_hidden_state is not None:
+            parts.append(f"last_hidden_state {_shown(self.last_hidden_state)}")
         parts += [repr(attention) for attention in self.attention]
         return f"EncodedText({', '.join(parts)}, {_shown_model(self.model, self.model_version)})"
 

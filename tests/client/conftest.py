@@ -45,8 +45,8 @@ def outputs(reference: Reference) -> Outputs:
     """A text alone through plain ONNX Runtime: hidden states (T, D) and attention weights (L, H, T, T)."""
 
     def run(text: str) -> tuple[Array, Array]:
-        hidden_states, *weights = reference(text).values()
-        return hidden_states, np.stack(weights)
+        last_hidden_state, *weights = reference(text).values()
+        return last_hidden_state, np.stack(weights)
 
     return run
 

@@ -112,7 +112,7 @@ def test_asking_encode_for_nothing_is_a_mistake() -> None:
     with Client("127.0.0.1:1", max_attempts=1) as client:
         for method in (client.encode, client.encode_stream, client.encode_stream_parts):
             with pytest.raises(ValueError, match="for tokens alone use tokenize"):
-                method(["a"], hidden_states=False)
+                method(["a"], last_hidden_state=False)
             with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):
                 method(["a"], attention=[0])  # type: ignore[list-item]
             with pytest.raises(TypeError, match="give an AttentionQuery, a list of them, or None"):

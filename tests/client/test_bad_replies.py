@@ -116,7 +116,7 @@ HIDDEN: dict[str, tuple[dict[str, Any], Change, str]] = {
     "a token missing": ({}, lambda text: text.tokens.pop(), r"texts\[1\] has 2 instead of 3 tokens"),
     "no hidden states": ({}, lambda text: text.ClearField("last_hidden_state"), "without token vectors"),
     "hidden states unasked": (
-        {"hidden_states": False},
+        {"last_hidden_state": False},
         lambda text: text.last_hidden_state.SetInParent(),
         "with token vectors",
     ),

@@ -32,11 +32,11 @@ def test_embed_returns_the_normalized_mean_of_the_token_vectors(client: Client, 
 
 
 def test_pooling_normalization_and_dimensions_are_those_asked_for(client: Client, outputs: Outputs) -> None:
-    hidden_states, _ = outputs(SENTENCE)
+    last_hidden_state, _ = outputs(SENTENCE)
     raw = client.embed([SENTENCE], pooling="cls", normalize=False)[0]
-    assert np.abs(raw - hidden_states[0]).max() <= 1e-5
+    assert np.abs(raw - last_hidden_state[0]).max() <= 1e-5
     largest = client.embed([SENTENCE], pooling="max", normalize=False, dimensions=16)[0]
-    assert np.abs(largest - hidden_states.max(axis=0)[:16]).max() <= 1e-5
+    assert np.abs(largest - last_hidden_state.max(axis=0)[:16]).max() <= 1e-5
 
 
 def test_fp16_halves_the_bytes_and_keeps_the_numbers(client: Client) -> None:
@@ -59,24 +59,26 @@ def test_vectors_may_be_changed_in_place(client: Client) -> None:
     assert np.linalg.norm(vectors) == pytest.approx(2, abs=1e-5)
 
 
-def test_encode_returns_hidden_states_and_every_attention_map(client: Client, outputs: Outputs) -> None:
+def test_encode_returns_the_last_hidden_state_and_every_attention_map(
+    client: Client, outputs: Outputs
+) -> None:
     for text, result in zip(TEXTS, client.encode(TEXTS, attention=AttentionQuery()), strict=True):
-        hidden_states, weights = outputs(text)
-        assert result.hidden_states is not None
-        assert np.abs(result.hidden_states - hidden_states).max() <= 1e-5
+        last_hidden_state, weights = outputs(text)
+        assert result.last_hidden_state is not None
+        assert np.abs(result.last_hidden_state - last_hidden_state).max() <= 1e-5
         assert np.abs(result.weights - weights).max() <= 1e-5
         [attention] = result.attention
         assert (attention.layers, attention.heads) == (tuple(range(6)), tuple(range(12)))
         assert (attention.layout, attention.row_sum) == ("dense", "one")
-        assert len(result.tokens) == result.num_tokens == len(hidden_states)
+        assert len(result.tokens) == result.num_tokens == len(last_hidden_state)
 
 
 def test_layers_and_heads_come_in_the_order_asked_for(client: Client, outputs: Outputs) -> None:
     _, weights = outputs(SENTENCE)
     query = AttentionQuery(layers=[-1, 0], heads=[3, -12])
-    [result] = client.encode([SENTENCE], attention=query, hidden_states=False)
+    [result] = client.encode([SENTENCE], attention=query, last_hidden_state=False)
     [attention] = result.attention
-    assert (attention.layers, attention.heads, result.hidden_states) == ((5, 0), (3, 0), None)
+    assert (attention.layers, attention.heads, result.last_hidden_state) == ((5, 0), (3, 0), None)
     assert np.abs(attention.weights - weights[[5, 0]][:, [3, 0]]).max() <= 1e-5
 
 
@@ -95,7 +97,7 @@ def test_several_views_of_one_run_come_in_their_order(client: Client, outputs: O
             _ = result.weights
 
 
-def test_hidden_states_alone_come_without_attention(client: Client) -> None:
+def test_a_last_hidden_state_alone_comes_without_attention(client: Client) -> None:
     [result] = client.encode([SENTENCE])
     assert result.attention == ()
     with pytest.raises(ValueError, match="there are 0 results"):
@@ -114,7 +116,7 @@ def test_results_tell_the_model_and_its_version(client: Client) -> None:
     version = f"model={model.name!r}, version={model.version[:12]!r}"
     assert repr(embeddings) == f"Embeddings(float32 (1, 384), {version})"
     shape = (encoded.num_tokens, 384)
-    assert repr(encoded) == f"EncodedText({shape[0]} tokens, hidden_states float32 {shape}, {version})"
+    assert repr(encoded) == f"EncodedText({shape[0]} tokens, last_hidden_state float32 {shape}, {version})"
     sizes = "ready, bert, 6 layers, 12 heads, 384 wide"
     assert repr(model) == f"ModelInfo({model.name!r}, version={model.version[:12]!r}, {sizes})"
 
@@ -210,9 +212,9 @@ def test_a_stream_gives_what_encode_gives(minilm_server: ServerProcess, client: 
     with Client(minilm_server.address, batch_size=2) as many_calls:
         streamed = list(many_calls.encode_stream(TEXTS, attention=query))
     for one, other in zip(encoded, streamed, strict=True):
-        assert one.hidden_states is not None
-        assert other.hidden_states is not None
-        assert np.abs(one.hidden_states - other.hidden_states).max() <= 1e-5
+        assert one.last_hidden_state is not None
+        assert other.last_hidden_state is not None
+        assert np.abs(one.last_hidden_state - other.last_hidden_state).max() <= 1e-5
         assert np.abs(one.weights - other.weights).max() <= 1e-5
         assert one.tokens == other.tokens
         [attention], [streamed_attention] = one.attention, other.attention

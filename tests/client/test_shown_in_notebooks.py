@@ -96,7 +96,7 @@ def test_tokens_show_themselves_and_what_there_is_of_them(client: Client) -> Non
         "0: id 101, special",
         "1: id 2009, text",
     ]
-    assert "hidden_states float32 (5, 384)" in Read(text._repr_html_()).shown
+    assert "last_hidden_state float32 (5, 384)" in Read(text._repr_html_()).shown
 
 
 def hostile_explanation(text: Explanation) -> Explanation:

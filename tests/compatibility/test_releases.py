@@ -190,11 +190,11 @@ MEAN = AttentionQuery(layers=[1], view="head_mean")
 READ: dict[str, Callable[[Client], list[Any]]] = {
     "embed": lambda client: [client.embed([FIRST, SECOND, ""])],
     "embed pairs": lambda client: [client.embed([(FIRST, SECOND), ("", SECOND), FIRST])],
-    "encode": lambda client: [text.hidden_states for text in client.encode([FIRST])],
+    "encode": lambda client: [text.last_hidden_state for text in client.encode([FIRST])],
     "encode attention": lambda client: [
         array
         for text in client.encode([FIRST, "rain"], attention=[LAST_TWO, MEAN])
-        for array in (text.hidden_states, *(found.weights for found in text.attention))
+        for array in (text.last_hidden_state, *(found.weights for found in text.attention))
     ],
 }
 

@@ -163,6 +163,6 @@ def test_a_server_compares_the_hashes_and_gives_what_transformers_gives(
 ) -> None:
     with ServerProcess(exported.bundle) as server, Client(server.address) as client:
         [result] = client.encode([TOKEN_IDS], attention=AttentionQuery(layers=[0], heads=[7]))
-    assert result.hidden_states is not None
-    assert np.abs(result.hidden_states - expected[0][0]).max() < 1e-5
+    assert result.last_hidden_state is not None
+    assert np.abs(result.last_hidden_state - expected[0][0]).max() < 1e-5
     assert np.abs(result.weights[0, 0] - expected[1][0, 7]).max() < 1e-5

@@ -30,7 +30,7 @@ OWN_KEYS = frozenset(
         "truncated",
         "tokens",
         "embedding",
-        "hidden_states",
+        "last_hidden_state",
         "attention",
         "attention_composed",
         "head_gates",
@@ -137,13 +137,13 @@ class NpzWriter:
         self._text, self._outputs = text, dict[str, Layers]()
         tokens = text.encoded.tokens
         arrays = {
-            "token_ids": np.array([token.id for token in tokens], np.int32),
+            "input_ids": np.array([token.id for token in tokens], np.int32),
             "tokens": np.array([token.text for token in tokens], np.str_),
             "token_sources": np.array([token.source for token in tokens], np.str_),
-            "token_spans": np.array(
+            "token_offsets": np.array(
                 [(token.char_start, token.char_end) for token in tokens], np.int32
             ).reshape(-1, 2),
-            "token_words": np.array(
+            "word_index": np.array(
                 [-1 if token.word_index is None else token.word_index for token in tokens], np.int32
             ),
         }
@@ -163,17 +163,17 @@ class NpzWriter:
         self._member.write(np.ascontiguousarray(rows).data)
 
     def end(self) -> None:
-        """Write what was gathered from the layers, and `about`, which says what all of it is."""
+        """Write the small arrays of all layers, and `metadata`, a JSON description of all arrays."""
         self._close_member()
-        about = self._text.described()
+        metadata = self._text.described()
         for name, output in self._outputs.items():
-            about[name] = output.described()
+            metadata[name] = output.described()
             if output.special_token_mass:
                 self._write(f"{name}_special_token_mass", np.stack(output.special_token_mass))
             if output.unit_ids is not None:
                 self._write(f"{name}_unit_ids", output.unit_ids)
         begun = self._text.line.as_json(self._text.index)
-        self._write("about", np.array(json_line(begun, about)))
+        self._write("metadata", np.array(json_line(begun, metadata)))
 
     def discard(self) -> None:
         """Close an array that is not complete, so that the archive can be closed."""

@@ -37,8 +37,8 @@ class ServedBundle:
     def encode(self, text: str, prompt_name: str | None) -> tuple[list[int], npt.NDArray[np.float32]]:
         """Return token ids (T,) and hidden states (T, D)."""
         [result] = self._model.encode([text], truncate=True, **_prompt(prompt_name))
-        assert result.hidden_states is not None  # noqa: S101 - requested by default
-        return [token.id for token in result.tokens], result.hidden_states
+        assert result.last_hidden_state is not None  # noqa: S101 - requested by default
+        return [token.id for token in result.tokens], result.last_hidden_state
 
     def embed(self, text: str, prompt_name: str | None) -> npt.NDArray[np.float32]:
         """Return the final embedding (E,)."""

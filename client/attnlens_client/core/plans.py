@@ -262,7 +262,7 @@ def encode(
     texts: Iterable[Text],
     *,
     attention: AttentionQuery | Sequence[AttentionQuery] | None = None,
-    hidden_states: bool = True,
+    last_hidden_state: bool = True,
     prompt_name: str | None = None,
     prompt: str | None = None,
     truncate: bool = False,
@@ -271,13 +271,13 @@ def encode(
 ) -> EncodePlan:
     """Plan `Client.encode` and the streams, whose arguments these are."""
     queries = requests.listed_queries(attention)
-    if not queries and not hidden_states:
-        raise ValueError("attention is None and hidden_states False: for tokens alone use tokenize")
+    if not queries and not last_hidden_state:
+        raise ValueError("attention is None and last_hidden_state is False: for tokens alone use tokenize")
     template = pb.EncodeRequest(
         model=model,
         truncate=truncate,
         prompt=requests.prompt(prompt_name, prompt),
-        last_hidden_state=hidden_states,
+        last_hidden_state=last_hidden_state,
         attention=[requests.query_message(query) for query in queries],
         data_type=requests.data_type(dtype),
     )

@@ -165,16 +165,16 @@ class EncodeReader:
             raise wrong_text(index, f"has {len(tokens)} instead of {usage.num_tokens} tokens")
         has_hidden_state = message.HasField("last_hidden_state")
         check_presence("token vectors", index, has=has_hidden_state, wants=self._request.last_hidden_state)
-        hidden_states = None
+        last_hidden_state = None
         if has_hidden_state:
             what = f"token vectors of texts[{index}]"
             shape = (len(tokens), None)
-            hidden_states = checked_array(message.last_hidden_state, self._request.data_type, shape, what)
-            self.agreed.check("width", hidden_states.shape[1], f"texts[{index}]")
-            check_finite(hidden_states, "token vectors", index)
+            last_hidden_state = checked_array(message.last_hidden_state, self._request.data_type, shape, what)
+            self.agreed.check("width", last_hidden_state.shape[1], f"texts[{index}]")
+            check_finite(last_hidden_state, "token vectors", index)
         return EncodedText(
             tokens=tokens,
-            hidden_states=hidden_states,
+            last_hidden_state=last_hidden_state,
             attention=(),
             num_tokens=usage.num_tokens,
             num_tokens_total=usage.num_tokens_total,

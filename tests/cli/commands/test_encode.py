@@ -16,7 +16,7 @@ from served import ServerProcess
 RunHere = Callable[..., tuple[int, str, str]]
 
 TEXT, SECOND = "It was unbelievably wet 😀.", "Rain."
-TOKEN_ARRAYS = ["token_ids", "tokens", "token_sources", "token_spans", "token_words"]
+TOKEN_ARRAYS = ["input_ids", "tokens", "token_sources", "token_offsets", "word_index"]
 
 
 def encoded(address: str, text: str | tuple[str, str], **reduction: Any) -> tuple[EncodedText, np.ndarray]:
@@ -27,8 +27,8 @@ def encoded(address: str, text: str | tuple[str, str], **reduction: Any) -> tupl
 
 
 def states_of(found: EncodedText) -> np.ndarray:
-    assert found.hidden_states is not None
-    return found.hidden_states
+    assert found.last_hidden_state is not None
+    return found.last_hidden_state
 
 
 def test_an_archive_has_all_that_the_server_returns(
@@ -39,18 +39,22 @@ def test_an_archive_has_all_that_the_server_returns(
     assert (code, out, err.endswith(f" -> {output}\n")) == (0, "", True)
     found, embedding = encoded(minilm_server.address, TEXT)
     with np.load(output) as arrays:
-        assert list(arrays) == [*TOKEN_ARRAYS, "embedding", "hidden_states", "attention", "about"]
+        assert list(arrays) == [*TOKEN_ARRAYS, "embedding", "last_hidden_state", "attention", "metadata"]
         assert arrays["tokens"].tolist() == [token.text for token in found.tokens]
-        assert arrays["token_ids"].tolist() == [token.id for token in found.tokens]
-        assert [TEXT[start:end] for start, end in arrays["token_spans"]][1:3] == ["It", "was"]
-        assert arrays["token_words"].tolist()[:3] == [-1, 0, 1]
+        assert arrays["input_ids"].tolist() == [token.id for token in found.tokens]
+        assert [TEXT[start:end] for start, end in arrays["token_offsets"]][1:3] == ["It", "was"]
+        assert arrays["word_index"].tolist()[:3] == [-1, 0, 1]
         assert arrays["token_sources"].tolist()[:2] == ["special", "text"]
         np.testing.assert_allclose(arrays["embedding"], embedding, atol=1e-6)
-        np.testing.assert_allclose(arrays["hidden_states"], states_of(found), atol=1e-5)
+        np.testing.assert_allclose(arrays["last_hidden_state"], states_of(found), atol=1e-5)
         np.testing.assert_allclose(arrays["attention"], found.weights, atol=1e-6)
-        about = json.loads(str(arrays["about"]))
-    assert about["attention"] == {"layers": list(range(6)), "heads": list(range(12)), "row_sum": "one"}
-    assert (about["text"], about["num_tokens"], about["truncated"]) == (TEXT, found.num_tokens, False)
+        metadata = json.loads(str(arrays["metadata"]))
+    assert metadata["attention"] == {"layers": list(range(6)), "heads": list(range(12)), "row_sum": "one"}
+    assert (metadata["text"], metadata["num_tokens"], metadata["truncated"]) == (
+        TEXT,
+        found.num_tokens,
+        False,
+    )
     assert list(tmp_path.iterdir()) == [output]
 
 
@@ -67,7 +71,7 @@ def test_json_has_the_same_numbers_of_chosen_layers_and_heads_of_a_pair(
     assert (code, told["text"], told["text_pair"]) == (0, TEXT, SECOND)
     assert (told["attention"]["layers"], told["attention"]["heads"]) == ([5, 0], [3])
     np.testing.assert_allclose(told["embedding"], embedding, atol=1e-6)
-    np.testing.assert_allclose(told["hidden_states"], states_of(found), atol=1e-5)
+    np.testing.assert_allclose(told["last_hidden_state"], states_of(found), atol=1e-5)
     np.testing.assert_allclose(told["attention"]["weights"], expected.weights[[5, 0]][:, [3]], atol=1e-6)
     assert expected.special_token_mass is not None
     assert expected.unit_ids is not None
@@ -87,18 +91,18 @@ def test_the_texts_of_a_file_have_numbered_arrays_and_keep_their_keys(
     args = ("--input", source, "--address", minilm_server.address)
     assert run_here("encode", *args, *options, "-o", output)[0] == 0
     with np.load(output) as arrays:
-        assert len(arrays) == 3 * len([*TOKEN_ARRAYS, "embedding", "attention", "about"])
-        abouts = [json.loads(str(arrays[f"{row}/about"])) for row in range(3)]
-        assert [about["index"] for about in abouts] == [0, 1, 2]
-        assert (abouts[0]["id"], abouts[2]["text_pair"]) == ("a", SECOND)
-        counts = [about["num_tokens"] for about in abouts]
+        assert len(arrays) == 3 * len([*TOKEN_ARRAYS, "embedding", "attention", "metadata"])
+        descriptions = [json.loads(str(arrays[f"{row}/metadata"])) for row in range(3)]
+        assert [metadata["index"] for metadata in descriptions] == [0, 1, 2]
+        assert (descriptions[0]["id"], descriptions[2]["text_pair"]) == ("a", SECOND)
+        counts = [metadata["num_tokens"] for metadata in descriptions]
         assert [arrays[f"{row}/attention"].shape[2] for row in range(3)] == counts
         assert arrays["1/embedding"].dtype == np.float16
         assert arrays["2/token_sources"].tolist().count("second_text") == 2
     code, out, _ = run_here("encode", *args, "--outputs", "embedding")
     told = [json.loads(line) for line in out.splitlines()]
     assert (code, [line["index"] for line in told], told[0]["id"]) == (0, [0, 1, 2], "a")
-    assert "hidden_states" not in told[0]
+    assert "last_hidden_state" not in told[0]
 
 
 def test_a_text_that_is_too_long_is_named_or_cut(
@@ -107,7 +111,7 @@ def test_a_text_that_is_too_long_is_named_or_cut(
     source, output = tmp_path / "texts.txt", tmp_path / "texts.jsonl"
     source.write_text("short\n" + "word " * 300)
     args = ("encode", "--input", source, "-o", output, "--address", minilm_server.address)
-    code, _, err = run_here(*args, "--outputs", "hidden_states")
+    code, _, err = run_here(*args, "--outputs", "last_hidden_state")
     assert (code, err.count("\n"), output.exists()) == (1, 1, False)
     assert f"{source}, line 2 has 302 tokens, the model takes 256: shorten it, or give --truncate" in err
     assert (
@@ -154,8 +158,8 @@ def test_a_wrong_reply_leaves_no_file(
             ("--input", __file__, "--text-pair", "b"),
             "--text-pair goes with TEXT: JSON lines have the second text as",
         ),
-        (("a", "--outputs", "vectors"), "'vectors' is none of embedding, hidden_states, attention, "),
-        (("a", "--outputs", ""), "'' is none of embedding, hidden_states, attention, "),
+        (("a", "--outputs", "vectors"), "'vectors' is none of embedding, last_hidden_state, attention, "),
+        (("a", "--outputs", ""), "'' is none of embedding, last_hidden_state, attention, "),
         (("a", "--outputs", "attention_composed"), "scripted has no attention_composed in these layers"),
         (
             ("a", "--layer", "2"),

@@ -126,9 +126,9 @@ def test_costs_are_bounds_of_what_is_sent() -> None:
     assert size(1, AttentionQuery()) >= 256 * 384 * 4 + 72 * 256 * 256 * 4
     one_map = 256 * 256 * 4
     two_heads, mean = AttentionQuery(layers=[0], heads=[1, 2]), AttentionQuery(layers=[0], view="head_mean")
-    assert 2 * one_map <= size(1, two_heads, hidden_states=False) < 3 * one_map
-    assert one_map / 2 <= size(1, mean, hidden_states=False, dtype="float16") < one_map
-    assert 3 * one_map <= size(1, mean, two_heads, hidden_states=False) < 4 * one_map
+    assert 2 * one_map <= size(1, two_heads, last_hidden_state=False) < 3 * one_map
+    assert one_map / 2 <= size(1, mean, last_hidden_state=False, dtype="float16") < one_map
+    assert 3 * one_map <= size(1, mean, two_heads, last_hidden_state=False) < 4 * one_map
     assert size(0, prompt="p" * 1000) >= 256 * 384 * 4
 
 
@@ -169,7 +169,7 @@ def test_texts_are_split_by_what_their_reductions_cost() -> None:
     model = _model(max_computed_tokens=3_000)
     texts = ["word " * 100] * 64
     for reduction, is_split in ((AttentionReduction(level="words", form=TopK(5)), True), (None, False)):
-        plan = plans.encode(texts, attention=AttentionQuery(reduction=reduction), hidden_states=False)
+        plan = plans.encode(texts, attention=AttentionQuery(reduction=reduction), last_hidden_state=False)
         requests = [request for _, request in plan.requests(model, 100)]
         assert (len(requests) > 1) == is_split
         costs = encode_computed_tokens(plan.template, plan.queries, texts_of(texts), model)

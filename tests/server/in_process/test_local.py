@@ -176,7 +176,7 @@ def test_limits_and_a_deadline_are_kept(minilm_bundle: Path) -> None:
         with pytest.raises(ResponseTooLargeError, match="131072"):
             small.encode([TEXTS[3]], attention=AttentionQuery())
         query = AttentionQuery(layers=[0], heads=[0])
-        [text] = small.encode_stream([TEXTS[3]], attention=query, hidden_states=False)
+        [text] = small.encode_stream([TEXTS[3]], attention=query, last_hidden_state=False)
         assert text.weights.shape == (1, 1, 92, 92)
         with pytest.raises(NotSupportedError, match="explain"):
             small.explain(["a"])

@@ -225,7 +225,7 @@ def _fetch(
         given = text if text_pair is None else (text, text_pair)
         try:
             [result] = client.encode(
-                [given], attention=query, hidden_states=False, model=model.name, **options
+                [given], attention=query, last_hidden_state=False, model=model.name, **options
             )
         except InputTooLongError as error:
             what = "TEXT has" if text_pair is None else "the two texts have"

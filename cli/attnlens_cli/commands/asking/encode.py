@@ -27,7 +27,7 @@ ROLES = {
     "head_gates": "head_gates",
 }
 """The names of outputs of layers, and the role that the client knows each by."""
-NAMES = ("embedding", "hidden_states", *ROLES)
+NAMES = ("embedding", "last_hidden_state", *ROLES)
 
 
 def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -57,7 +57,7 @@ class _Plan:
     """What to ask for, by the names of the output."""
 
     embedding: bool
-    hidden_states: bool
+    last_hidden_state: bool
     queries: "dict[str, AttentionQuery]"
 
 
@@ -67,7 +67,7 @@ class _Plan:
 Example:
   attnlens encode "It rained." --output rain.npz
   attnlens encode "It rained." --outputs attention --layer -1 --words --no-special
-  attnlens encode --input texts.jsonl --outputs embedding,hidden_states -o vectors.npz""",
+  attnlens encode --input texts.jsonl --outputs embedding,last_hidden_state -o vectors.npz""",
 )
 @text_options
 @click.option(
@@ -204,7 +204,7 @@ def _plan(which: _Which, model: "ModelInfo") -> _Plan:
             )
     return _Plan(
         embedding=which.names is None or "embedding" in which.names,
-        hidden_states=which.names is None or "hidden_states" in which.names,
+        last_hidden_state=which.names is None or "last_hidden_state" in which.names,
         queries=queries,
     )
 
@@ -250,9 +250,9 @@ class _Work:
         embeddings = self.client.embed_with_usage(given, **self.options) if self.plan.embedding else None
         names = list(self.plan.queries)
         # Where only embeddings are asked for, the stream brings the tokens, and needs something to bring.
-        wants_states = self.plan.hidden_states or not names
+        wants_states = self.plan.last_hidden_state or not names
         parts = self.client.encode_stream_parts(
-            given, attention=list(self.plan.queries.values()), hidden_states=wants_states, **self.options
+            given, attention=list(self.plan.queries.values()), last_hidden_state=wants_states, **self.options
         )
         first, line = self.counts.texts, None
         for part in parts:
@@ -280,8 +280,8 @@ class _Work:
         if embeddings is not None:
             self._check_version(embeddings.model_version)
             arrays["embedding"] = embeddings.vectors[part.input_index]
-        if self.plan.hidden_states and encoded.hidden_states is not None:
-            arrays["hidden_states"] = encoded.hidden_states
+        if self.plan.last_hidden_state and encoded.last_hidden_state is not None:
+            arrays["last_hidden_state"] = encoded.last_hidden_state
         number = None if self.texts.file is None else index
         writer.begin(Text(number, line, self.texts.prompt_of(self.model), encoded, arrays))
         self.counts.tokens += encoded.num_tokens

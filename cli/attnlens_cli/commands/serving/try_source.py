@@ -116,7 +116,7 @@ def _looks(client: "Client", model: "ModelInfo", texts: "Sequence[str]") -> "lis
         form=TopK(_NUM_LARGEST),
     )
     query = AttentionQuery(view="head_mean", reduction=reduction) if is_mapped else None
-    encoded = client.encode(texts, attention=query, hidden_states=False, truncate=True)
+    encoded = client.encode(texts, attention=query, last_hidden_state=False, truncate=True)
     vectors = client.embed(texts, truncate=True)
     explanations: Sequence[Explanation | None] = [None] * len(texts)
     if "contributions" in model.explain_methods:

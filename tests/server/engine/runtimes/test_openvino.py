@@ -52,9 +52,9 @@ def test_in_fp32_embeddings_and_attention_are_those_of_onnx_runtime(model: Local
         model.encode(TEXTS, attention=queries), expected.encode(TEXTS, attention=queries), strict=True
     )
     for found, other in pairs:
-        assert found.hidden_states is not None
-        assert other.hidden_states is not None
-        np.testing.assert_allclose(found.hidden_states, other.hidden_states, rtol=0, atol=1e-5)
+        assert found.last_hidden_state is not None
+        assert other.last_hidden_state is not None
+        np.testing.assert_allclose(found.last_hidden_state, other.last_hidden_state, rtol=0, atol=1e-5)
         for ours, theirs in zip(found.attention, other.attention, strict=True):
             np.testing.assert_allclose(ours.weights, theirs.weights, rtol=0, atol=1e-5)
             np.testing.assert_allclose(ours.weights.sum(axis=-1), 1, atol=1e-5)
@@ -78,11 +78,11 @@ def test_a_small_encoder_of_another_family_is_the_same_too(small_bundle: Callabl
 
 def test_what_a_text_got_is_not_overwritten_by_the_next_batch(model: Local) -> None:
     [first] = model.encode(TEXTS[:1], attention=AttentionQuery())
-    assert first.hidden_states is not None
-    kept = first.hidden_states.copy(), first.weights.copy()
+    assert first.last_hidden_state is not None
+    kept = first.last_hidden_state.copy(), first.weights.copy()
     model.encode([TEXTS[2]] * 4, attention=AttentionQuery())
     model.encode(["y " * len(first.tokens)], attention=AttentionQuery())
-    for array, copy in zip((first.hidden_states, first.weights), kept, strict=True):
+    for array, copy in zip((first.last_hidden_state, first.weights), kept, strict=True):
         np.testing.assert_array_equal(array, copy)
 
 
