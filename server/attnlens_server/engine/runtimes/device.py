@@ -1,9 +1,9 @@
-"""A session whose attention weights stay on the device; only what is asked for is copied to the host.
+"""Session that keeps attention weights on the device and copies only the requested heads to the host.
 
-All heads of a batch are many times what a request for some of them, or for their mean, wants.
+The weights of all heads of a batch are many times larger than the requested heads or their mean.
 
-Letters: B texts, T tokens of a text, T' tokens of a row of the batch, with padding, H heads, K of them,
-W columns of a band or of blocks.
+Shapes: B texts, T tokens of a text, T' tokens of a padded row, H heads, K selected heads, W columns of a band
+or of blocks.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from attnlens_server.engine.runtimes.onnx_session import (
 )
 from attnlens_server.engine.runtimes.runtime import TimeLimit, feed_of
 
-# Slice of attentions (B, H, T', T' or W) from `starts` to `ends`, both (row, token, column), then Gather of
-# `heads` (K,); in the second graph then ReduceMean over them. Two graphs, since ONNX Runtime runs every node
-# of one whatever outputs are fetched.
+# Both graphs slice the weights (B, H, T', T' or W) from `starts` to `ends`, which are (row, token, column),
+# and gather `heads` (K,). The second graph also averages over heads. There are two graphs because ONNX
+# Runtime runs all nodes of a graph, regardless of the requested outputs.
 _SELECT_GRAPH = Path(__file__).with_name("select_heads.onnx")
 _MEAN_GRAPH = Path(__file__).with_name("mean_of_heads.onnx")
 _WEIGHTS_RANK = 4  # of (B, H, T', T') and (B, H, T', W)
@@ -35,7 +35,7 @@ _OPERATORS = frozenset({"Slice", "Gather", "ReduceMean"})
 
 
 class DeviceSession(OnnxSession):
-    """The attention graph, ready to run on a device, by many threads at a time: a binding is a call's own."""
+    """An attention graph on a device. Thread-safe, because each call has its own I/O binding."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class DeviceSession(OnnxSession):
         device_id: int,
         limit: TimeLimit | None = None,
     ) -> None:
-        """Open `graph`, within `limit`, and the two that cut its attention weights.
+        """Open `graph`, within `limit`, and the graphs that select heads.
 
         Raises:
-            StartupError: one of them can't be opened, or CUDA was asked for and does not run it.
+            StartupError: A graph cannot be opened, or CUDA was requested and cannot run it.
         """
         super().__init__(graph, provider, threads=threads, device_id=device_id, limit=limit)
-        self._device = (provider, device_id)  # ONNX Runtime's devices are called like our providers
+        self._device = (provider, device_id)  # ONNX Runtime's device names equal the provider names
         self._cutter = AttentionCutter(provider, device_id)
         self._kept_there = {value.name for value in self.outputs if len(value.shape) == _WEIGHTS_RANK}
 
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> "DeviceOutputs":
-        """Run a batch to the named outputs, fp32."""
+        """Compute the named outputs of a batch, in fp32."""
         binding = self._session.io_binding()
         for name, array in feed_of(inputs, self.inputs).items():
             binding.bind_cpu_input(name, array)
@@ -73,12 +73,12 @@ class DeviceSession(OnnxSession):
 
 @dataclass(frozen=True, slots=True)
 class DeviceOutputs:
-    """Outputs, the largest of them on the device.
+    """Outputs of a batch, with attention weights in device memory.
 
     Attributes:
-        host: those with a row for each token.
-        attentions: by the graph's names, (B, H, T', T') or (B, H, T', W) on the device.
-        cutter: cuts them there.
+        host: Outputs in host memory.
+        attentions: Weights by graph output name, (B, H, T', T') or (B, H, T', W), in device memory.
+        cutter: Selects the weights of a text on the device.
     """
 
     host: HostOutputs
@@ -86,7 +86,7 @@ class DeviceOutputs:
     cutter: "AttentionCutter"
 
     def part(self, row: int, num_tokens: int, wanted: Wanted) -> npt.NDArray[np.float32]:
-        """Return what is wanted of a text, as `ItemResult.arrays` says."""
+        """Return a requested output of one text, as described in `ItemResult.arrays`."""
         if wanted.name not in self.attentions:
             return self.host.part(row, num_tokens, wanted)
         selection = wanted.keep if isinstance(wanted.keep, HeadSelection) else HeadSelection()
@@ -102,13 +102,13 @@ class DeviceOutputs:
 
 
 class AttentionCutter:
-    """Cuts a text's attention weights out of a batch's, on the device that they are on."""
+    """Selects the attention weights of one text of a batch, on the device."""
 
     def __init__(self, provider: Literal["cpu", "cuda"], device_id: int) -> None:
         """Open the two graphs.
 
         Raises:
-            StartupError: one can't be opened, or CUDA was asked for and does not run it.
+            StartupError: A graph cannot be opened, or CUDA was requested and cannot run it.
         """
         self._select, self._mean = (
             open_graph(graph, provider, 1, device_id) for graph in (_SELECT_GRAPH, _MEAN_GRAPH)
@@ -120,13 +120,13 @@ class AttentionCutter:
     def cut(
         self, attentions: ort.OrtValue, row: int, sizes: tuple[int, int], selection: HeadSelection
     ) -> npt.NDArray[np.float32]:
-        """Cut weights on the device to (K, *sizes) or, averaged, (1, *sizes) on the host.
+        """Return the weights of one text in host memory: (K, *sizes), or (1, *sizes) for the mean over heads.
 
         Args:
-            attentions: (B, H, T', T') or (B, H, T', W).
-            row: of the text.
+            attentions: Weights in device memory, (B, H, T', T') or (B, H, T', W).
+            row: Index of the text in the batch.
             sizes: (T, T) or (T, W).
-            selection: of heads; nothing is put together here.
+            selection: Selection of heads. `is_dense` is ignored.
         """
         session = self._mean if selection.is_mean else self._select
         num_heads = attentions.shape()[1]

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on a CPU or CUDA."""
+"""ONNX Runtime on a CPU or with CUDA."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from attnlens_server.engine.runtimes.onnx_session import CUDA, OnnxSession
 from attnlens_server.engine.runtimes.runtime import Division, TimeLimit
 from attnlens_server.errors import StartupError
 
-# On CUDA not measured yet.
+# The value for CUDA has not been measured.
 BATCH_TOKENS = {"cpu": 256, "cuda": 8192}
-# Tensor cores want multiples of 8 in fp16, and CUDA's memory is used better with fewer different shapes.
+# fp16 tensor cores require multiples of 8, and fewer different shapes reduce memory fragmentation.
 LENGTH_MULTIPLES = {"cpu": 1, "cuda": 8}
-# What runs a graph. Of attention, what nobody asked for stays on the device.
+# Session class per graph. Attention weights that were not requested stay on the device.
 SESSIONS: Mapping[Kind, dict[str, type[OnnxSession]]] = {
     "embeddings": {"cpu": OnnxSession, "cuda": OnnxSession},
     "attention": {"cpu": OnnxSession, "cuda": DeviceSession},
@@ -26,17 +26,17 @@ SESSIONS: Mapping[Kind, dict[str, type[OnnxSession]]] = {
 
 
 class OnnxRuntime:
-    """Opens graphs on one execution provider. See `Runtime`."""
+    """Opens graphs on one execution provider. Implements `Runtime`."""
 
     name: EngineName = "onnxruntime"
     version: str = ort.__version__
     processor = ""
 
     def __init__(self, asked: Provider, device_id: int, precision: Precision = "fp32") -> None:
-        """Prepare.
+        """Select the execution provider.
 
         Raises:
-            StartupError: CUDA was asked for and is not in this build of ONNX Runtime, or is to run int8.
+            StartupError: CUDA was requested, but is not in this build of ONNX Runtime or the precision is int8.
         """
         self.provider = resolve_provider(asked, precision)
         self.device = self.provider.upper()
@@ -51,24 +51,24 @@ class OnnxRuntime:
     def open(
         self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
     ) -> OnnxSession:
-        """Open a graph: `division.threads` compute each batch, however many run side by side."""
+        """Open a graph. Each batch uses `division.threads` threads."""
         session_class = SESSIONS[kind][self.provider]
         return session_class(
             graph, self.provider, threads=division.threads, device_id=self._device_id, limit=limit
         )
 
     def fallback(self) -> Self | None:
-        """Return the CPU, where CUDA is what `auto` has found."""
+        """Return the CPU runtime if the provider `auto` resolved to CUDA."""
         if self._asked == "auto" and self.provider == "cuda":
             return type(self)("cpu", self._device_id)
         return None
 
 
 def resolve_provider(provider: Provider, precision: Precision = "fp32") -> Literal["cpu", "cuda"]:
-    """Turn `auto` into what this build of ONNX Runtime has and the precision is for.
+    """Resolve the provider `auto` for this build of ONNX Runtime and the precision.
 
     Raises:
-        StartupError: CUDA was asked for and is not in this build, or is to run int8.
+        StartupError: CUDA was requested, but is not in this build or the precision is int8.
     """
     if precision == "int8":
         if provider == "cuda":

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session on the execution provider that was asked for, or an error that says why not."""
+"""ONNX Runtime sessions, and verification that the requested execution provider runs the graph."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -17,21 +17,20 @@ from attnlens_server.errors import StartupError
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-# The operators that do the arithmetic. Bookkeeping on shapes may stay on the CPU: ONNX Runtime puts it
-# there on purpose.
+# Compute-bound operators. ONNX Runtime deliberately assigns shape calculations to the CPU.
 COMPUTE_OPERATORS = frozenset({"Attention", "FusedMatMul", "Gemm", "LayerNormalization", "MatMul", "Softmax"})
 
 CUDA_OPTIONS = {
-    # By default, ONNX Runtime multiplies fp32 matrices in TF32, which has 10 bits of mantissa in place of 23:
-    # not within the 1e-5 of the checkpoint that is promised.
+    # By default, ONNX Runtime multiplies fp32 matrices in TF32. With 10 instead of 23 mantissa bits, results
+    # would differ from the checkpoint by more than the guaranteed 1e-5.
     "use_tf32": "0",
-    # By default, memory is taken in ever larger powers of two; so, as much as a batch needs.
+    # Allocate as much memory as a batch needs, instead of increasing powers of two.
     "arena_extend_strategy": "kSameAsRequested",
 }
 
 
 class OnnxSession:
-    """One ONNX graph, ready to run, by many threads at a time. See `Session`."""
+    """An open ONNX graph. Implements `Session`."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class OnnxSession:
         """Open `graph`, within `limit`.
 
         Raises:
-            StartupError: the graph can't be opened, or CUDA was asked for and does not run it.
+            StartupError: The graph cannot be opened, or CUDA was requested and cannot run it.
         """
         self._session = open_graph(graph, provider, threads, device_id, limit)
         self.inputs = tuple(_describe(value) for value in self._session.get_inputs())
@@ -54,17 +53,17 @@ class OnnxSession:
             check_placement(count_placements(self._session), graph)
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self.check_results: Callable[[], None] = lambda: None
-        """Called after each batch; raises where what it has brought can't be trusted."""
+        """Called after each batch. Raises if the results cannot be trusted."""
 
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> BatchOutputs:
-        """Run a batch to the named outputs, fp32."""
+        """Compute the named outputs of a batch, in fp32."""
         names = list(output_names)
         arrays = self._session.run(names, feed_of(inputs, self.inputs))
         self.check_results()
         return HostOutputs(dict(zip(names, arrays, strict=True)))
 
     def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[np.generic]]:
-        """Run a batch to every output as the graph gives it, by name."""
+        """Compute all outputs of a batch with the graph's own data types."""
         options = ort.RunOptions()
         with limit.ending_with(lambda: setattr(options, "terminate", True)):
             arrays = self._session.run(None, feed_of(inputs, self.inputs), options)
@@ -82,26 +81,26 @@ def open_graph(
     device_id: int,
     limit: TimeLimit | None = None,
 ) -> ort.InferenceSession:
-    """Open `graph` with our settings. With CUDA, `check_placement` tells whether it really runs there.
+    """Open `graph` with the server's session options. Use `check_placement` to verify that CUDA runs it.
 
     Raises:
-        StartupError: ONNX Runtime can't open it.
+        StartupError: ONNX Runtime cannot open the graph.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors come as exceptions; its warnings are about its own choices
-    # Threads that spin between two batches take the cores from tokenizing and from the event loop;
-    # the price is a slower single text. See docs/performance.md.
+    options.log_severity_level = 3  # errors are raised as exceptions
+    # Threads that spin between batches would compete with tokenization and the event loop. Without spinning,
+    # a single text takes longer. See docs/performance.md.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     disabled_optimizers = []
     providers: list[Any] = [CPU]
     if provider == "cuda":
-        ort.preload_dlls()  # CUDA and cuDNN from the wheels of attnlens[gpu], where they are installed
+        ort.preload_dlls()  # CUDA and cuDNN from the dependencies of attnlens[gpu], if installed
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         providers = [(CUDA, {**CUDA_OPTIONS, "device_id": str(device_id)}), CPU]
     else:
-        # Its CPU kernel is reported slower and less exact than what it replaces. It finds nothing to fuse in
-        # our graphs today (docs/performance.md); this keeps it so.
+        # The fused CPU kernel is reported to be slower and less accurate. It does not match any nodes of
+        # current graphs (docs/performance.md).
         disabled_optimizers = ["SkipLayerNormFusion"]
         if int8_products_saturate():
             options.add_session_config_entry("session.x64quantprecision", "1")
@@ -111,12 +110,12 @@ def open_graph(
             return ort.InferenceSession(
                 str(graph), options, providers=providers, disabled_optimizers=disabled_optimizers
             )
-    except Exception as error:  # ONNX Runtime raises a class of its own for each of its status codes
+    except Exception as error:  # ONNX Runtime raises a different class for each status code
         raise StartupError(f"ONNX Runtime can't open {graph} on {provider}: {error}") from error
 
 
 def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
-    """Return, for each execution provider that got any, the operators that it runs and how many of each."""
+    """Return the number of nodes per operator that each execution provider runs."""
     placements: dict[str, Counter[str]] = {}
     for subgraph in session.get_provider_graph_assignment_info():
         counter = placements.setdefault(subgraph.ep_name, Counter())
@@ -127,10 +126,10 @@ def count_placements(session: ort.InferenceSession) -> dict[str, Counter[str]]:
 def check_placement(
     placements: dict[str, Counter[str]], graph: Path, operators: Collection[str] = COMPUTE_OPERATORS
 ) -> None:
-    """Make sure that CUDA runs all arithmetic, that is, every node of `operators`.
+    """Verify that CUDA runs every node of `operators`.
 
     Raises:
-        StartupError: it runs none (the driver or a library is missing) or leaves some to the CPU.
+        StartupError: CUDA runs no nodes, because the driver or a library is missing, or only some of them.
     """
     if CUDA not in placements:
         raise StartupError(
@@ -138,14 +137,14 @@ def check_placement(
             f"{', '.join(sorted(placements))}. Check the driver (nvidia-smi) and that CUDA and cuDNN are "
             "installed (attnlens[gpu] brings them), or use --provider cpu"
         )
-    strays = {
+    misplaced = {
         provider: {op: count for op, count in counter.items() if op in operators}
         for provider, counter in placements.items()
         if provider != CUDA
     }
-    for provider, stray in strays.items():
-        if stray:
-            listed = ", ".join(f"{count} {op}" for op, count in sorted(stray.items()))
+    for provider, counts in misplaced.items():
+        if counts:
+            listed = ", ".join(f"{count} {op}" for op, count in sorted(counts.items()))
             raise StartupError(
                 f"CUDA was asked for, but {provider} runs {listed} of {graph.name}: "
                 "use another version of onnxruntime-gpu, or --provider cpu"

@@ -1,4 +1,4 @@
-"""OpenVINO, on a CPU; on a GPU of Intel's it is not tested."""
+"""OpenVINO on a CPU. Intel GPUs have not been tested."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
     from openvino import CompiledModel, Core
 
 CPU = "CPU"
-# On a GPU not measured.
+# By whether the device is the CPU. The value for GPUs has not been measured.
 BATCH_TOKENS = {True: 512, False: 8192}
-# OpenVINO makes kernels for each shape of a batch: some milliseconds and about a MB. So there are few shapes.
+# OpenVINO compiles kernels for each batch shape, which takes milliseconds and about 1 MB. Use few shapes.
 BATCH_COUNTS: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 @cache
 def openvino_core() -> "Core":
-    """Return the process's only core, which is never freed.
+    """Return the process-wide core, which is never freed.
 
-    For AMX a core gives the thread that makes its first graph a larger stack for signals. If another thread
-    frees the core, the first keeps a stack that is gone: the next Ctrl-C would end the process.
+    For AMX, a core allocates a larger signal stack for the thread that compiles its first graph. If another
+    thread freed the core, that stack would be freed with it, and the next Ctrl-C would crash the process.
     """
-    import openvino  # noqa: PLC0415 - whoever calls this has it
+    import openvino  # noqa: PLC0415 - optional
 
     return openvino.Core()
 
 
 class OpenvinoRuntime:
-    """Opens graphs on one device. See `Runtime`."""
+    """Opens graphs on one device. Implements `Runtime`."""
 
     name: EngineName = PACKAGE
 
     def __init__(self, device: str, precision: OpenvinoPrecision) -> None:
-        """Load OpenVINO, which nobody needs who does not ask for it.
+        """Import OpenVINO and find the device.
 
         Raises:
-            StartupError: it is not installed, has no such device, or is to compute bf16 on one without it.
+            StartupError: OpenVINO is not installed, or the device does not exist or lacks the precision.
         """
         if importlib.util.find_spec(PACKAGE) is None:
             raise StartupError(
                 "engine openvino was asked for, and openvino is not installed: pip install "
                 "'attnlens[openvino]', or use --engine onnxruntime"
             )
-        import openvino  # noqa: PLC0415 - see above
+        import openvino  # noqa: PLC0415 - optional
 
         self._core = openvino_core()
         self.version: str = openvino.__version__.partition("-")[0]
@@ -65,7 +65,7 @@ class OpenvinoRuntime:
         self.mixes_lengths = False
         self.batch_counts = BATCH_COUNTS
         self._precision = precision
-        # A graph is read once: its sessions share the weights as the file has them, or as bf16.
+        # Each graph is read once. Its sessions share the weights, in the precision of the file or in bf16.
         self._models: dict[tuple[Path, OpenvinoPrecision], openvino.Model] = {}
         if precision == "bf16":
             self._check_bf16()
@@ -73,7 +73,7 @@ class OpenvinoRuntime:
     def open(
         self, kind: Kind, graph: Path, division: Division, limit: TimeLimit | None = None
     ) -> OpenvinoSession:
-        """Open a graph with a stream for each batch that runs beside others."""
+        """Open a graph with one stream per concurrent batch."""
         precision = self._precision if kind == "embeddings" else "fp32"
         properties = compile_properties(
             self.device,
@@ -97,11 +97,11 @@ class OpenvinoRuntime:
         return self._core.compile_model(self._models[key], device, properties)
 
     def fallback(self) -> Self | None:
-        """Return nothing: who asks for OpenVINO asks for its numbers."""
+        """Return None: OpenVINO is always requested explicitly."""
         return None
 
     def _checked(self, device: str) -> str:
-        if device == CPU:  # always there; to list the others takes time and memory
+        if device == CPU:  # always available; listing the others takes time and memory
             return device
         devices = self._core.available_devices
         found = {name.partition(".")[0] for name in devices} | {*devices}
@@ -113,9 +113,10 @@ class OpenvinoRuntime:
         return device
 
     def _check_bf16(self) -> None:
-        """Make sure that bf16 is computed by instructions for it.
+        """Verify that the processor has bf16 instructions. OpenVINO also reports emulated precisions.
 
-        OpenVINO lists what it can compute, which is more than what the processor has instructions for.
+        Raises:
+            StartupError: The processor lacks the instructions.
         """
         capabilities = self._core.get_property(self.device, "OPTIMIZATION_CAPABILITIES")
         if "BF16" in capabilities and (not self.is_on_cpu or multiplies_bf16() is not False):

@@ -1,4 +1,4 @@
-"""A graph that OpenVINO has compiled, with as many streams as batches run side by side."""
+"""Graphs compiled by OpenVINO, with one stream per concurrent batch."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 CompileModel = Callable[[str, dict[str, str]], "CompiledModel"]
 
-# What the frontend appends to the name of an output of the graph.
+# Suffix that the ONNX frontend appends to the name of a graph output.
 _OUTPUT_SUFFIX = "/sink_port_0"
-# OpenVINO's names of types, where ONNX has others.
+# ONNX names of OpenVINO's data types.
 _ONNX_TYPES = {"f32": "float", "f16": "float16", "f64": "double", "i64": "int64", "i32": "int32"}
 _PRECISION = "INFERENCE_PRECISION_HINT"
 
 
 class OpenvinoSession:
-    """One compiled graph, ready to run, by many threads at a time. See `Session`."""
+    """A compiled graph. Implements `Session`."""
 
     providers: tuple[str, ...] = ()
 
@@ -36,17 +36,17 @@ class OpenvinoSession:
         properties: dict[str, str],
         limit: TimeLimit | None = None,
     ) -> None:
-        """Compile a graph, within `limit`.
+        """Compile a graph.
 
         Args:
-            compile_model: reads and compiles it for a device, with properties.
-            graph: its file, for messages.
-            device: where it runs.
-            properties: by their names.
-            limit: of the time that it may take.
+            compile_model: Reads the graph and compiles it for a device, with properties.
+            graph: Path of the graph, for error messages.
+            device: OpenVINO device name.
+            properties: OpenVINO properties by name.
+            limit: Time limit.
 
         Raises:
-            StartupError: OpenVINO can't compile it, or not as asked, or the limit is over.
+            StartupError: OpenVINO cannot compile the graph in time, or not with the requested precision.
         """
         self._compiled = _compiled(compile_model, graph, device, properties, limit)
         self.inputs = tuple(_describe(value) for value in self._compiled.inputs)
@@ -54,10 +54,10 @@ class OpenvinoSession:
         self._ports = {value.name: number for number, value in enumerate(self.outputs)}
         self._requests = threading.local()
         self.check_results: Callable[[], None] = lambda: None
-        """Called after each batch; raises where what it has brought can't be trusted."""
+        """Called after each batch. Raises if the results cannot be trusted."""
 
     def run(self, inputs: Inputs, output_names: Sequence[str]) -> HostOutputs:
-        """Run a batch to the named outputs, fp32, which this thread's next batch overwrites."""
+        """Compute the named outputs of a batch, in fp32. The next batch of this thread overwrites them."""
         request = self._request()
         request.infer(feed_of(inputs, self.inputs), share_inputs=True, share_outputs=True)
         outputs = {name: request.get_output_tensor(self._ports[name]).data for name in output_names}
@@ -65,7 +65,7 @@ class OpenvinoSession:
         return HostOutputs(outputs, are_reused=True)
 
     def run_all(self, inputs: Inputs, limit: TimeLimit) -> dict[str, npt.NDArray[Any]]:
-        """Run a batch to every output as the graph gives it, by name."""
+        """Compute all outputs of a batch with the graph's own data types."""
         request = self._request()
         with limit.ending_with(request.cancel):
             request.start_async(feed_of(inputs, self.inputs), share_inputs=True)
@@ -76,7 +76,7 @@ class OpenvinoSession:
         }
 
     def _request(self) -> "InferRequest":
-        """Return the request of this thread: to make one, OpenVINO waits until a stream has no batch."""
+        """Return the inference request of this thread. Creating one blocks until a stream is idle."""
         request: InferRequest | None = getattr(self._requests, "own", None)
         if request is None:
             request = self._requests.own = self._compiled.create_infer_request()
@@ -97,16 +97,16 @@ def _compiled(
     properties: dict[str, str],
     limit: TimeLimit | None,
 ) -> "CompiledModel":
-    """Compile a graph, and see that it computes in what was asked for.
+    """Compile a graph, and verify the precision in which it computes.
 
     Raises:
-        StartupError: as `OpenvinoSession`.
+        StartupError: See `OpenvinoSession`.
     """
     try:
         compiled = _within(limit, lambda: compile_model(device, properties))
     except StartupError:
         raise
-    except Exception as error:  # OpenVINO raises RuntimeError and classes of its own
+    except Exception as error:  # OpenVINO raises RuntimeError and its own classes
         raise StartupError(f"OpenVINO can't open {graph} on {device}: {error}") from error
     found = compiled.get_property(_PRECISION).get_type_name()
     if found != properties[_PRECISION]:
@@ -118,13 +118,13 @@ def _compiled(
 
 
 def _within(limit: TimeLimit | None, compile_graph: Callable[[], "CompiledModel"]) -> "CompiledModel":
-    """Compile in a thread of its own, and give up when the time is over: OpenVINO can't be told to end.
+    """Compile in a separate thread and abandon it on timeout, because OpenVINO cannot be interrupted.
 
-    That thread ends with the process, or when OpenVINO is done; its result is dropped.
+    The abandoned thread ends when OpenVINO or the process ends, and its result is discarded.
 
     Raises:
-        StartupError: the time is over.
-        Exception: what `compile_graph` raises.
+        StartupError: The time limit has expired.
+        Exception: `compile_graph` failed.
     """
     if limit is None:
         return compile_graph()
@@ -135,7 +135,7 @@ def _within(limit: TimeLimit | None, compile_graph: Callable[[], "CompiledModel"
     def work() -> None:
         try:
             results.append(compile_graph())
-        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised below, in the waiting thread
             errors.append(error)
         over.set()
 
