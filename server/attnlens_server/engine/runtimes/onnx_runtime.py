@@ -36,7 +36,7 @@ class OnnxRuntime:
         """Select the execution provider.
 
         Raises:
-            StartupError: CUDA was requested, but is not in this build of ONNX Runtime or the precision is int8.
+            StartupError: CUDA was requested, but this build does not include it or the precision is int8.
         """
         self.provider = resolve_provider(asked, precision)
         self.device = self.provider.upper()
