@@ -1,7 +1,4 @@
-"""Where a server listens: `address` reads what a user types, `unix_socket` cares for a socket file.
-
-`troubles` says why the system refuses an address.
-"""
+"""Server addresses: parsing, Unix socket files, TLS files and bind errors."""
 
 from attnlens_server.listening.address import AbstractAddress, Address, TcpAddress, UnixAddress, parse_address
 from attnlens_server.listening.troubles import why_not

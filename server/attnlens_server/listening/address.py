@@ -1,4 +1,4 @@
-"""The addresses that a server can listen at, as their clients type them."""
+"""Addresses that a server can listen on, in the notation of gRPC targets."""
 
 import os
 import re
@@ -8,44 +8,44 @@ from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
 MAX_PORT = 65535
-# sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, one of them for the 0 at the end.
+# sun_path of sockaddr_un has 108 bytes on Linux and 104 on macOS, including the final 0.
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s\[\]:/]+|\[[\w:.%-]+\]):(?P<port>[0-9]{1,5})")
 _UNIX, _ABSTRACT = "unix:", "unix-abstract:"
-_SAFE = "/@+,=~"  # beside letters, digits and "_.-", what gRPC does not want escaped
+_SAFE = "/@+,=~"  # characters that gRPC does not require to be escaped, in addition to "_.-"
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A host and a port; port 0 is any free one."""
+    """A host and a port. Port 0 selects a free port."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """Return what a client types."""
+        """Return the gRPC target."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A socket file, by its absolute path."""
+    """A Unix socket file with an absolute path."""
 
     path: Path
 
     def __str__(self) -> str:
-        """Return what a client types. gRPC reads `%20` as a space, and ends a path at `?` and `#`."""
+        """Return the gRPC target, percent-encoded because gRPC ends a path at `?` and `#`."""
         return _UNIX + quote(os.fsencode(self.path), safe=_SAFE)
 
 
 @dataclass(frozen=True, slots=True)
 class AbstractAddress:
-    """A name in the namespace of sockets that Linux has beside the file system."""
+    """A name in Linux's abstract socket namespace."""
 
     name: bytes
 
     def __str__(self) -> str:
-        """Return what a client types."""
+        """Return the gRPC target."""
         return _ABSTRACT + quote(self.name, safe=_SAFE)
 
 
@@ -53,11 +53,10 @@ Address = TcpAddress | UnixAddress | AbstractAddress
 
 
 def parse_address(text: str) -> Address:
-    """Read an address: HOST:PORT, `unix:PATH` or `unix-abstract:NAME`; `%20` in the latter two is a space.
+    """Parse `HOST:PORT`, `unix:PATH` or `unix-abstract:NAME`. Paths and names are percent-decoded.
 
     Raises:
-        ValueError: it has another form, or is too long for the system. The message is a sentence without a
-            subject.
+        ValueError: The address is invalid or too long. The message is worded to follow an option name.
     """
     if text.startswith(_ABSTRACT):
         return _abstract(unquote_to_bytes(text.removeprefix(_ABSTRACT)))

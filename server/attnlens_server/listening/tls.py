@@ -1,4 +1,4 @@
-"""TLS from PEM files, and what is wrong with them: gRPC does not say."""
+"""Validation of TLS certificates and keys, because gRPC does not report why it rejects them."""
 
 import ssl
 from contextlib import suppress
@@ -10,13 +10,13 @@ _DATE_ERRORS = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """Return the standard library's TLS of PEM files; with `client_ca` clients must show a certificate.
+    """Load PEM files into an SSL context. With `client_ca`, clients must present a certificate.
 
     Raises:
-        StartupError: a file can't be used.
+        StartupError: A file is missing or invalid.
     """
 
-    def refuse_passphrase() -> str:  # without it, the library asks on the terminal
+    def refuse_passphrase() -> str:  # otherwise, the library prompts on the terminal
         raise StartupError(
             f"{key} is encrypted with a passphrase, and nobody can be asked for it: decrypt it with "
             "`openssl pkey -in KEY -out NEW_KEY`, and let only the server's user read the new file"
@@ -48,10 +48,10 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSL
 
 
 def _check_part(path: Path, part: str) -> None:
-    """Check that a PEM file can be read and has a part.
+    """Check that a PEM file is readable and contains a part.
 
     Raises:
-        StartupError: it can't, or has not.
+        StartupError: The file is not readable or lacks the part.
     """
     try:
         content = path.read_bytes()
@@ -62,7 +62,7 @@ def _check_part(path: Path, part: str) -> None:
 
 
 def validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return what is wrong with the dates of a certificate, by a handshake with ourselves, in memory."""
+    """Return why a certificate is not valid now, or None if it is, from an in-memory handshake."""
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
     client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted
@@ -76,6 +76,6 @@ def validity_trouble(server_context: ssl.SSLContext, certificate: Path) -> str |
                 side.do_handshake()
     except ssl.SSLCertVerificationError as error:
         return error.verify_message if error.verify_code in _DATE_ERRORS else None
-    except ssl.SSLError:  # what else may be wrong, clients and gRPC will say
+    except ssl.SSLError:  # clients and gRPC report other problems
         return None
     return None

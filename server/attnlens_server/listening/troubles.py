@@ -1,4 +1,4 @@
-"""Why an address can't be used, and what to do: gRPC itself only says that it failed."""
+"""Reasons for bind errors, which gRPC does not report."""
 
 import errno
 import socket
@@ -11,11 +11,11 @@ _IN_USE = "another program listens there. Stop it, or choose another"
 
 
 def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
-    """Return why the system refuses an address, found by asking for it again, and what to do.
+    """Bind an address again and return why the system rejects it, with a remedy.
 
     Args:
-        address: which.
-        option: the name of the option that has the port.
+        address: Address that gRPC could not bind.
+        option: Name of the option that specifies the port.
     """
     try:
         for family, name in _names(address):
@@ -28,7 +28,7 @@ def why_not(address: TcpAddress | AbstractAddress, option: str = "port") -> str:
 
 
 def told(error: OSError, address: TcpAddress | AbstractAddress, option: str = "port") -> str:
-    """Return what an error of `bind` means for a user."""
+    """Return a user-facing message for an error of `bind`."""
     if isinstance(address, AbstractAddress):
         in_use = error.errno == errno.EADDRINUSE
         return f"{_IN_USE} name" if in_use else error.strerror or str(error)

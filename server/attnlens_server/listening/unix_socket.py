@@ -1,8 +1,8 @@
-"""A socket file: it appears with its permissions, takes nobody's place, and goes when the server stops.
+"""Unix socket file of a server: created with its permissions, never replacing another server's socket.
 
-gRPC removes whatever socket has the path that it binds, one in use too, and the file that it makes has the
-permissions of the umask. So gRPC binds another name in the same directory. When all is right the file gets
-its own name by a link, which fails where that name is taken.
+gRPC removes an existing socket at the path that it binds, even one in use, and creates the file with the
+permissions of the umask. gRPC therefore binds a temporary name in the same directory. Once the permissions are
+set, the file is hard-linked to its final name, which fails if that name exists.
 """
 
 import errno
@@ -17,34 +17,34 @@ from attnlens_server.errors import StartupError
 from attnlens_server.listening.address import MAX_PATH_BYTES, UnixAddress
 
 _CONNECT_TIMEOUT_S = 1.0
-_NAME_BYTES = 3  # random ones in a name for the meantime
+_NAME_BYTES = 3  # random bytes of the temporary name
 
 
 class UnixSocket:
-    """The file of one server. First `prepare`, then bind `bound`, then `publish`; at the end `remove`.
+    """Socket file of one server. Call `prepare`, bind `bound`, call `publish` and, at the end, `remove`.
 
     Attributes:
-        bound: the address to bind.
+        bound: Temporary address to bind.
     """
 
     def __init__(self, address: UnixAddress, mode: int) -> None:
-        """Look at nothing yet.
+        """Initialize without accessing the file system.
 
         Args:
-            address: what clients use.
-            mode: the permissions of the file, such as 0o660. Whoever may write may connect.
+            address: Address that clients use.
+            mode: Permissions of the file, for example 0o660. Users with write permission can connect.
         """
         self._address = address
         self._path = address.path
         self._mode = mode
-        self.bound = UnixAddress(self._other_name())
+        self.bound = UnixAddress(self._temporary_name())
         self._identity: tuple[int, int] | None = None
 
     def prepare(self) -> None:
-        """Make sure that the name is free. A socket that nobody listens at is removed.
+        """Check that the path is available, and remove a stale socket.
 
         Raises:
-            StartupError: something else has the name, or no file can be made there.
+            StartupError: The path is in use, or no file can be created there.
         """
         directory = self._path.parent
         if not directory.is_dir():
@@ -65,14 +65,14 @@ class UnixSocket:
             return
         if not stat.S_ISSOCK(found.st_mode):
             raise self._refused("a file is there that is no socket. Move it away, or choose another path")
-        self._refuse_a_live_one()
+        self._reject_if_in_use()
         self._remove_stale(_identity(found))
 
     def publish(self) -> None:
-        """Give the bound file its permissions and its name.
+        """Set the permissions of the bound file and link it to its final name.
 
         Raises:
-            StartupError: another server was faster, or the file system refuses it.
+            StartupError: Another server has created the file, or the file system rejects the operation.
         """
         bound = self.bound.path
         try:
@@ -87,12 +87,12 @@ class UnixSocket:
             bound.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the file, unless it is another server's by now."""
+        """Remove the file, unless another server has replaced it."""
         with suppress(OSError):
             if self._identity is not None and _identity(self._path.lstat()) == self._identity:
                 self._path.unlink()
 
-    def _refuse_a_live_one(self) -> None:
+    def _reject_if_in_use(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_CONNECT_TIMEOUT_S)
             try:
@@ -109,8 +109,8 @@ class UnixSocket:
         raise self._taken()
 
     def _remove_stale(self, identity: tuple[int, int]) -> None:
-        """Remove what was looked at. If another server has taken the place meanwhile, put its file back."""
-        aside = self._other_name()
+        """Remove the stale socket. If another server has replaced it in the meantime, restore that file."""
+        aside = self._temporary_name()
         try:
             self._path.rename(aside)
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class UnixSocket:
         finally:
             aside.unlink(missing_ok=True)
 
-    def _other_name(self) -> Path:
+    def _temporary_name(self) -> Path:
         return self._path.with_name(f".{secrets.token_hex(_NAME_BYTES)}")
 
     def _taken(self) -> StartupError:
