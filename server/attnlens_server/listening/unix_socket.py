@@ -1,8 +1,8 @@
 """Unix socket file of a server: created with its permissions, never replacing another server's socket.
 
 gRPC removes an existing socket at the path that it binds, even one in use, and creates the file with the
-permissions of the umask. gRPC therefore binds a temporary name in the same directory. Once the permissions are
-set, the file is hard-linked to its final name, which fails if that name exists.
+permissions of the umask. gRPC therefore binds a temporary name in the same directory. Once the permissions
+are set, the file is hard-linked to its final name, which fails if that name exists.
 """
 
 import errno

@@ -95,7 +95,7 @@ def test_a_socket_that_has_come_meanwhile_is_put_back(path: Path, monkeypatch: p
         (path.parent / "filler").touch()  # or its number might be that of the removed one
         others.append(listen(path))
 
-    monkeypatch.setattr(UnixSocket, "_refuse_a_live_one", look_while_another_starts)
+    monkeypatch.setattr(UnixSocket, "_reject_if_in_use", look_while_another_starts)
     with pytest.raises(StartupError, match="another server listens there"):
         late.prepare()
     with others[0], socket.socket(socket.AF_UNIX) as client:
