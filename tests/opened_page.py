@@ -1,4 +1,4 @@
-"""A page of the viewer in a browser, with the questions that tests ask of it."""
+"""A viewer page in a browser, with queries for tests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +24,12 @@ PIXELS = """(selector) => {
 
 
 class OpenedPage:
-    """A file or an address in a tab of its own; `problems` are errors and warnings of its script."""
+    """A browser tab with a file or URL. `problems` lists script errors and console messages."""
 
     def __init__(
         self,
         browser: "Browser",
-        place: Path | str,
+        location: Path | str,
         *,
         width: int = 1200,
         ready: str = "document.querySelector('.attnlens')?.dataset.ready === 'true'",
@@ -42,7 +42,7 @@ class OpenedPage:
         self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda message: self.problems.append(message.text))
-        self.tab.goto(place if isinstance(place, str) else place.as_uri())
+        self.tab.goto(location if isinstance(location, str) else location.as_uri())
         self.wait(ready)
 
     def close(self) -> None:
@@ -51,49 +51,49 @@ class OpenedPage:
     def wait(self, condition: str) -> None:
         """Wait until a JavaScript expression is true.
 
-        Not by `wait_for_function`: it needs eval, which the page forbids.
+        `wait_for_function` requires eval, which the page blocks.
         """
         self.tab.evaluate(
             f"async () => {{ while (!({condition})) await new Promise((go) => requestAnimationFrame(go)); }}"
         )
 
     def pixels(self, selector: str) -> npt.NDArray[np.uint8]:
-        """The colours of a canvas: (rows, columns, 3)."""
+        """Return the colors of a canvas, (rows, columns, 3)."""
         image = self.tab.evaluate(PIXELS, selector)
         pixels = np.array(image["bytes"], dtype=np.uint8)
         return pixels.reshape(image["height"], image["width"], 4)[..., :3]
 
     def text(self, selector: str) -> str:
-        """The text of an element, with single spaces."""
+        """Return the text of the first matching element, with normalized whitespace."""
         return " ".join(self.tab.locator(selector).first.inner_text().split())
 
     def texts(self, selector: str) -> list[str]:
-        """The texts of all elements that fit."""
+        """Return the texts of all matching elements."""
         return [" ".join(text.split()) for text in self.tab.locator(selector).all_inner_texts()]
 
     def press(self, name: str) -> None:
-        """Click the button with this text."""
+        """Click the first button with this name."""
         self.tab.get_by_role("button", name=name, exact=True).first.click()
 
     def choose_head(self, layer: int, head: int) -> None:
-        """Click the small picture of a head and wait until its map is drawn."""
+        """Click the thumbnail of a head and wait until its map is drawn."""
         self.tab.locator(f'.head[aria-label^="Layer {layer}, head {head}"]').first.click()
         self.wait(f"document.querySelector('[data-drawn$=\" {layer} {head}\"]')")
 
     def violations(self) -> list[str]:
-        """What axe-core finds wrong with the page."""
+        """Return the accessibility violations that axe-core finds."""
         if not AXE.exists():
-            raise FileNotFoundError("axe-core is not installed: run npm ci in viewer/, or make test")
+            raise FileNotFoundError("axe-core is not installed. Run `npm ci` in viewer/, or `make test`.")
         self.tab.evaluate(AXE.read_text(encoding="utf-8"))
-        found = self.tab.evaluate("() => axe.run(document)")
+        report = self.tab.evaluate("() => axe.run(document)")
         return [
             f"{rule['id']}: {node['html'][:120]}: {node['failureSummary']}"
-            for rule in found["violations"]
+            for rule in report["violations"]
             for node in rule["nodes"]
         ]
 
     def mark_ms(self) -> float:
-        """Milliseconds from the start of loading to the first picture."""
+        """Return the time from navigation to the first drawing, in milliseconds."""
         return float(self.tab.evaluate("performance.getEntriesByName('attnlens-first')[0].startTime"))
 
 

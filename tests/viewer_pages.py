@@ -1,4 +1,4 @@
-"""Pages for the tests of the viewer: small texts with maps from a seed. T tokens, L layers, H heads."""
+"""Sample pages for viewer tests: short texts with random attention maps. T tokens, L layers, H heads."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ Array = npt.NDArray[np.float32]
 
 LAYERS, HEADS = 3, 4
 
-# Spelling, word; `##` continues a word. The specials are words of their own.
+# `##` continues a word.
 TOKENS = ("[CLS]", "un", "##believ", "##ably", "the", "animal", "was", "too", "tired", ".", "[SEP]")
 
 
@@ -27,10 +27,10 @@ def tokens_of(spellings: Sequence[str]) -> list[ViewedToken]:
 
 
 def maps_of(num_tokens: int, seed: int = 0, layers: int = LAYERS, heads: int = HEADS) -> Array:
-    """Return softmaxes of random numbers: (L, H, T, T)."""
+    """Return random attention maps, (L, H, T, T)."""
     logits = np.random.default_rng(seed).normal(scale=2, size=(layers, heads, num_tokens, num_tokens))
-    powers = np.exp(logits)
-    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
+    exponentials = np.exp(logits)
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True), dtype=np.float32)
 
 
 def scores_of(values: Array, baseline: float, *, target: str = "the cosine with itself") -> Scores:
@@ -64,7 +64,7 @@ def plain_page() -> Page:
 
 
 def full_page() -> Page:
-    """Everything that a page can show."""
+    """Return a page with all optional parts."""
     first = text_of(label="First text", scored=True)
     second = text_of(("[CLS]", "it", "slept", "[SEP]"), label="Second text", seed=1, scored=True)
     heads = np.linspace(-0.2, 0.4, LAYERS * HEADS, dtype=np.float32).reshape(LAYERS, HEADS)

@@ -1,4 +1,4 @@
-// Bundle src/ into attnlens_viewer/assets, or into the directory that is given: node build.mjs [DIR]
+// Bundle src/ into attnlens_viewer/assets or DIR. Usage: node build.mjs [DIR]
 import { build } from "esbuild";
 import { fileURLToPath } from "node:url";
 
@@ -15,7 +15,7 @@ const options = {
   outdir,
 };
 
-// The page runs it as it is loaded; a notebook imports the same as a module.
+// HTML pages load plain scripts, notebooks import an ES module.
 await build({ ...options, entryPoints: { page: "src/page.ts", live: "src/live.ts" }, format: "iife" });
 await build({ ...options, entryPoints: { widget: "src/widget.ts" }, format: "esm" });
 await build({ ...options, entryPoints: { page: "src/style/page.css" } });

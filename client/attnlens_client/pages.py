@@ -15,11 +15,11 @@ from attnlens_client.results import EncodedText
 from attnlens_viewer import Page
 from attnlens_viewer.results import (
     OTHER_TEXT,
-    OWN_VECTOR,
-    ReadContrast,
-    ReadMatrix,
-    ReadText,
-    page_of,
+    OWN_EMBEDDING,
+    ContrastResult,
+    PairResult,
+    TextResult,
+    build_page,
 )
 
 CONTRIBUTIONS: ExplainMethodName = "contributions"
@@ -144,7 +144,7 @@ def result_page(
     comparison: Comparison | None = None,
     matrix: str = "",
     contrast: tuple[str, str, Explanation] | None = None,
-    target: str = OWN_VECTOR,
+    target: str = OWN_EMBEDDING,
     notes: Sequence[str] = (),
 ) -> Page:
     """Ask for the attention of texts, and return it with what has been found out about them as a page.
@@ -171,7 +171,7 @@ def result_page(
             raise ValueError("the scores are those of words: ask for level='tokens', the page adds them up")
     encoded = [_encoded(client, model, text, reading, place) for place, text in enumerate(texts)]
     target = target if comparison is None else OTHER_TEXT
-    return page_of(
+    return build_page(
         model.name,
         [
             _read(text, each, explained[place] if explained else None, target, _prompt(model, reading, place))
@@ -179,7 +179,7 @@ def result_page(
         ],
         matrix=None
         if comparison is None or comparison.matrix is None
-        else ReadMatrix(
+        else PairResult(
             matrix,
             comparison.matrix,
             comparison.similarity,
@@ -187,7 +187,9 @@ def result_page(
             comparison.baseline_column,
             comparison.baseline,
         ),
-        contrast=None if contrast is None else ReadContrast(contrast[0], contrast[1], contrast[2].scores[0]),
+        contrast=None
+        if contrast is None
+        else ContrastResult(contrast[0], contrast[1], contrast[2].scores[0]),
         notes=notes,
     )
 
@@ -210,8 +212,8 @@ def _encoded(
 
 def _read(
     text: str, encoded: EncodedText, explained: Explanation | None, target: str, prompt: str
-) -> ReadText:
-    return ReadText(
+) -> TextResult:
+    return TextResult(
         text=text,
         prompt=prompt,
         tokens=encoded.tokens,

@@ -1,1 +1,1 @@
-"""A package, so that fixtures may have its scope: they end where the last test of this folder ends."""
+"""Tests of the viewer. This is a package so that fixtures can have package scope."""

@@ -1,4 +1,4 @@
-"""One Chromium for all tests of the page."""
+"""Browser fixtures for the viewer tests."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,32 +19,32 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 @pytest.fixture(scope="package")
 def browser() -> "Iterator[Browser]":
-    """A headless browser.
+    """Launch a headless browser, shared by the tests of this package.
 
-    It ends with this folder: while it lives, its event loop counts as running, and tests with asyncio fail.
+    It is closed before other tests run: its running event loop would make asyncio tests fail.
     """
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - takes a moment
 
-    found = [path for command in COMMANDS if (path := shutil.which(command))]
-    if not found:
-        pytest.fail(f"none of {', '.join(COMMANDS)} is installed: run viewer/install_for_tests.sh chromium")
+    executables = [path for command in COMMANDS if (path := shutil.which(command))]
+    if not executables:
+        pytest.fail(f"Chromium not found ({', '.join(COMMANDS)}). Run viewer/install_for_tests.sh chromium.")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found[0], args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=executables[0], args=FLAGS)
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_file(browser: "Browser") -> Iterator[Open]:
-    """Open a file from the disk, wait until it is drawn, and see at the end that nothing went wrong in it."""
+    """Return a function that opens a file. The teardown asserts that no script errors occurred."""
     opened: list[OpenedPage] = []
 
-    def open_it(path: Path, **settings: Any) -> OpenedPage:
+    def open_(path: Path, **settings: Any) -> OpenedPage:
         page = OpenedPage(browser, path, **settings)
         opened.append(page)
         return page
 
-    yield open_it
+    yield open_
     for page in opened:
         page.close()
     assert [problem for page in opened for problem in page.problems] == []
@@ -52,11 +52,11 @@ def open_file(browser: "Browser") -> Iterator[Open]:
 
 @pytest.fixture
 def open_page(open_file: Open, tmp_path: Path) -> Open:
-    """Write a page and open it."""
+    """Return a function that renders a page to a file and opens it."""
 
-    def open_it(page: Page, *, small: bool = False, **settings: object) -> OpenedPage:
+    def open_(page: Page, *, small: bool = False, **settings: object) -> OpenedPage:
         path = tmp_path / "page.html"
         path.write_text(html_of(page, small=small), encoding="utf-8")
         return open_file(path, **settings)
 
-    return open_it
+    return open_

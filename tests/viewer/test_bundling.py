@@ -1,4 +1,4 @@
-"""The script and the style that are kept are those that the sources make."""
+"""The committed assets match their TypeScript and CSS sources."""
 
 import shutil
 import subprocess
@@ -21,21 +21,21 @@ def node_modules() -> Path:
     return modules
 
 
-def test_rebuilding_gives_the_same_bytes(node_modules: Path, tmp_path: Path) -> None:
+def test_assets_are_up_to_date(node_modules: Path, tmp_path: Path) -> None:
     assert node_modules.exists()
     subprocess.run(["node", VIEWER / "build.mjs", tmp_path], check=True)
     built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert built == {path.name: path.read_bytes() for path in ASSETS.iterdir()}, "run `make viewer`"
 
 
-def test_the_sources_have_the_types_that_they_say(node_modules: Path) -> None:
-    checked = subprocess.run(
+def test_sources_pass_type_checking(node_modules: Path) -> None:
+    result = subprocess.run(
         [node_modules / ".bin" / "tsc", "--noEmit"], cwd=VIEWER, check=False, capture_output=True, text=True
     )
-    assert checked.returncode == 0, checked.stdout
+    assert result.returncode == 0, result.stdout
 
 
-def test_no_source_is_too_long() -> None:
+def test_no_source_file_is_too_long() -> None:
     sources = [path for path in (VIEWER / "src").rglob("*") if path.is_file()]
     long = [path.name for path in sources if len(path.read_text("utf-8").splitlines()) > MAX_LINES]
     assert sources

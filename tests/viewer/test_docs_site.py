@@ -1,4 +1,4 @@
-"""`make docs-site`: the pages as a site, whole, and readable without a network."""
+"""The documentation site that `make docs-site` builds: complete and readable offline."""
 
 import os
 import re
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs-site` does: a warning, such as of a link to nowhere, is a failure."""
+    """Build the site like `make docs-site`, failing on warnings such as broken links."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
+def test_the_site_and_its_navigation_contain_every_page(site: Path) -> None:
     home = (site / "index.html").read_text("utf-8")
     pages = [path.relative_to(ROOT) for path in ROOT.glob("docs/*.md") if path.name != "README.md"]
     for page in [*pages, Path("docs/index"), Path("CONTRIBUTING"), Path("CHANGELOG"), Path("bench/index")]:
@@ -39,7 +39,7 @@ def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
         assert f'href="{html}"' in home, html
 
 
-def test_the_reference_has_every_public_name_and_the_arguments_of_methods(site: Path) -> None:
+def test_the_reference_covers_all_public_names_and_method_arguments(site: Path) -> None:
     for package in (attnlens_client, attnlens_server):
         name = package.__name__
         page = (site / "docs" / "reference" / f"{name}.html").read_text("utf-8")
@@ -51,16 +51,14 @@ def test_the_reference_has_every_public_name_and_the_arguments_of_methods(site: 
     assert "plan" not in signature
 
 
-def test_the_reference_has_every_message_of_the_protocol(site: Path) -> None:
+def test_the_reference_covers_all_protocol_messages(site: Path) -> None:
     page = (site / "docs" / "reference" / "protocol.html").read_text("utf-8")
     messages = list(pb.DESCRIPTOR.message_types_by_name)
     assert {name for name in messages if f'<h3 id="{name.lower()}">' not in page} == set()
     assert "<code>char_start</code>" in page
 
 
-def test_a_page_opens_from_the_folder_and_finds_a_word_without_a_network(
-    browser: "Browser", site: Path
-) -> None:
+def test_a_page_opens_from_disk_and_can_be_searched_offline(browser: "Browser", site: Path) -> None:
     context = browser.new_context()
     tab = context.new_page()
     requests: list[str] = []
@@ -74,7 +72,7 @@ def test_a_page_opens_from_the_folder_and_finds_a_word_without_a_network(
     context.close()
 
 
-def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_loads_external_resources(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:

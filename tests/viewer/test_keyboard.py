@@ -1,4 +1,4 @@
-"""Everything can be reached and said without a pointer and without colours."""
+"""Accessibility: keyboard operation, screen reader announcements and text alternatives for colors."""
 
 from itertools import pairwise
 from typing import Any
@@ -14,54 +14,54 @@ def focused(page: OpenedPage, attribute: str) -> Any:
     return page.tab.evaluate(f"document.activeElement.getAttribute('{attribute}')")
 
 
-def press(page: OpenedPage, *keys: str) -> None:
+def press_keys(page: OpenedPage, *keys: str) -> None:
     for key in keys:
         page.tab.keyboard.press(key)
 
 
-def test_arrows_walk_through_the_text(open_page: Open) -> None:
+def test_arrow_keys_move_through_the_text(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.tab.locator(".text .chip").first.click()
-    press(page, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
-    assert focused(page, "data-place") == "2"
+    press_keys(page, "ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
+    assert focused(page, "data-index") == "2"
     assert page.text(".read-out caption") == "believ (##believ) attends to"
-    press(page, "End")
-    assert focused(page, "data-place") == str(len(TOKENS) - 1)
-    press(page, "PageUp", "Home", "ArrowLeft")
-    assert focused(page, "data-place") == "0"
+    press_keys(page, "End")
+    assert focused(page, "data-index") == str(len(TOKENS) - 1)
+    press_keys(page, "PageUp", "Home", "ArrowLeft")
+    assert focused(page, "data-index") == "0"
     assert page.tab.locator('.text .chip[tabindex="0"]').count() == 1
     assert page.tab.locator('.text .chip[aria-selected="true"]').count() == 1
 
 
-def test_arrows_walk_through_the_matrix_and_page_keys_through_the_heads(open_page: Open) -> None:
+def test_arrow_keys_move_in_the_matrix_and_page_keys_switch_heads(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.choose_head(0, 0)
     page.tab.locator(".text .chip").first.click()
     page.tab.locator(".map .cell-map").focus()
-    press(page, "ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp")
+    press_keys(page, "ArrowDown", "ArrowDown", "ArrowRight", "ArrowUp")
     assert page.text(".read-out caption").startswith("un ")
-    press(page, *["PageDown"] * (HEADS + 1))
+    press_keys(page, *["PageDown"] * (HEADS + 1))
     page.wait("document.querySelector('.attnlens').dataset.drawn === '0 1 1'")
-    press(page, *["PageUp"] * (HEADS + 2))
+    press_keys(page, *["PageUp"] * (HEADS + 2))
     page.wait(f"document.querySelector('.attnlens').dataset.drawn === '0 {LAYERS - 1} {HEADS - 1}'")
 
 
-def test_arrows_walk_through_the_heads(open_page: Open) -> None:
+def test_arrow_keys_move_through_the_heads(open_page: Open) -> None:
     page = open_page(plain_page())
     page.choose_head(0, 1)
-    press(page, "ArrowDown", "ArrowRight")
+    press_keys(page, "ArrowDown", "ArrowRight")
     assert focused(page, "aria-label") == "Layer 1, head 2"
     assert focused(page, "aria-pressed") == "true"
-    press(page, "End", "ArrowRight")
+    press_keys(page, "End", "ArrowRight")
     assert focused(page, "aria-label") == f"Layer {LAYERS - 1}, head {HEADS - 1}"
-    press(page, "Home")
+    press_keys(page, "Home")
     assert focused(page, "aria-label") == "Layer 0, head 0"
     assert page.tab.locator('.head[tabindex="0"]').count() == 1
 
 
-def test_the_tab_key_reaches_every_part_once(open_page: Open) -> None:
+def test_the_tab_key_visits_every_section_once(open_page: Open) -> None:
     page = open_page(full_page())
     parts: list[str] = []
     page.tab.keyboard.press("Tab")
@@ -69,15 +69,15 @@ def test_the_tab_key_reaches_every_part_once(open_page: Open) -> None:
         parts.append(part)
         page.tab.keyboard.press("Tab")
     assert list(dict.fromkeys(parts)) == ["top", "contrast", "text", "pair", "attention", "overview"]
-    assert len(parts) < 45  # not each token and each head
+    assert len(parts) < 45  # does not stop at every token and head
 
 
 def part_of(page: OpenedPage) -> str | None:
-    found = page.tab.evaluate("document.activeElement.closest('section, header')?.className ?? null")
-    return None if found is None else found.split()[-1]
+    class_name = page.tab.evaluate("document.activeElement.closest('section, header')?.className ?? null")
+    return None if class_name is None else class_name.split()[-1]
 
 
-def test_what_was_chosen_is_said(open_page: Open) -> None:
+def test_the_selection_is_announced_to_screen_readers(open_page: Open) -> None:
     page = open_page(plain_page())
     page.press("Tokens")
     page.choose_head(1, 2)
@@ -86,7 +86,7 @@ def test_what_was_chosen_is_said(open_page: Open) -> None:
     assert (page.tab.locator("[role=status]").text_content() or "").startswith("Layer 1, head 2. animal ")
 
 
-def test_a_number_stands_for_every_colour(open_page: Open) -> None:
+def test_every_color_has_a_number_as_alternative(open_page: Open) -> None:
     page = open_page(full_page())
     titles = page.tab.locator(".chip").evaluate_all("chips => chips.map((chip) => chip.title)")
     assert all(any(letter.isdigit() for letter in title) for title in titles)
@@ -94,7 +94,7 @@ def test_a_number_stands_for_every_colour(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_numbers_of_a_scale_stand_apart(open_page: Open, width: int) -> None:
+def test_scale_labels_do_not_overlap(open_page: Open, width: int) -> None:
     page = open_page(full_page(), width=width)
     for scale in page.tab.locator(".ticks").all():
         boxes = [tick.bounding_box() for tick in scale.locator("span").all() if tick.is_visible()]
@@ -103,23 +103,23 @@ def test_the_numbers_of_a_scale_stand_apart(open_page: Open, width: int) -> None
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 360)])
-def test_axe_finds_no_violation(open_page: Open, scheme: str, width: int) -> None:
+def test_axe_reports_no_violations(open_page: Open, scheme: str, width: int) -> None:
     assert open_page(full_page(), color_scheme=scheme, width=width).violations() == []
 
 
-def test_axe_finds_no_violation_in_a_page_without_scores(open_page: Open) -> None:
+def test_axe_reports_no_violations_in_a_page_without_scores(open_page: Open) -> None:
     assert open_page(plain_page()).violations() == []
 
 
-def test_without_motion_nothing_moves(open_page: Open) -> None:
+def test_reduced_motion_disables_transitions(open_page: Open) -> None:
     page = open_page(plain_page(), reduced_motion="reduce")
-    durations = page.tab.locator(".chip").evaluate_all(
+    transitions = page.tab.locator(".chip").evaluate_all(
         "chips => chips.map((chip) => getComputedStyle(chip).transitionProperty)"
     )
-    assert set(durations) == {"none"}
+    assert set(transitions) == {"none"}
 
 
-def test_a_page_of_one_token_opens(open_page: Open) -> None:
+def test_a_text_of_one_token_can_be_displayed(open_page: Open) -> None:
     page = open_page(Page(title="One", model="small", texts=[text_of(("[CLS]",))]))
     page.press("Special tokens")
     assert page.texts(".text .chip") == ["[CLS]"]

@@ -1,4 +1,4 @@
-"""The page of a running server in a browser: the form fetches, and shows what a file shows."""
+"""The web page of a running server in a browser: form, results, errors and URLs."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -24,50 +24,51 @@ def live(browser: "Browser", viewer_url: str) -> Iterator[OpenedPage]:
 
 
 def show(page: OpenedPage, *texts: str) -> None:
-    """Fill in the form, send it and wait for the reply."""
-    for place, text in enumerate(texts):
-        page.tab.locator("textarea").nth(place).fill(text)
+    """Fill in and submit the form, then wait for the result."""
+    for index, text in enumerate(texts):
+        page.tab.locator("textarea").nth(index).fill(text)
     page.press("Show")
-    settled(page)
+    wait_for_result(page)
 
 
-def settled(page: OpenedPage) -> None:
-    """Wait for the reply."""
-    page.wait("document.querySelector('.told').textContent !== 'Computing…'")
+def wait_for_result(page: OpenedPage) -> None:
+    page.wait("document.querySelector('.status').textContent !== 'Computing…'")
 
 
-def test_a_text_shows_its_scores_and_its_attention(live: OpenedPage, viewer_url: str) -> None:
+def test_a_submitted_text_shows_scores_and_attention(live: OpenedPage, viewer_url: str) -> None:
     show(live, FIRST)
     assert live.text(".title") == FIRST
-    assert live.text(".text .sum").endswith("= 1.000 for the text's own vector")
+    assert live.text(".text .sum").endswith("= 1.000 the similarity of the text to itself")
     live.choose_head(3, 1)
     live.press("attention of a token")
     assert "layer 3, head 1." in live.text(".text .sum")
     assert {url.removeprefix(viewer_url) for url in live.requests} == {"", "page.css", "live.js", "page"}
 
 
-def test_the_next_texts_take_the_place_of_the_first(live: OpenedPage) -> None:
+def test_a_new_result_replaces_the_previous_one(live: OpenedPage) -> None:
     show(live, FIRST)
     show(live, FIRST, SECOND, "A man is eating.")
     assert live.text(".title") == f"{FIRST} / {SECOND} rather than A man is eating."
     assert live.tab.locator(".pair").count() == 1
-    assert live.text(".contrast .lead").endswith(f"with {SECOND} than with A man is eating..")
+    assert live.text(".contrast .lead").endswith(f"to {SECOND} than to A man is eating..")
     assert live.tab.locator(".title").count() == 1
 
 
-def test_the_start_page_names_the_model_and_has_examples(live: OpenedPage) -> None:
+def test_the_start_page_shows_the_model_name_and_examples(live: OpenedPage) -> None:
     assert live.text("h1") == "all-MiniLM-L6-v2"
     assert live.tab.title() == "all-MiniLM-L6-v2 - attnlens"
     assert "what each word of a text contributes" in live.text(".about-model .lead")
     live.tab.locator(".example").last.click()
-    settled(live)
+    wait_for_result(live)
     texts = live.tab.locator("textarea").evaluate_all("areas => areas.map((area) => area.value)")
     assert len(texts) == 3
     assert live.text(".title") == f"{texts[0]} / {texts[1]} rather than {texts[2]}"
     assert live.text("h1") == "all-MiniLM-L6-v2"
 
 
-def test_a_view_can_be_shared_and_gone_back_to(live: OpenedPage, browser: "Browser", viewer_url: str) -> None:
+def test_a_view_can_be_shared_and_navigated_back_to(
+    live: OpenedPage, browser: "Browser", viewer_url: str
+) -> None:
     show(live, FIRST, SECOND)
     live.choose_head(3, 1)
     live.wait("location.hash.includes('layer=3&head=1')")
@@ -84,28 +85,28 @@ def test_a_view_can_be_shared_and_gone_back_to(live: OpenedPage, browser: "Brows
     assert live.tab.locator("textarea").first.input_value() == ""
 
 
-def test_a_head_that_the_model_does_not_have_is_ignored(browser: "Browser", viewer_url: str) -> None:
+def test_a_nonexistent_head_in_the_url_is_ignored(browser: "Browser", viewer_url: str) -> None:
     page = OpenedPage(browser, f"{viewer_url}#text=It+rained.&layer=6&head=x", ready=DRAWN)
     drawn = page.tab.locator(".attnlens[data-drawn]").get_attribute("data-drawn") or ""
     assert [number.isdigit() for number in drawn.split()] == [True] * 3
     page.close()
 
 
-def test_enter_sends_the_form(live: OpenedPage) -> None:
+def test_enter_submits_the_form(live: OpenedPage) -> None:
     live.tab.locator("textarea").first.fill("It rained.")
     live.tab.keyboard.press("Enter")
     live.wait(DRAWN)
     assert live.text(".title") == "It rained."
 
 
-def test_hostile_text_is_text(live: OpenedPage) -> None:
+def test_hostile_text_is_displayed_as_text(live: OpenedPage) -> None:
     show(live, HOSTILE, HOSTILE)
     assert live.tab.locator("img").count() == 0
     assert live.text(".title").startswith("</script><img src=x")
     assert live.tab.evaluate("typeof window.intruder") == "undefined"
 
 
-MISTAKES = [
+INVALID_TEXTS = [
     ((), 0, "The text is empty: enter a text."),
     (("word " * 400,), 0, "The text has 402 tokens, the model takes 256: shorten it."),
     ((FIRST, "word " * 400), 1, "The second text has 402 tokens, the model takes 256: shorten it."),
@@ -123,22 +124,22 @@ MISTAKES = [
 ]
 
 
-def test_errors_are_shown_at_their_fields_and_the_last_page_stays(live: OpenedPage) -> None:
+def test_errors_are_shown_at_their_fields_and_keep_the_last_result(live: OpenedPage) -> None:
     show(live, "It rained.")
-    for texts, field, message in MISTAKES:
+    for texts, field, message in INVALID_TEXTS:
         show(live, *texts, *[""] * (3 - len(texts)))
         area = live.tab.locator("textarea").nth(field)
-        assert live.texts(".wrong") == [message if place == field else "" for place in range(3)]
+        assert live.texts(".error") == [message if index == field else "" for index in range(3)]
         assert area.get_attribute("aria-invalid") == "true"
         assert area.evaluate("area => area === document.activeElement")
         assert live.text(".title") == "It rained."
         area.fill("Another text.")
-        assert live.texts(".wrong") == ["", "", ""]
-        assert len(live.problems) == 1, message  # the browser's own line about the status 400
+        assert live.texts(".error") == ["", "", ""]
+        assert len(live.problems) == 1, message  # the browser logs status 400
         live.problems.clear()
 
 
-def test_the_network_is_forbidden(live: OpenedPage) -> None:
+def test_network_access_is_blocked(live: OpenedPage) -> None:
     blocked = live.tab.evaluate(
         "async () => { try { await fetch('https://example.org/'); return false } catch { return true } }"
     )
@@ -148,7 +149,7 @@ def test_the_network_is_forbidden(live: OpenedPage) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violation(browser: "Browser", viewer_url: str, scheme: str) -> None:
+def test_axe_reports_no_violations(browser: "Browser", viewer_url: str, scheme: str) -> None:
     page = OpenedPage(browser, viewer_url, ready="document.querySelector('textarea')", color_scheme=scheme)
     assert page.violations() == []
     show(page, FIRST, "", SECOND)
@@ -159,7 +160,7 @@ def test_axe_finds_no_violation(browser: "Browser", viewer_url: str, scheme: str
 
 
 @pytest.mark.parametrize("width", [390, 1200])
-def test_nothing_sticks_out_of_a_screen(browser: "Browser", viewer_url: str, width: int) -> None:
+def test_the_page_does_not_overflow_horizontally(browser: "Browser", viewer_url: str, width: int) -> None:
     page = OpenedPage(browser, viewer_url, ready="document.querySelector('textarea')", width=width)
     show(page, FIRST, SECOND, "A man is eating.")
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,4 +1,4 @@
-"""The page in a notebook: as a frame, and as the state of a widget."""
+"""Notebook output: the iframe and the widget state."""
 
 import html
 import json
@@ -12,7 +12,7 @@ from opened_page import Open
 from viewer_pages import TOKENS, full_page, maps_of, plain_page
 
 
-def test_a_frame_holds_the_whole_page(open_file: Open, tmp_path: Path) -> None:
+def test_an_iframe_contains_the_whole_page(open_file: Open, tmp_path: Path) -> None:
     path = tmp_path / "notebook.html"
     frame = iframe_of(plain_page())
     path.write_text(f'<div class="attnlens" data-ready="true"></div>{frame}', encoding="utf-8")
@@ -23,7 +23,7 @@ def test_a_frame_holds_the_whole_page(open_file: Open, tmp_path: Path) -> None:
     assert html.escape(plain_page().title, quote=True) in frame
 
 
-def test_a_widget_draws_the_same_from_bytes(open_file: Open, tmp_path: Path) -> None:
+def test_a_widget_draws_maps_from_binary_data(open_file: Open, tmp_path: Path) -> None:
     state = widget_state_of(full_page())
     maps = [list(part) for part in state["maps"]]  # type: ignore[attr-defined]
     program = f"""

@@ -1,4 +1,4 @@
-"""The file alone is the page: it opens from the disk, asks for nothing, runs nothing but its own script."""
+"""The HTML file is self-contained: it opens from disk, makes no requests and runs only its own script."""
 
 import json
 import re
@@ -33,7 +33,9 @@ HOSTILE = (
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("make", [plain_page, full_page])
-def test_one_request_and_no_complaint(open_page: Open, make: Callable[[], Page], scheme: str) -> None:
+def test_a_page_loads_without_further_requests_or_errors(
+    open_page: Open, make: Callable[[], Page], scheme: str
+) -> None:
     page = open_page(make(), color_scheme=scheme)
     page.wait("document.querySelector('.heads').dataset.painted === '3'")
     assert len(page.requests) == 1
@@ -41,7 +43,7 @@ def test_one_request_and_no_complaint(open_page: Open, make: Callable[[], Page],
     assert page.problems == []
 
 
-def test_the_network_is_forbidden(open_page: Open) -> None:
+def test_network_access_is_blocked(open_page: Open) -> None:
     page = open_page(plain_page())
     blocked = page.tab.evaluate(
         "async () => { try { await fetch('https://example.org/'); return false } catch { return true } }"
@@ -51,7 +53,7 @@ def test_the_network_is_forbidden(open_page: Open) -> None:
     page.problems.clear()
 
 
-def test_no_script_but_its_own_runs(open_page: Open) -> None:
+def test_injected_scripts_do_not_run(open_page: Open) -> None:
     page = open_page(plain_page())
     page.tab.evaluate(
         """() => {
@@ -70,7 +72,7 @@ def test_no_script_but_its_own_runs(open_page: Open) -> None:
     page.problems.clear()
 
 
-def test_hostile_text_is_text(open_page: Open) -> None:
+def test_hostile_text_is_displayed_as_text(open_page: Open) -> None:
     text = text_of(HOSTILE)
     page = open_page(Page(title=HOSTILE[1], model=HOSTILE[1], texts=[text], notes=[HOSTILE[1]]))
     page.press("Tokens")
@@ -83,11 +85,11 @@ def test_hostile_text_is_text(open_page: Open) -> None:
     assert page.text("h1") == HOSTILE[1]
     width = page.tab.evaluate("document.documentElement.scrollWidth")
     assert width <= 1200
-    for place in range(len(HOSTILE)):
-        page.tab.locator(".text .chip").nth(place).click()
+    for index in range(len(HOSTILE)):
+        page.tab.locator(".text .chip").nth(index).click()
 
 
-def test_text_from_right_to_left_runs_so(open_page: Open) -> None:
+def test_right_to_left_text_is_laid_out_from_right_to_left(open_page: Open) -> None:
     text = text_of(("[CLS]", "שלום", "עולם", "[SEP]"))
     page = open_page(Page(title="שלום", model="small", texts=[text]))
     chips = page.tab.locator(".text .chip")
@@ -97,7 +99,7 @@ def test_text_from_right_to_left_runs_so(open_page: Open) -> None:
     assert chips.nth(2).get_attribute("aria-selected") == "true"
 
 
-def test_the_document_has_one_script_that_runs_and_names_no_other_file() -> None:
+def test_the_document_has_one_executable_script_and_references_no_files() -> None:
     document = html_of(full_page())
     scripts = re.findall(r"<script([^>]*)>", document)
     assert [kind for kind in scripts if "type=" not in kind] == [""]
@@ -107,15 +109,13 @@ def test_the_document_has_one_script_that_runs_and_names_no_other_file() -> None
 
 
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_sticks_out_of_a_screen(open_page: Open, width: int) -> None:
+def test_the_page_does_not_overflow_horizontally(open_page: Open, width: int) -> None:
     page = open_page(full_page(), width=width)
     assert page.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_long_text_opens_at_its_beginning_with_a_token_that_can_be_seen(
-    open_page: Open, width: int
-) -> None:
+def test_a_long_text_opens_at_the_top_with_a_visible_token_selected(open_page: Open, width: int) -> None:
     page = open_page(
         Page(title="Long", model="small", texts=[text_of([f"word{n}" for n in range(500)])]), width=width
     )
@@ -123,10 +123,10 @@ def test_a_long_text_opens_at_its_beginning_with_a_token_that_can_be_seen(
         sizes = "[box.scrollTop, box.scrollHeight > box.clientHeight]"
         assert page.tab.evaluate(f"(([box]) => {sizes})(document.querySelectorAll('{view}'))") == [0, True]
     chosen = page.tab.locator(".text .chip[aria-selected='true']")
-    assert int(chosen.get_attribute("data-place") or "") < 16
+    assert int(chosen.get_attribute("data-index") or "") < 16
 
 
-def test_turning_a_phone_leaves_nothing_that_sticks_out(open_page: Open) -> None:
+def test_the_page_does_not_overflow_after_rotating_a_phone(open_page: Open) -> None:
     page = open_page(full_page(), width=800)
     page.tab.set_viewport_size({"width": 390, "height": 844})
     page.wait("document.querySelector('.lines').clientWidth < 390")
@@ -135,7 +135,7 @@ def test_turning_a_phone_leaves_nothing_that_sticks_out(open_page: Open) -> None
 
 @pytest.fixture(scope="module")
 def long_text(reference: Reference, minilm_bundle: Path) -> Callable[[int], ViewedText]:
-    """The first so many tokens of a text with their real maps: (6, 12, T, T)."""
+    """Return the first T tokens of a text with real attention maps, (6, 12, T, T)."""
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -149,8 +149,8 @@ def long_text(reference: Reference, minilm_bundle: Path) -> Callable[[int], View
         assert len(encoding.ids) == num_tokens
         maps = np.stack([array for name, array in reference(text).items() if name.startswith("attentions.")])
         tokens = [
-            ViewedToken(spelling, text[start:end] or spelling, place, is_special=start == end)
-            for place, (spelling, (start, end)) in enumerate(
+            ViewedToken(spelling, text[start:end] or spelling, index, is_special=start == end)
+            for index, (spelling, (start, end)) in enumerate(
                 zip(encoding.tokens, encoding.offsets, strict=True)
             )
         ]
@@ -159,7 +159,7 @@ def long_text(reference: Reference, minilm_bundle: Path) -> Callable[[int], View
     return first
 
 
-def test_a_long_text_is_small_and_switches_heads(
+def test_a_long_text_makes_a_small_file_and_can_switch_heads(
     open_file: Open, long_text: Callable[[int], ViewedText], tmp_path: Path
 ) -> None:
     path = tmp_path / "long.html"
@@ -178,7 +178,7 @@ def test_the_longest_text_of_a_large_model_opens(
 ) -> None:
     text = long_text(512)
     heads = square_root_bytes(np.asarray(text.maps)).reshape(72, 512, 512)
-    maps = np.resize(heads, (24, 16, 512, 512))  # the same ones again and again
+    maps = np.resize(heads, (24, 16, 512, 512))  # repeats the maps
     large = ViewedText(label="Text", tokens=text.tokens, maps=maps)
     path = tmp_path / "large.html"
     path.write_text(html_of(Page(title="Large", model="large", texts=[large])), encoding="utf-8")
@@ -190,7 +190,7 @@ def test_the_longest_text_of_a_large_model_opens(
     assert len(page.requests) == 1
 
 
-def test_a_page_over_the_limit_keeps_the_largest_weights_and_says_so(open_file: Open, tmp_path: Path) -> None:
+def test_a_page_over_the_limit_keeps_only_the_largest_weights(open_file: Open, tmp_path: Path) -> None:
     spellings = [f"t{number}" for number in range(200)]
     page = Page(title="Over", model="small", texts=[text_of(spellings)])
     whole = html_of(page)
@@ -199,6 +199,6 @@ def test_a_page_over_the_limit_keeps_the_largest_weights_and_says_so(open_file: 
     path.write_text(html_of(page, max_bytes=limit), encoding="utf-8")
     opened = open_file(path)
     assert "the 32 largest weights of each row" in opened.text(".facts")
-    assert "would have made the page too large" in opened.text(".notes")
-    with pytest.raises(ValueError, match="more than 1,000 bytes with the 32 largest weights of each row"):
+    assert "exceed the size limit of a page" in opened.text(".notes")
+    with pytest.raises(ValueError, match="exceeds 1,000 bytes even with only the 32 largest weights"):
         html_of(page, max_bytes=1000)

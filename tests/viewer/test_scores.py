@@ -1,4 +1,4 @@
-"""Scores are shown with their baseline and their sum; words add up their tokens."""
+"""Display of scores: sums, baselines, words, pairs of texts and contrasts."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ def scored_page() -> Page:
     return dataclasses.replace(plain_page(), texts=[text_of(scored=True)])
 
 
-def test_the_sum_is_that_of_values_and_baseline(open_page: Open) -> None:
+def test_the_sum_includes_the_values_and_the_baseline(open_page: Open) -> None:
     page = open_page(scored_page())
     total = VALUES.sum()
     assert page.text(".text .sum") == (
@@ -27,7 +27,7 @@ def test_the_sum_is_that_of_values_and_baseline(open_page: Open) -> None:
     assert page.text(".text .sum").startswith(f"{total - specials:.3f} words +{specials:.3f} special tokens ")
 
 
-def test_a_word_has_the_sum_of_its_tokens(open_page: Open) -> None:
+def test_the_score_of_a_word_is_the_sum_of_its_tokens(open_page: Open) -> None:
     page = open_page(scored_page())
     titles = page.tab.locator(".text .chip").evaluate_all("chips => chips.map((chip) => chip.title)")
     assert titles[1] == f"un ##believ ##ably: {VALUES[1:4].sum():+.3f}".replace("-", MINUS)
@@ -36,59 +36,62 @@ def test_a_word_has_the_sum_of_its_tokens(open_page: Open) -> None:
     assert [title.split(": ")[1].replace(MINUS, "-") for title in titles] == [f"{v:+.3f}" for v in VALUES]
 
 
-def test_blue_is_positive_and_vermilion_negative(open_page: Open) -> None:
+def test_positive_scores_are_blue_and_negative_scores_vermilion(open_page: Open) -> None:
     page = open_page(scored_page())
-    colours = page.tab.locator(".text .chip").evaluate_all(
+    colors = page.tab.locator(".text .chip").evaluate_all(
         "chips => chips.map((chip) => chip.style.backgroundColor)"
     )
-    assert colours[0].startswith("rgba(213, 94, 0, ")
-    assert colours[-1].startswith("rgba(0, 114, 178, 0.58")
+    assert colors[0].startswith("rgba(213, 94, 0, ")
+    assert colors[-1].startswith("rgba(0, 114, 178, 0.58")
 
 
-def test_a_sum_that_misses_what_was_expected_is_said(open_page: Open) -> None:
+def test_a_deviation_from_the_expected_sum_is_shown(open_page: Open) -> None:
     wrong = dataclasses.replace(scores_of(VALUES, 0.05), expected_sum=2.0)
     text = dataclasses.replace(text_of(), scores=[wrong])
     page = open_page(dataclasses.replace(plain_page(), texts=[text]))
-    assert f"The sum misses 2.000 by {MINUS}0.850." in page.text(".text .about")
+    assert f"The sum deviates from the expected 2.000 by {MINUS}0.850." in page.text(".text .about")
 
 
-def test_faithfulness_is_said_whether_measured_or_not(open_page: Open) -> None:
+def test_faithfulness_is_shown_whether_measured_or_not(open_page: Open) -> None:
     page = open_page(scored_page())
     assert "Spearman 0.84" in page.text(".text .about")
     assert "rank correlation of 0.84" in page.text(".notes")
     unmeasured = dataclasses.replace(scores_of(VALUES, 0.05), rho=None)
     text = dataclasses.replace(text_of(), scores=[unmeasured])
     page = open_page(dataclasses.replace(plain_page(), texts=[text]))
-    assert "was not measured here" in page.text(".text .about")
+    assert "was not measured" in page.text(".text .about")
     assert "rank correlation" not in page.text(".notes")
 
 
 def test_a_large_baseline_does_not_shrink_the_bars_of_tokens(open_page: Open) -> None:
-    whole = full_page()
-    assert whole.contrast is not None
-    contrast = dataclasses.replace(whole.contrast, scores=scores_of(VALUES, 10.0))
-    page = open_page(dataclasses.replace(whole, contrast=contrast))
+    full = full_page()
+    assert full.contrast is not None
+    contrast = dataclasses.replace(full.contrast, scores=scores_of(VALUES, 10.0))
+    page = open_page(dataclasses.replace(full, contrast=contrast))
     rows = page.tab.locator(".contrast .bars tr").evaluate_all(
         "rows => rows.map(row => [row.querySelector('th').textContent, row.querySelector('i')?.style.width])"
     )
     widths = dict(rows)
-    assert widths.pop("baseline") is None  # no bar
+    assert widths.pop("baseline") is None  # has no bar
     assert "100%" in widths.values()
 
 
-def test_a_page_without_scores_shows_the_attention_of_a_token(open_page: Open) -> None:
+def test_a_page_without_scores_shows_the_attention_of_the_selected_token(open_page: Open) -> None:
     page = open_page(plain_page())
-    assert page.tab.get_by_role("group", name="Colour by").count() == 0
+    assert page.tab.get_by_role("group", name="Color by").count() == 0
     page.tab.locator(".text .chip").nth(3).click()
     assert page.text(".text .sum").startswith("animal attends to the shaded words")
 
 
-def test_a_word_of_one_text_shows_its_partners_in_the_other(open_page: Open) -> None:
+def test_selecting_a_word_shows_its_partners_in_the_other_text(open_page: Open) -> None:
     page = open_page(full_page())
     matrix = np.arange(len(TOKENS) * 4, dtype=np.float32).reshape(-1, 4) / 1000
     page.press("Tokens")
     page.tab.locator(".pair .side").nth(0).locator(".chip").nth(5).click()
-    assert page.text(".pair-map .sum") == "animal meets [SEP] +0.023, slept +0.022, it +0.021."
+    assert (
+        page.text(".pair-map .sum")
+        == "animal pairs most strongly with [SEP] +0.023, slept +0.022, it +0.021."
+    )
     titles = (
         page.tab.locator(".pair .side")
         .nth(1)
@@ -97,24 +100,28 @@ def test_a_word_of_one_text_shows_its_partners_in_the_other(open_page: Open) -> 
     )
     assert titles == [f"+{value:.3f}" for value in matrix[5]]
     page.tab.locator(".pair .side").nth(1).locator(".chip").nth(2).click()
-    assert page.text(".pair-map .sum").startswith("slept meets [SEP] +0.042, . +0.038")
+    assert page.text(".pair-map .sum").startswith("slept pairs most strongly with [SEP] +0.042, . +0.038")
 
 
-def test_the_pair_matrix_has_its_baselines_and_adds_up(open_page: Open) -> None:
+def test_the_pair_matrix_includes_baselines_and_adds_up(open_page: Open) -> None:
     page = open_page(full_page())
     page.press("Tokens")
     assert page.pixels(".pair-map .cells").shape == (len(TOKENS) + 2, 4 + 2, 3)
     matrix = np.arange(len(TOKENS) * 4, dtype=np.float32) / 1000
-    wanted = (
+    expected = (
         f"All tokens {matrix.sum():.3f}, baseline row and column {MINUS}0.310 = {matrix.sum() - 0.31:.3f}."
     )
-    assert wanted in page.text(".pair-map figcaption")
+    assert expected in page.text(".pair-map figcaption")
 
 
-def test_bars_show_the_largest_the_others_the_baseline_and_the_sum(open_page: Open) -> None:
+def test_bars_show_the_largest_scores_others_baseline_and_sum(open_page: Open) -> None:
     page = open_page(full_page())
     bars = ".pair .side:first-child .bars th"
-    assert page.texts(bars)[-3:] == ["[SEP]", "baseline", "sum"]  # all nine words: one would take a row, too
+    assert page.texts(bars)[-3:] == [
+        "[SEP]",
+        "baseline",
+        "sum",
+    ]  # a row for one other word would save no space
     page.press("Tokens")
     assert page.texts(bars)[-3:] == ["3 others", "baseline", "sum"]
     numbers = [
@@ -123,22 +130,22 @@ def test_bars_show_the_largest_the_others_the_baseline_and_the_sum(open_page: Op
     assert abs(sum(numbers[:-1]) - numbers[-1]) < 0.006
 
 
-def test_the_contrast_names_both_texts(open_page: Open) -> None:
+def test_the_contrast_quotes_both_texts(open_page: Open) -> None:
     page = open_page(full_page())
-    higher = "The cosine similarity is 0.100 higher with It slept. than with It ran.."
-    assert page.text(".contrast .lead") == higher
-    assert page.tab.locator("section").first.get_attribute("class") == "part contrast"  # it was asked for
+    lead = "The cosine similarity is 0.100 higher to It slept. than to It ran.."
+    assert page.text(".contrast .lead") == lead
+    assert page.tab.locator("section").first.get_attribute("class") == "part contrast"
     assert page.tab.locator(".contrast .bars i.minus").count() > 0
 
 
-def test_the_attention_of_either_text_can_be_looked_at(open_page: Open) -> None:
+def test_the_attention_of_either_text_can_be_displayed(open_page: Open) -> None:
     page = open_page(full_page())
     page.press("Second text")
     page.wait("document.querySelector('.attnlens').dataset.drawn.startsWith('1 ')")
     assert page.texts(".text .chip") == ["[CLS]", "it", "slept", "[SEP]"]
 
 
-def test_heads_are_filtered_by_label_and_sorted(open_page: Open) -> None:
+def test_heads_can_be_filtered_by_label_and_sorted(open_page: Open) -> None:
     page = open_page(full_page())
     page.wait("document.querySelector('.heads').dataset.painted === '3'")
     page.press("broad")

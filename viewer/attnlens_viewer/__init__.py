@@ -1,7 +1,8 @@
-"""Makes one HTML file of texts, their attention maps and scores of their tokens. It needs no network.
+"""Builds a self-contained HTML page with the attention maps and token scores of one or two texts.
 
-`page` says what a page holds, `encoding` makes the maps small, `document` writes the file, `notebook` shows
-it in a cell. The script and the style in `assets` are bundled from `viewer/src` by `make viewer`.
+`page` defines the content of a page, `encoding` compresses the attention maps, `document` renders the HTML
+file and `notebook` embeds it in a notebook cell. `make viewer` bundles the scripts and styles in `assets`
+from `viewer/src`.
 """
 
 from attnlens_viewer.document import MAX_PAGE_BYTES, html_of

@@ -1,7 +1,7 @@
-"""Writes the file: the data, the maps, the style and the script in one HTML document.
+"""Renders a page as one HTML document that contains its data, attention maps, styles and script.
 
-A content security policy allows this script and this style, by their hashes, and nothing else: no network, no
-other script. Text from outside is in JSON alone, and the script shows it as text content.
+A content security policy allows only the embedded script and styles, by hash, and no network access.
+Untrusted text is embedded only as JSON, which the script inserts as text content.
 """
 
 import base64
@@ -40,27 +40,27 @@ _DOCUMENT = """<!doctype html>
 
 
 def html_of(page: Page, *, small: bool = False, max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Return the whole document.
+    """Render a page as an HTML document.
 
     Args:
-        page: what it shows.
-        small: keep the 32 largest weights of each row only.
-        max_bytes: where all weights would need more, the 32 largest of each row are kept, and the page says
-            so.
+        page: Page to render.
+        small: Keep only the 32 largest weights of each row.
+        max_bytes: Maximum size of the attention maps. If all weights exceed it, only the 32 largest of each
+            row are kept, and the page displays a notice.
 
     Raises:
-        ValueError: a weight is not between 0 and 1, or the document is over `max_bytes` even so.
+        ValueError: A weight is not between 0 and 1, or the reduced maps exceed `max_bytes`.
     """
     kept = SMALL_ROW if small else None
-    reason = "asked" if small else ""
+    reason = "requested" if small else ""
     maps = encoded_maps(page, kept, max_bytes)
     if maps is None and kept is None:
         kept, reason = SMALL_ROW, "size"
         maps = encoded_maps(page, kept, max_bytes)
     if maps is None:
         raise ValueError(
-            f"the page would have more than {max_bytes:,} bytes with the {SMALL_ROW} largest weights of each "
-            "row: cut the text, or show fewer layers"
+            f"the page exceeds {max_bytes:,} bytes even with only the {SMALL_ROW} largest weights of each "
+            "row. Shorten the text or show fewer layers."
         )
     style, script = asset("page.css"), asset("page.js")
     policy = (
@@ -71,7 +71,7 @@ def html_of(page: Page, *, small: bool = False, max_bytes: int = MAX_PAGE_BYTES)
         policy=policy,
         title=html.escape(page.title),
         style=style,
-        data=_escaped(page_json(page, kept=kept, reason=reason)),
+        data=_escape_json(page_json(page, kept=kept, reason=reason)),
         maps="\n".join(
             f'<script type="text/plain" id="attnlens-maps-{text}-{layer}">{to_base64(content)}</script>'
             for (text, layer), content in maps.items()
@@ -81,22 +81,25 @@ def html_of(page: Page, *, small: bool = False, max_bytes: int = MAX_PAGE_BYTES)
 
 
 def encoded_maps(page: Page, kept: int | None, max_bytes: int) -> dict[tuple[int, int], bytes] | None:
-    """Return the maps by number of text and layer. None: their base64 would have more than `max_bytes`."""
+    """Compress the maps of each (text index, layer), keeping `kept` weights per row (all if None).
+
+    Return None if the result exceeds `max_bytes` in base64.
+    """
     encoded: dict[tuple[int, int], bytes] = {}
     size = 0
-    for number, text in enumerate(page.texts):
+    for index, text in enumerate(page.texts):
         for layer, maps in enumerate(text.maps):
             content = layer_bytes(maps, None if kept is None else min(kept, len(text.tokens)))
             size += -(-len(content) // 3) * 4
             if size > max_bytes:
                 return None
-            encoded[number, layer] = content
+            encoded[index, layer] = content
     return encoded
 
 
 @cache
 def asset(name: str) -> str:
-    """Return a file of `assets`."""
+    """Return the content of a file in `assets`."""
     return (resources.files("attnlens_viewer") / "assets" / name).read_text(encoding="utf-8").strip()
 
 
@@ -105,7 +108,7 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _escaped(data: dict[str, object]) -> str:
-    """Return JSON that holds no tag: `</script>` in a token must not end the script."""
+def _escape_json(data: dict[str, object]) -> str:
+    """Serialize to JSON without HTML tags, so that `</script>` in a token cannot end the script element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,10 +1,9 @@
-"""Attention maps in few bytes.
+"""Compact encoding of attention maps.
 
-A weight A becomes the byte round(255 sqrt(A)): its error is about sqrt(A) / 255 at most, so small weights
-stay visible. The page holds the bytes of a layer in zlib's form and base64; a browser inflates them when the
-layer is wanted.
+A weight A is quantized to round(255 sqrt(A)). The absolute error is at most about sqrt(A) / 255, so small
+weights remain visible. Each layer is compressed with zlib, and the browser decompresses it on demand.
 
-Letters: T tokens, H heads, k weights that are kept of a row.
+Shapes: T tokens, H heads, K weights kept per row.
 """
 
 import base64
@@ -16,44 +15,45 @@ import numpy.typing as npt
 
 SMALL_ROW = 32
 _LEVEL = 6
-# Rounding of fp16 and of sums; beyond it a number is no attention weight.
-_SLACK = 1e-3
+# Tolerance for fp16 and summation rounding errors.
+_TOLERANCE = 1e-3
 
 
 def square_root_bytes(weights: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return round(255 sqrt(weights)), of any shape; bytes are returned as they are.
+    """Quantize weights of any shape to round(255 sqrt(weights)). uint8 arrays are returned unchanged.
 
     Raises:
-        ValueError: a weight is not between 0 and 1.
+        ValueError: A weight is not between 0 and 1.
     """
     if weights.dtype == np.uint8:
         return weights
     lowest, highest = float(weights.min()), float(weights.max())
-    if not (lowest >= -_SLACK and highest <= 1 + _SLACK):  # NaN, too
+    if not (lowest >= -_TOLERANCE and highest <= 1 + _TOLERANCE):  # also rejects NaN
         raise ValueError(
-            f"the weights are from {lowest:g} to {highest:g}: a page shows attention weights, from 0 to 1"
+            f"attention weights must be between 0 and 1, but range from {lowest:g} to {highest:g}"
         )
     roots = np.sqrt(np.clip(weights, 0, 1), dtype=np.float32)
     return np.asarray(np.rint(roots * np.float32(255)), dtype=np.uint8)
 
 
 def top_bytes(maps: npt.NDArray[np.uint8], kept: int) -> bytes:
-    """Return the `kept` largest bytes of each row of maps (H, T, T), the first ones where several are equal.
+    """Encode the `kept` largest values of each row of (H, T, T) maps. Ties keep the first columns.
 
-    First come the columns, (H, T, k) little-endian uint16 in rising order, then their bytes, (H, T, k) uint8.
+    The result is the column indices, (H, T, K) little-endian uint16 in ascending order, followed by the
+    values, (H, T, K) uint8.
     """
     order = np.argsort(-maps.astype(np.int16), axis=-1, kind="stable")[..., :kept]
-    columns = np.sort(order, axis=-1)  # (H, T, k)
+    columns = np.sort(order, axis=-1)  # (H, T, K)
     return columns.astype("<u2").tobytes() + np.take_along_axis(maps, columns, axis=-1).tobytes()
 
 
 def layer_bytes(maps: npt.NDArray[Any], kept: int | None) -> bytes:
-    """Return zlib's form of one layer's maps (H, T, T): all bytes, or the `kept` largest of each row."""
+    """Quantize and compress the (H, T, T) maps of a layer, or only the `kept` largest weights of each row."""
     roots = square_root_bytes(maps)
     content = np.ascontiguousarray(roots).tobytes() if kept is None else top_bytes(roots, kept)
     return zlib.compress(content, _LEVEL)
 
 
 def to_base64(content: bytes) -> str:
-    """Return `content` in the characters that HTML leaves alone."""
+    """Encode bytes as a base64 string, which needs no escaping in HTML."""
     return base64.b64encode(content).decode("ascii")

@@ -1,7 +1,7 @@
-"""The page as a server shows it: a form, and what it fetches.
+"""Static files and JSON responses of the web page that a server hosts.
 
-The reply to a form holds what a file holds, in JSON: the page and its maps. Text from outside is JSON alone,
-and the script shows it as text content.
+The response to a submitted form contains the same data as an HTML file: the page and its attention maps.
+Untrusted text is sent only as JSON, which the script inserts as text content.
 """
 
 import html
@@ -17,7 +17,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of every reply: no script and no address but the server's own."""
+"""Content security policy of every response: only scripts, styles and requests of the same origin."""
 
 _SHELL = """<!doctype html>
 <html lang="en">
@@ -39,7 +39,7 @@ _SHELL = """<!doctype html>
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveModel:
-    """The facts about a model that the start page shows."""
+    """Model information for the start page."""
 
     name: str
     num_layers: int
@@ -50,14 +50,14 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A file that a server sends as it is."""
+    """A static file to serve."""
 
     content_type: str
     content: bytes
 
 
 def live_files(model: LiveModel) -> dict[str, LiveFile]:
-    """Return the files of the page by their paths."""
+    """Return the static files of the page by URL path."""
     shell = _SHELL.format(
         title=html.escape(f"{model.name} - attnlens"), model=html.escape(json.dumps(asdict(model)))
     )
@@ -69,13 +69,13 @@ def live_files(model: LiveModel) -> dict[str, LiveFile]:
 
 
 def live_reply(page: Page, max_bytes: int) -> bytes:
-    """Return what the script fetches: `page`, and `maps` of each text and layer in base64.
+    """Return the JSON response with the `page` and the base64-encoded `maps` of each text and layer.
 
-    Where all weights would need more than `max_bytes`, the 32 largest of each row are kept, and the page says
-    so.
+    If the complete maps exceed `max_bytes`, only the 32 largest weights of each row are kept, and the page
+    displays a notice.
 
     Raises:
-        ValueError: the maps are over the limit even so, or a weight is not between 0 and 1.
+        ValueError: The reduced maps exceed `max_bytes`, or a weight is not between 0 and 1.
     """
     kept, reason = None, ""
     maps = encoded_maps(page, None, max_bytes)
@@ -84,11 +84,11 @@ def live_reply(page: Page, max_bytes: int) -> bytes:
         maps = encoded_maps(page, kept, max_bytes)
     if maps is None:
         raise ValueError(
-            f"the maps would have more than {max_bytes:,} bytes with the {SMALL_ROW} largest weights of each "
-            "row: cut the text"
+            f"the attention maps exceed {max_bytes:,} bytes even with only the {SMALL_ROW} largest weights "
+            "of each row. Shorten the text."
         )
-    reply = {
+    response = {
         "page": page_json(page, kept=kept, reason=reason),
         "maps": [to_base64(content) for content in maps.values()],
     }
-    return json.dumps(reply, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(response, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode()

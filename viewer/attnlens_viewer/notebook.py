@@ -1,4 +1,4 @@
-"""A page in a cell of a notebook: as a frame, or as the state of a widget."""
+"""Embeds a page in a notebook cell, as an iframe or as widget state."""
 
 import html
 
@@ -8,10 +8,10 @@ from attnlens_viewer.page_json import page_json
 
 
 def iframe_of(page: Page, *, height_px: int = 900, small: bool = True) -> str:
-    """Return HTML for `_repr_html_`: the document in a frame, which shares nothing with the notebook.
+    """Return HTML for `_repr_html_` that displays the page in a sandboxed iframe.
 
     Raises:
-        ValueError: as `html_of`.
+        ValueError: See `html_of`.
     """
     document = html.escape(html_of(page, small=small), quote=True)
     style = f"width:100%;height:{height_px}px;border:0"
@@ -22,15 +22,14 @@ def iframe_of(page: Page, *, height_px: int = 900, small: bool = True) -> str:
 
 
 def widget_state_of(page: Page) -> dict[str, object]:
-    """Return what `assets/widget.js` reads from its model: `page`, and `maps` as bytes, text by text.
+    """Return the state that `assets/widget.js` reads: `page` and the zlib-compressed `maps` of each layer.
 
-    `widget.js` is a module with `export default { render }`, as anywidget and marimo take it for `_esm`;
-    `page.css` is its `_css`. The bytes are zlib's form of each layer.
+    `widget.js` follows the anywidget module format and is used as `_esm`, with `page.css` as `_css`.
 
     Raises:
-        ValueError: the maps are over the limit of a page.
+        ValueError: The attention maps exceed the size limit.
     """
     maps = encoded_maps(page, None, MAX_PAGE_BYTES)
     if maps is None:
-        raise ValueError(f"the maps have more than {MAX_PAGE_BYTES:,} bytes: cut the text")
+        raise ValueError(f"the attention maps exceed {MAX_PAGE_BYTES:,} bytes. Shorten the text.")
     return {"page": page_json(page, kept=None, reason=""), "maps": list(maps.values())}

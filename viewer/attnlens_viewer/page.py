@@ -1,6 +1,6 @@
-"""What a page holds, as plain data.
+"""Content of a page, as plain data classes that validate shapes and values.
 
-Letters: T tokens of a text, n and m tokens of a first and a second text, L layers, H heads.
+Shapes: T tokens of a text, N and M tokens of the first and second text, L layers, H heads.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ MAX_TEXTS = 2
 
 @dataclass(frozen=True, slots=True)
 class ViewedToken:
-    """A token as the page shows it.
+    """A token as displayed on the page.
 
     Attributes:
-        text: the tokenizer's spelling, for instance `##ing`.
-        shown: the piece of the text that it stands for, for instance `ing`.
-        word: the number of its word in the text, specials counted as words of their own: never falling, and
-            tokens of one word stand together.
-        is_special: whether the tokenizer has added it.
-        is_joined: whether no space stands before it.
+        text: Token string as spelled by the tokenizer, e.g. `##ing`.
+        shown: Span of the text that the token covers, e.g. `ing`.
+        word: Word index. Tokens of a word are adjacent and indices never decrease. Each special token counts
+            as a word.
+        is_special: Whether the tokenizer added the token.
+        is_joined: Whether the token follows the previous one without a space.
     """
 
     text: str
@@ -38,17 +38,17 @@ class ViewedToken:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Scores:
-    """What each token has to do with an embedding, by one method.
+    """Scores that one method assigns to the tokens of a text.
 
     Attributes:
-        method: its name, for instance `contributions`.
-        target: what the scores add up to, in words: "the cosine with the second text".
-        values: (T,), one number a token.
-        baseline: what belongs to no token. None: the method has none.
-        sum: the values and the baseline together.
-        expected_sum: what `sum` must be where the method is exact. None: it need not be anything.
-        rho: measured faithfulness: Spearman's correlation with leaving tokens out. None: not measured.
-        description: what the numbers are and what the figure `rho` was measured on, in a sentence or two.
+        method: Method name, e.g. `contributions`.
+        target: Description of the explained quantity, e.g. "the cosine with the second text".
+        values: (T,) score of each token.
+        baseline: Part of the target that belongs to no token. None if the method has no baseline.
+        sum: Sum of the values and the baseline.
+        expected_sum: Value that `sum` should reach. None if the scores are not additive.
+        rho: Faithfulness: Spearman correlation with leave-one-out scores. None if not measured.
+        description: One or two sentences about the scores and the data on which `rho` was measured.
     """
 
     method: str
@@ -63,16 +63,19 @@ class Scores:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ViewedText:
-    """A text, its attention and its scores.
+    """A text with its attention maps and scores.
 
     Attributes:
-        label: what the page calls it, for instance "First text".
-        tokens: T of them.
-        maps: one array (H, T, T) for each layer, or an array (L, H, T, T): floats from 0 to 1, or uint8 as
-            `encoding.square_root_bytes` makes them.
-        scores: any number of methods, the one to show first in front.
-        head_contributions: (L, H), what each head added to the embedding. None: not known.
-        tokens_total: how many tokens the text had before it was cut. None: it was not.
+        label: Name of the text on the page, e.g. "First text".
+        tokens: The T tokens of the text.
+        maps: (L, H, T, T) array or one (H, T, T) array per layer: weights between 0 and 1, or uint8 values
+            from `encoding.square_root_bytes`.
+        scores: Scores by method. The page opens with the first method.
+        head_contributions: (L, H) contribution of each head to the embedding, if available.
+        tokens_total: Number of tokens before truncation. None if the text was not truncated.
+
+    Raises:
+        ValueError: The text is too long, or an array has the wrong shape or contains non-finite values.
     """
 
     label: str
@@ -86,48 +89,50 @@ class ViewedText:
         num_tokens = len(self.tokens)
         if not 1 <= num_tokens <= MAX_TOKENS:
             raise ValueError(
-                f"{self.label} has {num_tokens} tokens, a page shows 1 to {MAX_TOKENS}: cut the text"
+                f"{self.label} has {num_tokens} tokens, but a page displays 1 to {MAX_TOKENS}. "
+                "Shorten the text."
             )
         words = [token.word for token in self.tokens]
         if words != sorted(words):
-            raise ValueError(f"the words of {self.label} are not in order: a word's tokens stand together")
+            raise ValueError(f"word indices of {self.label} are not in ascending order")
         if not len(self.maps):
-            raise ValueError(f"{self.label} has no attention maps: give at least one layer")
+            raise ValueError(f"{self.label} has no attention maps. Provide at least one layer.")
         for layer, maps in enumerate(self.maps):
             if maps.shape != (self.num_heads, num_tokens, num_tokens):
                 raise ValueError(
-                    f"layer {layer} of {self.label} has maps of shape {maps.shape}, not "
-                    f"{(self.num_heads, num_tokens, num_tokens)}: heads, tokens, tokens"
+                    f"layer {layer} of {self.label} has maps of shape {maps.shape}, expected "
+                    f"{(self.num_heads, num_tokens, num_tokens)} (heads, tokens, tokens)"
                 )
         for scores in self.scores:
-            _check_shape(f"the {scores.method} of {self.label}", scores.values, (num_tokens,))
+            _validate_array(f"{scores.method} scores of {self.label}", scores.values, (num_tokens,))
         if self.head_contributions is not None:
             shape = (self.num_layers, self.num_heads)
-            _check_shape(f"the head contributions of {self.label}", self.head_contributions, shape)
+            _validate_array(f"head contributions of {self.label}", self.head_contributions, shape)
 
     @property
     def num_layers(self) -> int:
-        """How many layers have maps."""
+        """Number of layers with attention maps."""
         return len(self.maps)
 
     @property
     def num_heads(self) -> int:
-        """How many heads each layer has."""
+        """Number of heads per layer."""
         return int(self.maps[0].shape[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PairMatrix:
-    """What each pair of tokens of two texts has to do with their similarity.
+    """Contributions of token pairs to the similarity of two texts.
 
     Attributes:
-        name: of the kind of matrix, for instance "output vectors".
-        values: (n, m), a row for each token of the first text.
-        baseline_row: (m,), what the second text's tokens share with no token of the first. None: nothing.
-        baseline_column: (n,), the same of the first text's tokens.
-        baseline: what belongs to no token of either.
-        similarity: what all of it adds up to. None: it need not add up.
-        description: what the numbers are, in a sentence or two.
+        name: Display name of the matrix, e.g. "output vectors".
+        values: (N, M) contribution of each pair: rows are tokens of the first text, columns of the second.
+        baseline_row: (M,) contributions of the second text's tokens with the first text's baseline, if any.
+        baseline_column: (N,) contributions of the first text's tokens with the second text's baseline, if
+            any.
+        baseline: Contribution of the two baselines.
+        similarity: Total of all contributions. None if they are not additive.
+        description: One or two sentences about the values.
     """
 
     name: str
@@ -141,11 +146,11 @@ class PairMatrix:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Contrast:
-    """Why the first text is nearer to one text than to another.
+    """Explanation of why the first text is closer to text `to` than to text `rather_than`.
 
     Attributes:
-        to, rather_than: the nearer and the farther text.
-        scores: of the first text's tokens; they add up to the difference of the two cosines.
+        scores: Scores of the first text's tokens. They add up to the difference of the two cosine
+            similarities.
     """
 
     to: str
@@ -155,7 +160,7 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class HeadLabels:
-    """What is known of a head, for instance ("previous token",)."""
+    """Labels of an attention head, e.g. ("previous token",)."""
 
     layer: int
     head: int
@@ -164,19 +169,19 @@ class HeadLabels:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Page:
-    """All that a page shows.
+    """Complete content of a page.
 
     Attributes:
-        title: the page's heading.
-        model: the model's name.
-        texts: one, or two that are compared.
-        pair: of two texts.
-        contrast: of the first text.
-        labels: of heads; heads without labels need no entry.
-        notes: sentences for the section "What this does not mean".
+        title: Page heading.
+        model: Model name.
+        texts: One text, or two texts to compare.
+        pair: Token pair matrix of the two texts.
+        contrast: Contrast for the first text.
+        labels: Labels of attention heads. Heads without labels are omitted.
+        notes: Sentences to add to the section "What this does not mean".
 
     Raises:
-        ValueError: something does not fit the rest, or is not a finite number.
+        ValueError: The parts are inconsistent, or an array contains non-finite values.
     """
 
     title: str
@@ -189,35 +194,33 @@ class Page:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.texts) <= MAX_TEXTS:
-            raise ValueError(f"there are {len(self.texts)} texts: a page shows one, or two that are compared")
+            raise ValueError(f"a page displays one or two texts, got {len(self.texts)}")
         if len({(text.num_layers, text.num_heads) for text in self.texts}) > 1:
-            raise ValueError("the two texts have not the same number of layers and heads: use one model")
+            raise ValueError("the two texts differ in the number of layers or heads. Use one model for both.")
         if self.pair is not None:
             if len(self.texts) != MAX_TEXTS:
-                raise ValueError("a pair matrix needs two texts")
+                raise ValueError("a pair matrix requires two texts")
             first, second = (len(text.tokens) for text in self.texts)
-            _check_shape("the pair matrix", self.pair.values, (first, second))
+            _validate_array("pair matrix", self.pair.values, (first, second))
             for name, baseline, size in (
                 ("row", self.pair.baseline_row, second),
                 ("column", self.pair.baseline_column, first),
             ):
                 if baseline is not None:
-                    _check_shape(f"the baseline {name} of the pair matrix", baseline, (size,))
+                    _validate_array(f"baseline {name} of the pair matrix", baseline, (size,))
         if self.contrast is not None:
-            _check_shape(
-                "the scores of the contrast", self.contrast.scores.values, (len(self.texts[0].tokens),)
-            )
+            _validate_array("contrast scores", self.contrast.scores.values, (len(self.texts[0].tokens),))
         layers, heads = self.texts[0].num_layers, self.texts[0].num_heads
         for labels in self.labels:
             if not (0 <= labels.layer < layers and 0 <= labels.head < heads):
                 raise ValueError(
-                    f"there are labels of L{labels.layer}H{labels.head}: the maps have {layers} layers "
-                    f"of {heads} heads, from 0"
+                    f"labels for nonexistent head L{labels.layer}H{labels.head}: the attention maps have "
+                    f"{layers} layers with {heads} heads each, counted from 0"
                 )
 
 
-def _check_shape(what: str, values: Array, shape: tuple[int, ...]) -> None:
+def _validate_array(name: str, values: Array, shape: tuple[int, ...]) -> None:
     if values.shape != shape:
-        raise ValueError(f"the shape of {what} is {values.shape}, not {shape}")
+        raise ValueError(f"{name}: shape is {values.shape}, expected {shape}")
     if not np.isfinite(values).all():
-        raise ValueError(f"some of {what} are not finite numbers")
+        raise ValueError(f"{name}: contains non-finite values")

@@ -1,4 +1,4 @@
-"""What the script reads: everything of a page but the maps. `viewer/src/data.ts` has the same as types."""
+"""Serializes a page, except for its attention maps, to JSON. `viewer/src/data.ts` declares the same types."""
 
 import dataclasses
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnlens_viewer.initial_view import initial_view
 from attnlens_viewer.page import Contrast, Page, PairMatrix, Scores, ViewedText, ViewedToken
-from attnlens_viewer.telling_place import telling_place
 
 VERSION = 1
-_DIGITS = 6  # significant ones, of numbers that are shown with at most four
+_DIGITS = 6  # significant digits; the page displays up to four
 
 
 def page_json(page: Page, *, kept: int | None, reason: str) -> dict[str, object]:
-    """Return the page as JSON's types.
+    """Convert a page to JSON types.
 
     Args:
-        page: what is shown.
-        kept: how many weights of each row the maps hold. None: all.
-        reason: why they don't hold all: "asked" or "size".
+        page: Page to convert.
+        kept: Number of weights per row in the maps. None if the maps are complete.
+        reason: Why the maps are reduced: "requested" or "size". Empty if they are complete.
     """
     return {
         "version": VERSION,
@@ -48,12 +48,12 @@ def _text(text: ViewedText) -> dict[str, object]:
         "scores": [_scores(scores) for scores in text.scores],
         "headContributions": None if heads is None else _rounded(heads),
         "tokensTotal": text.tokens_total,
-        "start": dataclasses.asdict(telling_place(text)),
+        "start": dataclasses.asdict(initial_view(text)),
     }
 
 
 def _token(token: ViewedToken) -> dict[str, object]:
-    """Return the fields that are not as usual."""
+    """Return the fields of a token, omitting default values."""
     fields: dict[str, object] = {"text": token.text, "word": token.word}
     if token.shown != token.text:
         fields["shown"] = token.shown
@@ -98,7 +98,7 @@ def _contrast(contrast: Contrast) -> dict[str, object]:
 
 
 def _rounded(values: npt.NDArray[Any]) -> object:
-    """Return nested lists of numbers with few digits."""
+    """Return nested lists of rounded numbers."""
     if values.ndim > 1:
         return [_rounded(row) for row in values]
     return [float(f"{value:.{_DIGITS}g}") for value in values.astype(np.float64).tolist()]

@@ -1,9 +1,6 @@
-"""From what a server says of a text, or of two, to a page.
+"""Builds pages from server results and adds the explanatory texts: targets, method caveats and warnings.
 
-Whoever asks the server fills in `ReadText`; here the page gets its words: what scores add up to, what a
-method does not say, and why something is missing.
-
-Letters: T tokens, L layers, H heads, n and m tokens of a first and a second text.
+Shapes: T tokens of a text, N and M tokens of the first and second text, L layers, H heads.
 """
 
 from collections.abc import Sequence
@@ -13,104 +10,109 @@ from typing import Protocol
 import numpy as np
 
 from attnlens_viewer.page import Array, Contrast, Page, PairMatrix, Scores, ViewedText
-from attnlens_viewer.tokens import PlacedToken, viewed_tokens
+from attnlens_viewer.tokens import SourceToken, viewed_tokens
 
-OWN_VECTOR = "for the text's own vector"
-OTHER_TEXT = "the cosine with the other text"
-DIFFERENCE = "the difference of the two cosines"
+OWN_EMBEDDING = "the similarity of the text to itself"
+OTHER_TEXT = "the cosine similarity to the other text"
+DIFFERENCE = "the difference between the two cosine similarities"
 
 _MAX_TITLE = 90
 _LABELS = ("First text", "Second text")
 _DESCRIPTIONS = {
-    "contributions": "Exact sums, with the attention weights held as they are.",
-    "output_share": "About the last layer's vectors, each of which holds the whole text already.",
-    "leave_one_out": "Measures one token at a time: what two do together is not in it.",
-    "rollout": "Made of attention weights alone, it knows nothing of the target.",
-    "received_attention": "Made of attention weights alone, it knows nothing of the target.",
-    "contribution_norm": "How much of the vector a token contributes, independent of the target.",
+    "contributions": "Exact decomposition of the target with the attention weights held constant.",
+    "output_share": "Shares of the output vectors, which already mix information from the whole text.",
+    "leave_one_out": "Effect of removing one token at a time. Joint effects are not measured.",
+    "rollout": "Computed from attention weights alone, independent of the target.",
+    "received_attention": "Computed from attention weights alone, independent of the target.",
+    "contribution_norm": "Size of each token's contribution to the embedding, independent of the target.",
 }
 _RANKING_ONLY = ("rollout", "received_attention", "contribution_norm")
-_MEASURED = "Measured on other texts, when the model was exported."
-_LOW = 0.7
-_CAUTION = "That is low: these scores are a weak guide to which words matter."
-_NO_NUMBER = "Tokens without a number count as 0."
+_MEASURED = "Agreement was measured on other texts when the model was exported."
+_LOW_FAITHFULNESS = 0.7
+_LOW_WARNING = "The agreement is low: these scores are a weak guide to which words matter."
+_MISSING_SCORES = "Tokens without a score count as 0."
 _MATRICES = {
-    "output": ("Output vectors", "How alike the vectors of the last layer are; all of it is the cosine."),
+    "output": (
+        "Output vectors",
+        "Similarity of the output vectors of both texts. The values add up to the cosine similarity.",
+    ),
     "input": (
         "Input tokens",
-        "What the input tokens and biases of both texts gave to the cosine; all of it is the cosine.",
+        "Contributions of the tokens and biases of both texts. The values add up to the cosine similarity.",
     ),
     "interaction": (
         "Interaction",
-        "What the cosine loses without both tokens beyond what it loses without each.",
+        "Drop in similarity when both tokens are removed, minus the drops when each is removed alone.",
     ),
 }
 
 
 class MethodScores(Protocol):
-    """The scores of one method for one text, for instance `attnlens_client.TokenScores`."""
+    """Scores of one method for one text. `attnlens_client.TokenScores` implements it."""
 
     @property
     def method(self) -> str:
-        """Its name, for instance `contributions`."""
+        """Method name, e.g. `contributions`."""
 
     @property
     def values(self) -> Array:
-        """(T,); NaN where there is no number."""
+        """(T,) score of each token, NaN if missing."""
 
     @property
     def baseline(self) -> float | None:
-        """What belongs to no token. None: the method has none."""
+        """Part of the target that belongs to no token. None if the method has no baseline."""
 
     @property
     def sum(self) -> float:
-        """The values that are numbers and the baseline together."""
+        """Sum of the baseline and the values that are not NaN."""
 
     @property
     def expected_sum(self) -> float | None:
-        """What `sum` must be. None: it need not be anything."""
+        """Value that `sum` should reach. None if the scores are not additive."""
 
     @property
     def faithfulness(self) -> float | None:
-        """Spearman's correlation with leaving tokens out, from the export. None: not measured."""
+        """Spearman correlation with leave-one-out scores, measured at export. None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ReadText:
-    """A text, and what a server says of it.
+class TextResult:
+    """Server results for one text.
 
     Attributes:
-        text: as it was given.
-        prompt: what was put before it.
-        tokens: T of them.
-        maps: (L, H, T, T), or one (H, T, T) for each layer; weights, or bytes as `square_root_bytes` makes.
-        tokens_total: the tokens before truncation. None: it was not cut.
-        scores: of its tokens; empty: none were asked for.
-        target: what they are about: OWN_VECTOR, OTHER_TEXT or words of your own.
-        head_contributions: (L, H). None: not known.
+        text: Input text.
+        prompt: Prompt that precedes the text.
+        tokens: The T tokens of the text.
+        maps: (L, H, T, T) array or one (H, T, T) array per layer: weights, or uint8 values from
+            `encoding.square_root_bytes`.
+        tokens_total: Number of tokens before truncation. None if the text was not truncated.
+        scores: Token scores by method. Empty if none were requested.
+        target: Description of the explained quantity: OWN_EMBEDDING, OTHER_TEXT or a custom description.
+        head_contributions: (L, H) contribution of each head, if available.
     """
 
     text: str
     prompt: str = ""
-    tokens: Sequence[PlacedToken]
+    tokens: Sequence[SourceToken]
     maps: Array | Sequence[Array]
     tokens_total: int | None = None
     scores: Sequence[MethodScores] = ()
-    target: str = OWN_VECTOR
+    target: str = OWN_EMBEDDING
     head_contributions: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadMatrix:
-    """What each pair of tokens did.
+class PairResult:
+    """Server results for the token pairs of two texts.
 
     Attributes:
         kind: `output`, `input` or `interaction`.
-        values: (n, m).
-        similarity: of the two texts.
-        baseline_row: (m,), of `input`: the first text's biases with the second one's tokens.
-        baseline_column: (n,), the same the other way round.
-        baseline: the biases of both.
+        values: (N, M) contribution of each token pair.
+        similarity: Cosine similarity of the two texts.
+        baseline_row: (M,) contributions of the first text's biases with the second text's tokens (`input`
+            only).
+        baseline_column: (N,) contributions of the first text's tokens with the second text's biases.
+        baseline: Contribution of the biases of both texts.
     """
 
     kind: str
@@ -122,39 +124,39 @@ class ReadMatrix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadContrast:
-    """What the first text's tokens did for being nearer to one text than to another one."""
+class ContrastResult:
+    """Scores of the first text's tokens for being closer to text `to` than to text `rather_than`."""
 
     to: str
     rather_than: str
     scores: MethodScores
 
 
-def page_of(
+def build_page(
     model: str,
-    texts: Sequence[ReadText],
+    texts: Sequence[TextResult],
     *,
-    matrix: ReadMatrix | None = None,
-    contrast: ReadContrast | None = None,
+    matrix: PairResult | None = None,
+    contrast: ContrastResult | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Return the page of one text, or of two that are compared.
+    """Build the page of one text, or of two texts to compare.
 
     Args:
-        model: its name.
-        texts: one or two.
-        matrix: between the two.
-        contrast: of the first.
-        notes: why something is missing, for instance.
+        model: Model name.
+        texts: Results of one or two texts.
+        matrix: Token pair results of the two texts.
+        contrast: Contrast results of the first text.
+        notes: Notes for the reader, e.g. why something is missing.
 
     Raises:
-        ValueError: a text has no tokens, or too many for a page; something does not fit the rest.
+        ValueError: A text has no tokens or too many for a page, or the results are inconsistent.
     """
     labels = ("Text",) if len(texts) == 1 else _LABELS
     return Page(
-        title=title_of([each.text for each in texts], contrast),
+        title=build_title([result.text for result in texts], contrast),
         model=model,
-        texts=[_viewed(each, label) for each, label in zip(texts, labels, strict=True)],
+        texts=[_viewed_text(result, label) for result, label in zip(texts, labels, strict=True)],
         pair=None if matrix is None else _pair(matrix),
         contrast=None
         if contrast is None
@@ -167,75 +169,75 @@ def page_of(
     )
 
 
-def target_of(to: str | None, rather_than: str | None = None) -> str:
-    """Return what the scores of a single text add up to, in words."""
+def describe_target(to: str | None, rather_than: str | None = None) -> str:
+    """Describe the quantity that the scores of a single text explain."""
     if to is None:
-        return OWN_VECTOR
+        return OWN_EMBEDDING
     if rather_than is None:
-        return f"the cosine with {_quoted(to)}"
-    return f"the cosine with {_quoted(to)} less that with {_quoted(rather_than)}"
+        return f"the cosine similarity to {_quote(to)}"
+    return f"the cosine similarity to {_quote(to)} minus the cosine similarity to {_quote(rather_than)}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f"\N{LEFT DOUBLE QUOTATION MARK}{text}\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
-def title_of(texts: Sequence[str], contrast: ReadContrast | None = None) -> str:
-    """Return the beginning of each text: "A", "A / B", or "A / B rather than C" for a contrast."""
+def build_title(texts: Sequence[str], contrast: ContrastResult | None = None) -> str:
+    """Return a title from the shortened texts: "A", "A / B", or "A / B rather than C" for a contrast."""
     compared = () if contrast is None else (contrast.to, contrast.rather_than)
-    room = _MAX_TITLE // (1 + len(compared) if compared else len(texts))
+    max_chars = _MAX_TITLE // (1 + len(compared) if compared else len(texts))
     if contrast is None:
-        return " / ".join(_beginning(text, room) for text in texts)
-    first, to, rather_than = (_beginning(text, room) for text in (texts[0], *compared))
+        return " / ".join(_shorten(text, max_chars) for text in texts)
+    first, to, rather_than = (_shorten(text, max_chars) for text in (texts[0], *compared))
     return f"{first} / {to} rather than {rather_than}"
 
 
-def _beginning(text: str, room: int) -> str:
+def _shorten(text: str, max_chars: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= room else line[: room - 1].rstrip() + "…"
+    return line if len(line) <= max_chars else line[: max_chars - 1].rstrip() + "…"
 
 
-def _viewed(read: ReadText, label: str) -> ViewedText:
+def _viewed_text(result: TextResult, label: str) -> ViewedText:
     return ViewedText(
         label=label,
-        tokens=viewed_tokens(read.tokens, {"text": read.text, "prompt": read.prompt}),
-        maps=read.maps,
-        scores=[_scores(scores, read.target) for scores in read.scores],
-        head_contributions=read.head_contributions,
-        tokens_total=read.tokens_total,
+        tokens=viewed_tokens(result.tokens, {"text": result.text, "prompt": result.prompt}),
+        maps=result.maps,
+        scores=[_scores(scores, result.target) for scores in result.scores],
+        head_contributions=result.head_contributions,
+        tokens_total=result.tokens_total,
     )
 
 
-def _scores(found: MethodScores, target: str) -> Scores:
-    has_gaps = not np.isfinite(found.values).all()
-    is_ranking = found.method in _RANKING_ONLY
-    said = [_DESCRIPTIONS.get(found.method, "")]
-    said += ["Ranking only: the scores do not add up to the target."] if is_ranking else []
-    said += _baseline_share(found)
-    said += [_NO_NUMBER] if has_gaps else []
-    if found.faithfulness is not None:
-        said += [_MEASURED, _CAUTION] if found.faithfulness < _LOW else [_MEASURED]
+def _scores(scores: MethodScores, target: str) -> Scores:
+    has_gaps = not np.isfinite(scores.values).all()
+    is_ranking = scores.method in _RANKING_ONLY
+    sentences = [_DESCRIPTIONS.get(scores.method, "")]
+    sentences += ["Ranking only: the scores do not add up to the target."] if is_ranking else []
+    sentences += _baseline_share(scores)
+    sentences += [_MISSING_SCORES] if has_gaps else []
+    if scores.faithfulness is not None:
+        sentences += [_MEASURED, _LOW_WARNING] if scores.faithfulness < _LOW_FAITHFULNESS else [_MEASURED]
     return Scores(
-        method=found.method,
+        method=scores.method,
         target=target,
-        values=np.nan_to_num(found.values),
-        baseline=found.baseline,
-        sum=None if is_ranking else found.sum,
-        expected_sum=None if is_ranking else found.expected_sum,
-        rho=found.faithfulness,
-        description=" ".join(said),
+        values=np.nan_to_num(scores.values),
+        baseline=scores.baseline,
+        sum=None if is_ranking else scores.sum,
+        expected_sum=None if is_ranking else scores.expected_sum,
+        rho=scores.faithfulness,
+        description=" ".join(sentences),
     )
 
 
-def _baseline_share(found: MethodScores) -> list[str]:
-    """Return a sentence about the baseline's share of the target, unless the target is close to 0."""
-    if not found.baseline or not found.expected_sum or abs(found.baseline) > 10 * abs(found.expected_sum):
+def _baseline_share(scores: MethodScores) -> list[str]:
+    """Return a sentence on the baseline's share of the target, or nothing if the target is close to 0."""
+    if not scores.baseline or not scores.expected_sum or abs(scores.baseline) > 10 * abs(scores.expected_sum):
         return []
-    share = 100 * found.baseline / found.expected_sum
+    share = 100 * scores.baseline / scores.expected_sum
     return [f"The baseline, which belongs to no token, is {share:.0f} % of the target."]
 
 
-def _pair(matrix: ReadMatrix) -> PairMatrix:
+def _pair(matrix: PairResult) -> PairMatrix:
     name, description = _MATRICES.get(matrix.kind, (matrix.kind, ""))
     has_gaps = not np.isfinite(matrix.values).all()
     return PairMatrix(
@@ -245,5 +247,5 @@ def _pair(matrix: ReadMatrix) -> PairMatrix:
         baseline_column=matrix.baseline_column,
         baseline=matrix.baseline or 0.0,
         similarity=None if matrix.kind == "interaction" else matrix.similarity,
-        description=f"{description} {_NO_NUMBER}" if has_gaps else description,
+        description=f"{description} {_MISSING_SCORES}" if has_gaps else description,
     )

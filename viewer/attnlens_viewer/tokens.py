@@ -1,4 +1,4 @@
-"""Which piece of the text a token stands for, and which tokens make a word."""
+"""Maps tokens to the text spans and words that the page displays."""
 
 from collections.abc import Hashable, Iterable
 from typing import Protocol
@@ -6,43 +6,43 @@ from typing import Protocol
 from attnlens_viewer.page import ViewedToken
 
 
-class PlacedToken(Protocol):
-    """A token that knows its place in a text, as the client returns them."""
+class SourceToken(Protocol):
+    """A token with its character offsets in a text. `attnlens_client.Token` implements it."""
 
     @property
     def text(self) -> str:
-        """The tokenizer's spelling."""
+        """Token string as spelled by the tokenizer."""
 
     @property
     def source(self) -> str:
-        """Which text it stands in."""
+        """Name of the text that contains the token."""
 
     @property
     def char_start(self) -> int:
-        """The first character that it stands for."""
+        """Start offset in the source, in characters."""
 
     @property
     def char_end(self) -> int:
-        """The character after the last one."""
+        """End offset (exclusive)."""
 
     @property
     def word_index(self) -> int | None:
-        """The number of its word in its source. None: it is of no word."""
+        """Index of the token's word in the source. None if it belongs to no word."""
 
     @property
     def is_special(self) -> bool:
-        """Whether the tokenizer has added it."""
+        """Whether the tokenizer added the token."""
 
 
-def viewed_tokens(tokens: Iterable[PlacedToken], texts: dict[str, str]) -> list[ViewedToken]:
-    """Return the tokens as a page shows them.
+def viewed_tokens(tokens: Iterable[SourceToken], texts: dict[str, str]) -> list[ViewedToken]:
+    """Convert tokens for display.
 
     Args:
-        tokens: in their order.
-        texts: what they stand in, by `source`. Tokens of other sources are shown as they are spelled.
+        tokens: Tokens in order.
+        texts: Source texts by name. Tokens of any other source are displayed as spelled by the tokenizer.
     """
     viewed: list[ViewedToken] = []
-    previous: PlacedToken | None = None
+    previous: SourceToken | None = None
     last_word: Hashable = None
     word = -1
     for token in tokens:
@@ -53,7 +53,7 @@ def viewed_tokens(tokens: Iterable[PlacedToken], texts: dict[str, str]) -> list[
         viewed.append(
             ViewedToken(
                 text=token.text,
-                shown=_piece(token, previous, texts.get(token.source, "")),
+                shown=_shown_text(token, previous, texts.get(token.source, "")),
                 word=word,
                 is_special=token.is_special,
                 is_joined=_is_joined(token, previous, texts.get(token.source, "")),
@@ -63,21 +63,24 @@ def viewed_tokens(tokens: Iterable[PlacedToken], texts: dict[str, str]) -> list[
     return viewed
 
 
-def _piece(token: PlacedToken, previous: PlacedToken | None, text: str) -> str:
-    """Return the text of a token, or its spelling: of a character in several tokens each has the whole."""
-    piece = text[token.char_start : token.char_end].strip()
-    is_again = (
+def _shown_text(token: SourceToken, previous: SourceToken | None, text: str) -> str:
+    """Return the span that a token covers, or its spelling if the span is empty or repeats the previous one.
+
+    The tokens of a split character all cover the whole character.
+    """
+    span = text[token.char_start : token.char_end].strip()
+    is_repeated = (
         previous is not None
         and not previous.is_special
         and previous.source == token.source
         and (previous.char_start, previous.char_end) == (token.char_start, token.char_end)
     )
-    return piece if piece and not is_again and not token.is_special else token.text
+    return span if span and not is_repeated and not token.is_special else token.text
 
 
-def _is_joined(token: PlacedToken, previous: PlacedToken | None, text: str) -> bool:
+def _is_joined(token: SourceToken, previous: SourceToken | None, text: str) -> bool:
     if previous is None or token.is_special or previous.is_special or previous.source != token.source:
         return False
     between = text[min(previous.char_end, token.char_start) : token.char_start]
-    begins_with_space = text[token.char_start : token.char_start + 1].isspace()
-    return not between and not begins_with_space
+    starts_with_space = text[token.char_start : token.char_start + 1].isspace()
+    return not between and not starts_with_space

@@ -1,6 +1,6 @@
-"""The page as a widget, in Jupyter, VS Code, Colab and marimo. Needs anywidget: the extra `notebook`.
+"""Notebook widget for Jupyter, VS Code, Colab and marimo. Requires the extra `notebook` (anywidget).
 
-The maps go to the browser as bytes, without base64. The script is that of the file.
+The attention maps are transferred as binary data instead of base64.
 """
 
 import anywidget
@@ -12,11 +12,11 @@ from attnlens_viewer.page import Page
 
 
 class PageWidget(anywidget.AnyWidget):
-    """A page in a cell.
+    """A page in a notebook cell.
 
     Attributes:
-        page: everything but the maps, as JSON's types.
-        maps: zlib's form of each layer, text by text.
+        page: Page without its attention maps, as JSON types.
+        maps: Zlib-compressed maps of each layer of each text.
     """
 
     _esm = asset("widget.js")
@@ -26,9 +26,9 @@ class PageWidget(anywidget.AnyWidget):
 
 
 def widget_of(page: Page) -> PageWidget:
-    """Return a widget that shows a page.
+    """Create a widget for a page.
 
     Raises:
-        ValueError: the maps are over the limit of a page.
+        ValueError: The attention maps exceed the size limit.
     """
     return PageWidget(**widget_state_of(page))

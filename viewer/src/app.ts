@@ -1,5 +1,5 @@
-// Puts the page together: holds what is chosen, gets the map that this needs, and lets each view draw it.
-import { tableOf } from "./colour";
+// The application: holds the state, loads the attention maps it needs and redraws all views when it changes.
+import { tableOf } from "./color";
 import { HeadControls, UnitControls } from "./controls";
 import type { PageData } from "./data";
 import { element } from "./dom";
@@ -19,16 +19,16 @@ import { TextView } from "./views/text_view";
 const ANNOUNCE_AFTER_MS = 250;
 
 export interface AppOptions {
-  heading?: "h1" | "h2"; // of the title
-  start?: Partial<State>; // a layer and head to open with, if the model has them
-  changed?: (state: State) => void; // called when the reader chooses another head
+  heading?: "h1" | "h2"; // heading level of the title
+  start?: Partial<State>; // initial layer and head, ignored if out of range
+  changed?: (state: State) => void; // called when the user selects another head
 }
 
 export class App implements Actions {
   private readonly maps: Maps;
   private readonly views: { draw(frame: Frame): void }[];
-  private readonly status = element("p", { class: "unseen", role: "status" });
-  private readonly night = window.matchMedia("(prefers-color-scheme: dark)");
+  private readonly status = element("p", { class: "visually-hidden", role: "status" });
+  private readonly darkScheme = window.matchMedia("(prefers-color-scheme: dark)");
   private current: State;
   private matrix: Matrix | null = null;
   private matrixKey = "";
@@ -36,8 +36,8 @@ export class App implements Actions {
   private tableKey = "";
   private palette: Palette | null = null;
   private timer = 0;
-  private turn = 0;
-  private readonly onNight = (): void => void this.refresh();
+  private refreshId = 0;
+  private readonly onSchemeChange = (): void => void this.refresh();
 
   constructor(
     private readonly root: HTMLElement,
@@ -67,14 +67,14 @@ export class App implements Actions {
     this.views = [units, heads, ...views];
     root.classList.add("attnlens");
     root.replaceChildren(this.header(units.element), ...views.map((view) => view.element), notes(page), this.status);
-    this.night.addEventListener("change", this.onNight);
+    this.darkScheme.addEventListener("change", this.onSchemeChange);
   }
 
-  /** Draw nothing from now on: another page takes the place of this one. */
+  /** Stop drawing, before another page replaces this one. */
   close(): void {
-    this.night.removeEventListener("change", this.onNight);
+    this.darkScheme.removeEventListener("change", this.onSchemeChange);
     window.clearTimeout(this.timer);
-    this.turn = Infinity;
+    this.refreshId = Infinity;
     delete this.root.dataset.ready;
   }
 
@@ -92,12 +92,12 @@ export class App implements Actions {
     if (["row", "layer", "head", "level", "specials"].some((name) => name in part)) this.announceSoon();
   }
 
-  /** Draw at once where the layer is at hand, else when it is. */
+  /** Redraw all views: immediately if the layer is cached, otherwise once it is decompressed. */
   async refresh(): Promise<void> {
-    const turn = ++this.turn;
+    const refreshId = ++this.refreshId;
     const { text, layer } = this.current;
     const bytes = this.maps.cached(text, layer) ?? (await this.maps.layer(text, layer));
-    if (turn !== this.turn) return;
+    if (refreshId !== this.refreshId) return;
     const frame = this.frame(bytes);
     for (const view of this.views) view.draw(frame);
     if (!this.root.dataset.ready) {
@@ -137,7 +137,7 @@ export class App implements Actions {
   }
 
   private isDark(): boolean {
-    return this.night.matches;
+    return this.darkScheme.matches;
   }
 
   private header(units: HTMLElement): HTMLElement {
@@ -163,10 +163,10 @@ export class App implements Actions {
   }
 }
 
-/** The head and the row to open with. */
-function startOf(page: PageData, given: Partial<State>): Pick<State, "layer" | "head" | "row"> {
+/** Return the initial head and row. */
+function startOf(page: PageData, requested: Partial<State>): Pick<State, "layer" | "head" | "row"> {
   const { start, layers, heads } = page.texts[0];
-  const { layer, head }: Pick<State, "layer" | "head"> = { ...start, ...given };
-  const exists = (place: number, count: number): boolean => Number.isInteger(place) && place >= 0 && place < count;
-  return exists(layer, layers) && (head === null || exists(head, heads)) ? { ...start, layer, head } : start;
+  const { layer, head }: Pick<State, "layer" | "head"> = { ...start, ...requested };
+  const isValid = (index: number, count: number): boolean => Number.isInteger(index) && index >= 0 && index < count;
+  return isValid(layer, layers) && (head === null || isValid(head, heads)) ? { ...start, layer, head } : start;
 }

@@ -1,4 +1,4 @@
-// Scores as a table with bars: the largest ones, the rest, the baseline, the sum.
+// A bar chart of the largest scores, followed by the remaining scores, the baseline and the sum.
 import type { ScoresData } from "./data";
 import { element, newId, short } from "./dom";
 import { counted, plainText, signedText } from "./numbers";
@@ -16,14 +16,14 @@ export class Bars {
     this.element = element("table", { class: "bars" }, this.caption, this.body);
   }
 
-  draw(scores: ScoresData, units: Unit[], lit: number | null): void {
+  draw(scores: ScoresData, units: Unit[], highlighted: number | null): void {
     const values = summed(scores.values, units);
-    const order = values.map((_, place) => place).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]) || a - b);
-    const shown = order.length === SHOWN + 1 ? order.length : SHOWN; // "1 other" would take as much room
+    const order = values.map((_, index) => index).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]) || a - b);
+    const shown = order.length === SHOWN + 1 ? order.length : SHOWN; // a row "1 other" would need the same space
     const top = order.slice(0, shown).sort((a, b) => a - b);
-    const extent = Math.max(...values.map(Math.abs)) || 1; // of the tokens alone: a large baseline must not shrink them
-    const rows = top.map((place) => row(short(units[place].shown), values[place], extent, place === lit));
-    const rest = scores.values.reduce((sum, value) => sum + value, 0) - top.reduce((sum, place) => sum + values[place], 0);
+    const extent = Math.max(...values.map(Math.abs)) || 1; // without the baseline: a large baseline must not shrink the bars
+    const rows = top.map((index) => row(short(units[index].shown), values[index], extent, index === highlighted));
+    const rest = scores.values.reduce((sum, value) => sum + value, 0) - top.reduce((sum, index) => sum + values[index], 0);
     const others = order.length - top.length;
     if (others || Math.abs(rest) > 5e-4) rows.push(row(others ? counted(others, "other") : "special tokens", rest, extent, false, "muted"));
     if (scores.baseline !== null) rows.push(row("baseline", scores.baseline, null, false, "muted"));
@@ -36,8 +36,8 @@ export class Bars {
   }
 }
 
-// An extent of null draws no bar.
-function row(name: string, value: number, extent: number | null, lit: boolean, kind = ""): HTMLElement {
+// Draws no bar if `extent` is null.
+function row(name: string, value: number, extent: number | null, highlighted: boolean, kind = ""): HTMLElement {
   const gauge = element("td", { class: "gauge" });
   if (extent !== null) {
     const bar = element("i", { class: value < 0 ? "minus" : "plus" });
@@ -46,7 +46,7 @@ function row(name: string, value: number, extent: number | null, lit: boolean, k
   }
   return element(
     "tr",
-    { class: `${kind}${lit ? " lit" : ""}` },
+    { class: `${kind}${highlighted ? " highlighted" : ""}` },
     element("th", { scope: "row", dir: "auto" }, name),
     element("td", { class: "number" }, signedText(value)),
     gauge,

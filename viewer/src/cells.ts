@@ -1,4 +1,4 @@
-// A matrix of coloured cells with its labels: one pixel a cell, enlarged by the browser, and a cross over it.
+// A heat map with labels: a canvas with one pixel per cell, scaled up by the browser, and an overlay canvas.
 import type { Palette } from "./palette";
 import { element, isRightToLeft, short, sized } from "./dom";
 
@@ -14,9 +14,9 @@ export interface Label {
 
 const MAX_CELL = 34;
 const MAX_HEIGHT = 560;
-const LABEL = { rows: 12, columns: 16 }; // CSS pixels that a label needs
+const LABEL_SIZE = { rows: 12, columns: 16 }; // CSS pixels per label
 const SLANT = Math.PI / 3.4;
-const LETTERS = 14;
+const MAX_CHARS = 14;
 
 export class CellMap {
   readonly element: HTMLElement;
@@ -36,18 +36,18 @@ export class CellMap {
     const attributes = { class: "cell-map", role: "application", tabindex: 0, "aria-label": label };
     this.element = element("div", attributes, this.cells, this.over);
     this.cells.addEventListener("pointermove", (event) => {
-      const [row, column] = this.placeOf(event);
+      const [row, column] = this.cellAt(event);
       events.hover(row, column);
     });
     this.cells.addEventListener("pointerleave", () => events.hover(null, null));
-    this.cells.addEventListener("click", (event) => events.choose(...this.placeOf(event)));
+    this.cells.addEventListener("click", (event) => events.choose(...this.cellAt(event)));
     this.element.addEventListener("keydown", (event) => this.onKey(event, events));
     new ResizeObserver(() => {
       if (Math.abs(this.element.clientWidth - this.width) > 1) this.arrange();
     }).observe(this.element);
   }
 
-  /** Show a matrix: `pixels` row by row, as colours of a canvas. */
+  /** Show a matrix with the given pixels in row-major order. */
   show(rows: Label[], columns: Label[], pixels: Uint32Array, palette: Palette): void {
     const same = rows === this.rows && columns === this.columns;
     this.palette = palette;
@@ -62,11 +62,11 @@ export class CellMap {
     if (!same) this.arrange();
   }
 
-  /** Show which row and column are meant. */
+  /** Highlight a row and a column. */
   mark(row: number | null, column: number | null): void {
     this.row = row;
     this.column = column;
-    this.drawOver();
+    this.drawOverlay();
   }
 
   private arrange(): void {
@@ -74,17 +74,17 @@ export class CellMap {
     if (!this.width || !this.rows.length || !this.palette) return;
     const context = this.font(this.over.getContext("2d") as CanvasRenderingContext2D);
     const widest = (labels: Label[]): number =>
-      Math.max(...labels.map((label) => context.measureText(short(label.text, LETTERS)).width));
+      Math.max(...labels.map((label) => context.measureText(short(label.text, MAX_CHARS)).width));
     this.left = Math.ceil(widest(this.rows)) + 10;
     const slanted = widest(this.columns);
     this.top = Math.ceil(slanted * Math.sin(SLANT)) + 14;
     const right = Math.ceil(slanted * Math.cos(SLANT));
-    const room = Math.max(40, this.width - this.left - 2);
+    const available = Math.max(40, this.width - this.left - 2);
     this.cell = Math.min(
       MAX_CELL,
       MAX_HEIGHT / this.rows.length,
-      room / this.columns.length,
-      Math.max((room - right) / this.columns.length, 8),
+      available / this.columns.length,
+      Math.max((available - right) / this.columns.length, 8),
     );
     const [width, height] = [this.cell * this.columns.length, this.cell * this.rows.length];
     Object.assign(this.cells.style, {
@@ -94,7 +94,7 @@ export class CellMap {
       height: `${height}px`,
     });
     this.element.style.height = `${Math.ceil(this.top + height + 2)}px`;
-    this.drawOver();
+    this.drawOverlay();
   }
 
   private font(context: CanvasRenderingContext2D): CanvasRenderingContext2D {
@@ -102,40 +102,40 @@ export class CellMap {
     return context;
   }
 
-  private drawOver(): void {
+  private drawOverlay(): void {
     if (!this.width || !this.rows.length || !this.palette) return;
     const height = this.top + this.cell * this.rows.length + 2;
     const context = this.font(sized(this.over, this.width, height));
-    const colours = this.palette;
+    const colors = this.palette;
     context.textBaseline = "middle";
-    this.rows.forEach((label, place) => {
-      if (!this.isLabelled(place, this.row, LABEL.rows)) return;
-      const y = this.top + this.cell * (place + 0.5);
-      this.write(context, label, this.left - 7, y, 0, place === this.row, colours);
+    this.rows.forEach((label, index) => {
+      if (!this.isLabeled(index, this.row, LABEL_SIZE.rows)) return;
+      const y = this.top + this.cell * (index + 0.5);
+      this.write(context, label, this.left - 7, y, 0, index === this.row, colors);
     });
-    this.columns.forEach((label, place) => {
-      if (!this.isLabelled(place, this.column, LABEL.columns)) return;
-      const x = this.left + this.cell * (place + 0.5);
-      this.write(context, label, x, this.top - 7, -SLANT, place === this.column, colours);
+    this.columns.forEach((label, index) => {
+      if (!this.isLabeled(index, this.column, LABEL_SIZE.columns)) return;
+      const x = this.left + this.cell * (index + 0.5);
+      this.write(context, label, x, this.top - 7, -SLANT, index === this.column, colors);
     });
     const [width, cells] = [this.cell * this.columns.length, this.cell * this.rows.length];
     const thick = Math.max(this.cell, 3);
     const bands: [number, number, number, number][] = [];
     if (this.row !== null) bands.push([this.left - 1, this.top + this.cell * (this.row + 0.5) - thick / 2 - 1, width + 2, thick + 2]);
     if (this.column !== null) bands.push([this.left + this.cell * (this.column + 0.5) - thick / 2 - 1, this.top - 1, thick + 2, cells + 2]);
-    for (const [line, colour] of [[3.5, "rgb(0 0 0 / 0.55)"], [1.75, "#fff"]] as [number, string][]) {
+    for (const [line, color] of [[3.5, "rgb(0 0 0 / 0.55)"], [1.75, "#fff"]] as [number, string][]) {
       context.lineWidth = line;
-      context.strokeStyle = colour;
+      context.strokeStyle = color;
       for (const band of bands) context.strokeRect(...band);
     }
   }
 
-  /** Whether there is room for a label: every one, or every k-th and the marked one. */
-  private isLabelled(place: number, marked: number | null, room: number): boolean {
-    if (place === marked) return true;
-    const step = Math.ceil(room / this.cell);
-    const near = marked !== null && Math.abs(place - marked) * this.cell < room;
-    return place % step === 0 && !near;
+  /** Return whether to draw a label: if space is limited, only every k-th and the highlighted one. */
+  private isLabeled(index: number, marked: number | null, size: number): boolean {
+    if (index === marked) return true;
+    const step = Math.ceil(size / this.cell);
+    const near = marked !== null && Math.abs(index - marked) * this.cell < size;
+    return index % step === 0 && !near;
   }
 
   private write(
@@ -145,26 +145,26 @@ export class CellMap {
     y: number,
     angle: number,
     strong: boolean,
-    colours: Palette,
+    colors: Palette,
   ): void {
     context.save();
     context.translate(x, y);
     context.rotate(angle);
     context.direction = isRightToLeft(label.text) ? "rtl" : "ltr";
     context.textAlign = angle ? "left" : "right";
-    context.fillStyle = strong ? colours.accent : label.muted ? colours.muted : colours.ink;
+    context.fillStyle = strong ? colors.accent : label.muted ? colors.muted : colors.ink;
     if (strong) context.font = `600 ${context.font}`;
-    context.fillText(short(label.text, LETTERS), 0, 0);
+    context.fillText(short(label.text, MAX_CHARS), 0, 0);
     context.restore();
   }
 
-  private placeOf(event: MouseEvent): [number, number] {
+  private cellAt(event: MouseEvent): [number, number] {
     const box = this.cells.getBoundingClientRect();
-    const place = (offset: number, length: number, count: number): number =>
+    const indexAt = (offset: number, length: number, count: number): number =>
       Math.max(0, Math.min(count - 1, Math.floor((offset / length) * count)));
     return [
-      place(event.clientY - box.top, box.height, this.rows.length),
-      place(event.clientX - box.left, box.width, this.columns.length),
+      indexAt(event.clientY - box.top, box.height, this.rows.length),
+      indexAt(event.clientX - box.left, box.width, this.columns.length),
     ];
   }
 

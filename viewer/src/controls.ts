@@ -1,10 +1,10 @@
-// The choices that all views share: layer, head, words or tokens, special tokens, colours.
-import type { Scale } from "./colour";
+// Controls shared by all views: layer, head, words or tokens, special tokens and color scale.
+import type { Scale } from "./color";
 import { Choices, element, press, toggle } from "./dom";
 import type { Actions, Frame } from "./state";
 import type { Level } from "./units";
 
-/** A number with buttons for the one before and the one after. */
+/** A select element with buttons for the previous and next option. */
 class Stepper {
   readonly element: HTMLElement;
   private readonly select = element("select");
@@ -14,21 +14,21 @@ class Stepper {
     this.select.setAttribute("aria-label", label);
     this.select.addEventListener("change", () => onChoose(Number(this.select.value)));
     const step = (by: number): void => {
-      const place = (this.select.selectedIndex + by + options.length) % options.length;
-      onChoose(options[place][0]);
+      const index = (this.select.selectedIndex + by + options.length) % options.length;
+      onChoose(options[index][0]);
     };
-    const button = (text: string, name: string, by: number): HTMLButtonElement => {
-      const made = element("button", { type: "button", class: "step", "aria-label": name }, text);
-      made.addEventListener("click", () => step(by));
-      return made;
+    const makeButton = (text: string, name: string, by: number): HTMLButtonElement => {
+      const button = element("button", { type: "button", class: "step", "aria-label": name }, text);
+      button.addEventListener("click", () => step(by));
+      return button;
     };
     this.element = element(
       "div",
       { class: "stepper" },
       element("span", { class: "label" }, label),
-      button("‹", `${label} before`, -1),
+      makeButton("‹", `Previous ${label.toLowerCase()}`, -1),
       this.select,
-      button("›", `${label} after`, 1),
+      makeButton("›", `Next ${label.toLowerCase()}`, 1),
     );
   }
 
@@ -39,7 +39,7 @@ class Stepper {
 
 const MEAN = -1;
 
-/** Words or tokens, special tokens: above everything, since they change every view. */
+/** Controls in the page header that affect every view: words or tokens, and special tokens. */
 export class UnitControls {
   readonly element: HTMLElement;
   private readonly levels: Choices<Level>;
@@ -60,7 +60,7 @@ export class UnitControls {
   }
 }
 
-/** Which head, in which colours. */
+/** Controls for the layer, head and color scale. */
 export class HeadControls {
   readonly element: HTMLElement;
   private readonly layer: Stepper;
@@ -69,13 +69,13 @@ export class HeadControls {
 
   constructor(actions: Actions) {
     const [{ layers, heads }] = actions.page.texts;
-    const numbers = (count: number): [number, string][] => Array.from({ length: count }, (_, place) => [place, String(place)]);
+    const numbers = (count: number): [number, string][] => Array.from({ length: count }, (_, index) => [index, String(index)]);
     this.layer = new Stepper("Layer", numbers(layers), (layer) => actions.change({ layer }));
     this.head = new Stepper("Head", [[MEAN, "mean"], ...numbers(heads)], (head) =>
       actions.change({ head: head === MEAN ? null : head }),
     );
     const scales: [Scale, string][] = [["viridis", "viridis"], ["cividis", "cividis"], ["ink", "blue"]];
-    this.scales = new Choices("Colours of weights", scales, (scale) => actions.change({ scale }));
+    this.scales = new Choices("Color scale", scales, (scale) => actions.change({ scale }));
     this.element = element("div", { class: "bar" }, this.layer.element, this.head.element, this.scales.element);
   }
 

@@ -1,5 +1,4 @@
-// What the page is about: attnlens_viewer/page_json.py writes the same.
-// Letters: T tokens, L layers, H heads; n and m tokens of a first and a second text.
+// Types of the page data that attnlens_viewer/page_json.py writes.
 
 export interface TokenData {
   text: string;
@@ -52,7 +51,7 @@ export interface PageData {
   title: string;
   model: string;
   kept: number | null;
-  reason: "" | "asked" | "size";
+  reason: "" | "requested" | "size";
   texts: TextData[];
   pair: PairData | null;
   contrast: ContrastData | null;
@@ -60,7 +59,7 @@ export interface PageData {
   notes: string[];
 }
 
-/** The labels of a head, or none. */
+/** Return the labels of a head. */
 export function labelsOf(page: PageData, layer: number, head: number): string[] {
   return page.labels.find((entry) => entry.layer === layer && entry.head === head)?.labels ?? [];
 }

@@ -1,4 +1,4 @@
-// Elements, with text as text content alone: no text of the page is ever read as HTML.
+// DOM helpers. Text is always inserted as text content, never parsed as HTML.
 
 type Attributes = Record<string, string | number | boolean | null>;
 type Child = Node | string | null;
@@ -8,23 +8,23 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   attributes: Attributes = {},
   ...children: Child[]
 ): HTMLElementTagNameMap[K] {
-  const made = document.createElement(name);
+  const created = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (value !== null && value !== false) made.setAttribute(key, value === true ? "" : String(value));
+    if (value !== null && value !== false) created.setAttribute(key, value === true ? "" : String(value));
   }
-  for (const child of children) if (child !== null) made.append(child);
-  return made;
+  for (const child of children) if (child !== null) created.append(child);
+  return created;
 }
 
 let lastId = 0;
 
-/** An id that no other element has. */
+/** Return a unique element id. */
 export function newId(name: string): string {
   lastId += 1;
   return `attnlens-${name}-${lastId}`;
 }
 
-/** A button that stays pressed or not. */
+/** Create a toggle button. */
 export function toggle(text: string, pressed: boolean, onClick: () => void): HTMLButtonElement {
   const button = element("button", { type: "button", class: "toggle", "aria-pressed": String(pressed) }, text);
   button.addEventListener("click", onClick);
@@ -36,7 +36,7 @@ export function press(button: HTMLElement, pressed: boolean): void {
   if (button.getAttribute("aria-pressed") !== value) button.setAttribute("aria-pressed", value);
 }
 
-/** A row of buttons of which one is pressed. */
+/** A group of toggle buttons of which one is pressed. */
 export class Choices<T> {
   readonly element: HTMLElement;
   private readonly buttons: [T, HTMLButtonElement][];
@@ -52,7 +52,7 @@ export class Choices<T> {
   }
 }
 
-/** A section of the page with its heading, and what the heading means in a sentence. */
+/** Create a page section with a heading and a one-sentence introduction. */
 export function section(name: string, title: string, lead: Child, ...children: Child[]): HTMLElement {
   const id = newId(name);
   return element(
@@ -63,21 +63,21 @@ export function section(name: string, title: string, lead: Child, ...children: C
   );
 }
 
-const SHORT = 24;
+const MAX_CHARS = 24;
 
-/** The beginning of a text that is too long to be shown where there is little room. */
-export function short(text: string, letters: number = SHORT): string {
-  if (text.length <= letters) return text;
-  return `${Array.from(text.slice(0, 2 * letters)).slice(0, letters - 1).join("")}…`;
+/** Truncate a text to `maxChars` characters. */
+export function short(text: string, maxChars: number = MAX_CHARS): string {
+  if (text.length <= maxChars) return text;
+  return `${Array.from(text.slice(0, 2 * maxChars)).slice(0, maxChars - 1).join("")}…`;
 }
 
-/** Whether a text runs from right to left, by its first letters that have a direction. */
+/** Return whether a text is written from right to left, according to its first directional character. */
 export function isRightToLeft(text: string): boolean {
   const first = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]|\p{L}/u.exec(text);
   return first !== null && /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]/u.test(first[0]);
 }
 
-/** A canvas for `width` x `height` CSS pixels, sharp on this screen. */
+/** Resize a canvas to `width` x `height` CSS pixels at the resolution of the screen. */
 export function sized(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const ratio = Math.max(1, Math.min(3, window.devicePixelRatio || 1));
   canvas.width = Math.round(width * ratio);

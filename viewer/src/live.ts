@@ -1,5 +1,5 @@
-// The page of a server: a form with examples, and below it the views of a file, fetched from the same server.
-// The URL's fragment holds the texts and the head, so that a view can be shared, reloaded and gone back to.
+// The page that a server hosts: a form with examples, and below it the views of the result.
+// The URL fragment contains the texts and the head, so a view can be shared, reloaded and navigated back to.
 import { App } from "./app";
 import type { PageData } from "./data";
 import { element, newId } from "./dom";
@@ -16,13 +16,13 @@ interface Model {
 
 interface Result {
   page: PageData;
-  maps: string[]; // of each text and layer, as in the file
+  maps: string[]; // base64-encoded maps of each text and layer
 }
 
 type Name = "text" | "other" | "rather_than";
 type Texts = Partial<Record<Name, string>>;
 
-/** An error to show next to a field of the form, or next to the button. */
+/** An error to show next to a form field, or next to the button if `field` is null. */
 class FormError extends Error {
   constructor(
     message: string,
@@ -50,7 +50,7 @@ const EXAMPLES: [string, Texts][] = [
 class Field {
   readonly element: HTMLElement;
   private readonly area: HTMLTextAreaElement;
-  private readonly error = element("p", { class: "wrong", id: newId("error"), hidden: true });
+  private readonly error = element("p", { class: "error", id: newId("error"), hidden: true });
 
   constructor(label: string, hint: string, submit: () => void) {
     const [id, hintId] = [newId("field"), newId("hint")];
@@ -94,7 +94,7 @@ class Field {
 
 class Live {
   private readonly fields = new Map<Name, Field>();
-  private readonly status = element("p", { class: "told", role: "status" });
+  private readonly status = element("p", { class: "status", role: "status" });
   private readonly form: HTMLFormElement;
   private readonly result = element("div");
   private app: App | null = null;
@@ -107,7 +107,7 @@ class Live {
   ) {
     const submit = (): void => this.form.requestSubmit();
     const add = (name: Name, label: string, hint: string): void => void this.fields.set(name, new Field(label, hint, submit));
-    add("text", "Text", `At most ${model.max_tokens} tokens.`);
+    add("text", "Text", `Up to ${model.max_tokens} tokens.`);
     add("other", "Compare with", model.can_explain ? "Optional: which words make the two texts similar?" : "Optional.");
     if (model.can_explain) add("rather_than", "Rather than", "Optional: why is the text closer to the second than to this one?");
     const button = element("button", { type: "submit", class: "toggle show" }, "Show");
@@ -128,10 +128,10 @@ class Live {
 
   private header(): HTMLElement {
     const { name, num_layers: layers, num_heads: heads, can_explain: explains } = this.model;
-    const look = `where the ${layers * heads} attention heads of this model look.`;
+    const attention = `what the ${layers * heads} attention heads of this model attend to.`;
     const lead = explains
-      ? `See what each word of a text contributes to its embedding, and ${look}`
-      : `See ${look} This server does not compute contributions of words.`;
+      ? `See what each word of a text contributes to its embedding, and ${attention}`
+      : `See ${attention} This server does not compute contributions.`;
     return element(
       "header",
       { class: "about-model" },
@@ -176,11 +176,11 @@ class Live {
     void this.show({});
   }
 
-  /** Show what the URL names, or the start page. */
+  /** Show the texts in the URL, or the start page. */
   private open(): void {
-    const given = new URLSearchParams(window.location.hash.slice(1));
-    this.fill(Object.fromEntries(given));
-    if (given.get("text")) void this.show(headOf(given));
+    const parameters = new URLSearchParams(window.location.hash.slice(1));
+    this.fill(Object.fromEntries(parameters));
+    if (parameters.get("text")) void this.show(headOf(parameters));
     else this.reset();
   }
 
@@ -194,74 +194,74 @@ class Live {
     this.result.className = "";
     this.root.classList.remove("has-result");
     document.title = `${this.model.name} - attnlens`;
-    this.tell("");
+    this.setStatus("");
   }
 
   private async show(start: Partial<State>): Promise<void> {
     this.request?.abort();
-    const own = (this.request = new AbortController());
-    this.tell("Computing…");
+    const request = (this.request = new AbortController());
+    this.setStatus("Computing…");
     for (const field of this.fields.values()) field.showError(null);
     try {
-      const { page, maps } = await fetched(this.texts(), own.signal);
-      if (own !== this.request) return;
+      const { page, maps } = await fetchResult(this.texts(), request.signal);
+      if (request !== this.request) return;
       this.app?.close();
       window.clearTimeout(this.timer);
       const { layers } = page.texts[0];
       const source = { compressed: (text: number, layer: number) => fromBase64(maps[text * layers + layer]) };
-      this.app = new App(this.result, page, source, { heading: "h2", start, changed: (state) => this.keepHead(state) });
+      this.app = new App(this.result, page, source, { heading: "h2", start, changed: (state) => this.storeHead(state) });
       await this.app.refresh();
       this.root.classList.add("has-result");
       document.title = `${page.title} - ${this.model.name}`;
-      this.tell("");
+      this.setStatus("");
     } catch (error) {
-      if (own === this.request) this.tellError(error);
+      if (request === this.request) this.showError(error);
     }
   }
 
-  /** Write the head into the URL, once the reader has settled on it. */
-  private keepHead({ layer, head }: State): void {
+  /** Store the selected head in the URL, after a short delay. */
+  private storeHead({ layer, head }: State): void {
     window.clearTimeout(this.timer);
     this.timer = window.setTimeout(() => {
-      const kept = new URLSearchParams(window.location.hash.slice(1));
-      kept.set("layer", String(layer));
-      kept.set("head", head === null ? "mean" : String(head));
-      window.history.replaceState(null, "", `#${kept}`);
+      const parameters = new URLSearchParams(window.location.hash.slice(1));
+      parameters.set("layer", String(layer));
+      parameters.set("head", head === null ? "mean" : String(head));
+      window.history.replaceState(null, "", `#${parameters}`);
     }, URL_DELAY_MS);
   }
 
-  private tell(message: string): void {
+  private setStatus(message: string): void {
     this.status.textContent = message;
-    this.status.classList.remove("wrong");
+    this.status.classList.remove("error");
   }
 
-  private tellError(error: unknown): void {
+  private showError(error: unknown): void {
     const message = error instanceof Error ? error.message : String(error);
     const field = error instanceof FormError && error.field !== null ? this.fields.get(error.field) : undefined;
-    this.tell(field ? "" : message);
-    this.status.classList.toggle("wrong", !field);
+    this.setStatus(field ? "" : message);
+    this.status.classList.toggle("error", !field);
     field?.showError(message);
     field?.focus();
   }
 }
 
-function headOf(given: URLSearchParams): Partial<State> {
-  const [layer, head] = ["layer", "head"].map((name) => given.get(name));
+function headOf(parameters: URLSearchParams): Partial<State> {
+  const [layer, head] = ["layer", "head"].map((name) => parameters.get(name));
   if (layer === null || head === null) return {};
   return { layer: Number(layer), head: head === "mean" ? null : Number(head) };
 }
 
-async function fetched(texts: Texts, signal: AbortSignal): Promise<Result> {
+async function fetchResult(texts: Texts, signal: AbortSignal): Promise<Result> {
   const headers = { "Content-Type": "application/json" };
-  let reply: Response;
+  let response: Response;
   try {
-    reply = await fetch("page", { method: "POST", headers, body: JSON.stringify(texts), signal });
+    response = await fetch("page", { method: "POST", headers, body: JSON.stringify(texts), signal });
   } catch {
-    throw new FormError("The server did not answer. Is it still running?");
+    throw new FormError("No response from the server. Is it still running?");
   }
-  if (reply.ok) return (await reply.json()) as Result;
-  const { error, field } = (await reply.json().catch(() => ({}))) as { error?: string; field?: Name };
-  throw new FormError(sentence(error ?? `the server answered with status ${reply.status}`), field ?? null);
+  if (response.ok) return (await response.json()) as Result;
+  const { error, field } = (await response.json().catch(() => ({}))) as { error?: string; field?: Name };
+  throw new FormError(sentence(error ?? `the server responded with status ${response.status}`), field ?? null);
 }
 
 function sentence(message: string): string {
@@ -271,7 +271,7 @@ function sentence(message: string): string {
 const root = document.getElementById("attnlens") as HTMLElement;
 document.body.classList.add("attnlens-page");
 if (typeof DecompressionStream === "undefined") {
-  root.textContent = "This browser cannot inflate the maps: use a version from 2023 or later.";
+  root.textContent = "This browser does not support DecompressionStream. Use a version from 2023 or later.";
 } else {
   new Live(root, JSON.parse(root.dataset.model ?? "") as Model);
 }

@@ -1,19 +1,20 @@
-// Attention maps, inflated when a layer is wanted. A byte b stands for the weight (b / 255)².
+// Attention maps, decompressed on demand. Byte b encodes the weight (b / 255)².
+// Shapes: T tokens, H heads, K weights kept per row.
 import type { PageData } from "./data";
 
-/** Where the bytes of a layer come from, in zlib's form. */
+/** Source of zlib-compressed layers. */
 export interface MapSource {
   compressed(text: number, layer: number): Uint8Array;
 }
 
-/** The weight of each byte. */
+/** Weight of each byte value. */
 export const WEIGHTS = Float32Array.from({ length: 256 }, (_, byte) => (byte / 255) ** 2);
 
 const MAX_CACHED_BYTES = 96e6;
 
 export class Maps {
   private readonly cache = new Map<string, Uint8Array>();
-  private readonly running = new Map<string, Promise<Uint8Array>>();
+  private readonly pending = new Map<string, Promise<Uint8Array>>();
   private cachedBytes = 0;
 
   constructor(
@@ -21,29 +22,29 @@ export class Maps {
     private readonly source: MapSource,
   ) {}
 
-  /** The bytes of a layer, (H, T, T), if they are at hand. */
+  /** Return the bytes of a layer, (H, T, T), if cached. */
   cached(text: number, layer: number): Uint8Array | undefined {
     return this.cache.get(`${text} ${layer}`);
   }
 
-  /** The bytes of a layer, (H, T, T). */
+  /** Return the bytes of a layer, (H, T, T). */
   layer(text: number, layer: number): Promise<Uint8Array> {
     const key = `${text} ${layer}`;
-    const found = this.cache.get(key);
-    if (found) return Promise.resolve(found);
-    let running = this.running.get(key);
-    if (!running) {
-      running = this.inflated(text, layer).then((bytes) => {
-        this.running.delete(key);
-        this.keep(key, bytes);
+    const cached = this.cache.get(key);
+    if (cached) return Promise.resolve(cached);
+    let pending = this.pending.get(key);
+    if (!pending) {
+      pending = this.decompress(text, layer).then((bytes) => {
+        this.pending.delete(key);
+        this.store(key, bytes);
         return bytes;
       });
-      this.running.set(key, running);
+      this.pending.set(key, pending);
     }
-    return running;
+    return pending;
   }
 
-  private keep(key: string, bytes: Uint8Array): void {
+  private store(key: string, bytes: Uint8Array): void {
     this.cache.set(key, bytes);
     this.cachedBytes += bytes.length;
     for (const [oldest, content] of this.cache) {
@@ -53,7 +54,7 @@ export class Maps {
     }
   }
 
-  private async inflated(text: number, layer: number): Promise<Uint8Array> {
+  private async decompress(text: number, layer: number): Promise<Uint8Array> {
     const bytes = await inflate(this.source.compressed(text, layer));
     const { tokens, heads } = this.page.texts[text];
     const kept = this.page.kept;
@@ -61,13 +62,13 @@ export class Maps {
   }
 }
 
-/** Undo zlib's compression. */
+/** Decompress zlib data. */
 export async function inflate(compressed: Uint8Array): Promise<Uint8Array> {
   const stream = new Blob([compressed as BlobPart]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** Maps (H, T, T) from the columns and bytes of the k largest weights of each row; the others are 0. */
+/** Return (H, T, T) maps from the columns and bytes of the K largest weights of each row. Other weights are 0. */
 export function dense(bytes: Uint8Array, heads: number, size: number, kept: number): Uint8Array {
   const count = heads * size * kept;
   const columns = new DataView(bytes.buffer, bytes.byteOffset, 2 * count);
@@ -79,7 +80,7 @@ export function dense(bytes: Uint8Array, heads: number, size: number, kept: numb
   return maps;
 }
 
-/** Bytes from base64. */
+/** Decode base64. */
 export function fromBase64(text: string): Uint8Array {
   const native = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array }).fromBase64;
   if (native) return native(text);

@@ -1,6 +1,6 @@
-// Numbers in text.
+// Number formatting.
 
-/** A weight as exact as its byte: two significant digits. */
+/** Format a weight with two significant digits, the precision of its byte. */
 export function weightText(weight: number): string {
   if (weight <= 0) return "0";
   if (weight >= 0.995) return "1.0";
@@ -8,13 +8,13 @@ export function weightText(weight: number): string {
   return weight >= 0.1 ? weight.toFixed(2) : weight >= 0.01 ? weight.toFixed(3) : weight.toFixed(4);
 }
 
-/** A number with its sign, a real minus. */
+/** Format a number with a sign. Negative numbers have a minus sign (U+2212), not a hyphen. */
 export function signedText(value: number, digits = 3): string {
   const text = Math.abs(value).toFixed(digits);
   return Number(text) === 0 ? text : `${value < 0 ? "−" : "+"}${text}`;
 }
 
-/** A number with a real minus. */
+/** Format a number. Negative numbers have a minus sign (U+2212), not a hyphen. */
 export function plainText(value: number, digits = 3): string {
   const text = Math.abs(value).toFixed(digits);
   return value < 0 && Number(text) !== 0 ? `−${text}` : text;

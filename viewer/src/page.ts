@@ -1,4 +1,4 @@
-// The script of the file: reads the data that stand in the document.
+// Entry point of the HTML file: reads the data embedded in the document.
 import { App } from "./app";
 import type { PageData } from "./data";
 import { fromBase64 } from "./maps";
@@ -8,7 +8,7 @@ document.body.classList.add("attnlens-page");
 const textOf = (id: string): string => document.getElementById(id)?.textContent ?? "";
 
 if (typeof DecompressionStream === "undefined") {
-  root.textContent = "This browser cannot inflate the maps: use a version from 2023 or later.";
+  root.textContent = "This browser does not support DecompressionStream. Use a version from 2023 or later.";
 } else {
   const page = JSON.parse(textOf("attnlens-data")) as PageData;
   const app = new App(root, page, {

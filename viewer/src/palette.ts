@@ -1,4 +1,4 @@
-// The colours and the font of the style sheet, for what is drawn on a canvas.
+// Colors and font of the style sheet, for drawing on a canvas.
 
 export interface Palette {
   ink: string;
@@ -7,7 +7,7 @@ export interface Palette {
   family: string;
 }
 
-/** Read them once for each colour scheme: reading makes the browser compute all styles. */
+/** Read the palette. Call this once per color scheme, since it forces a style recalculation. */
 export function paletteOf(element: HTMLElement): Palette {
   const style = getComputedStyle(element);
   const [ink, muted, accent] = ["--ink", "--muted", "--accent"].map((name) => style.getPropertyValue(name));

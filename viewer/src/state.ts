@@ -1,30 +1,30 @@
-// What the reader has chosen, and what every view draws of it.
+// The state of the page, the frame that views draw, and the interfaces between views and the application.
 import type { PageData, TextData } from "./data";
-import type { Scale, Table } from "./colour";
+import type { Scale, Table } from "./color";
 import type { Palette } from "./palette";
 import type { Level, Matrix, Unit } from "./units";
 
 export interface State {
   text: number;
   layer: number;
-  head: number | null; // null: the mean of all
+  head: number | null; // null for the mean of all heads
   level: Level;
   specials: boolean;
   scale: Scale;
-  row: number; // a token: whose row is read out
-  hover: number | null; // a token: the one under the pointer
-  column: number | null; // a token
+  row: number; // selected token
+  hover: number | null; // token under the pointer
+  column: number | null; // selected key token
 }
 
-/** One picture: the state, and what follows from it. */
+/** The state, and everything derived from it for drawing. */
 export interface Frame {
   state: State;
   text: TextData;
   units: Unit[];
   matrix: Matrix;
-  row: number; // of `units`: the one under the pointer, else the chosen one
-  chosen: number; // of `units`
-  column: number | null; // of `units`
+  row: number; // index of the unit under the pointer, or else of the selected unit
+  chosen: number; // index of the selected unit
+  column: number | null; // index of the selected key unit
   table: Table;
   palette: Palette;
   dark: boolean;
@@ -36,7 +36,7 @@ export interface View {
   draw(frame: Frame): void;
 }
 
-/** What views may do. */
+/** Operations available to views. */
 export interface Actions {
   page: PageData;
   state(): State;

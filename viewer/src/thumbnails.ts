@@ -1,37 +1,37 @@
-// Small pictures of maps: the largest weight of each piece, which keeps thin lines visible.
+// Thumbnails of maps: max pooling, which keeps thin lines visible.
 
 const MAX_SIDE = 40;
 
-/** How many cells wide the picture of T tokens is. */
+/** Return the side length of the thumbnail of a map. */
 export function thumbnailSize(size: number): number {
   return Math.min(size, MAX_SIDE);
 }
 
-/** The largest byte of each piece of a map (T, T). */
+/** Downsample a (T, T) map with max pooling. */
 export function thumbnail(map: Uint8Array, size: number): Uint8Array {
   const side = thumbnailSize(size);
   const pooled = new Uint8Array(side * side);
-  const pieceOf = Uint16Array.from({ length: size }, (_, place) => Math.floor((place * side) / size));
+  const targetOf = Uint16Array.from({ length: size }, (_, index) => Math.floor((index * side) / size));
   for (let row = 0; row < size; row++) {
-    const to = pieceOf[row] * side;
+    const to = targetOf[row] * side;
     for (let column = 0; column < size; column++) {
       const byte = map[row * size + column];
-      const place = to + pieceOf[column];
-      if (byte > pooled[place]) pooled[place] = byte;
+      const index = to + targetOf[column];
+      if (byte > pooled[index]) pooled[index] = byte;
     }
   }
   return pooled;
 }
 
-/** −a ln a of each byte's weight a, in nats. */
+/** Entropy term -a ln(a) of the weight a of each byte, in nats. */
 const ENTROPIES = Float32Array.from({ length: 256 }, (_, byte) => {
   const weight = (byte / 255) ** 2;
   return weight > 0 ? -weight * Math.log(weight) : 0;
 });
 
-/** The entropies of all rows together. */
+/** Return the sum of the entropies of all rows, in nats. */
 export function entropyOf(map: Uint8Array): number {
   let sum = 0;
-  for (let place = 0; place < map.length; place++) sum += ENTROPIES[map[place]];
+  for (let index = 0; index < map.length; index++) sum += ENTROPIES[map[index]];
   return sum;
 }

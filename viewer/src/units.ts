@@ -1,11 +1,11 @@
-// Words of tokens, and maps between them.
-// Rows: the mean over the tokens of the word. Columns: the sum over them. So rows sum to 1 as before.
+// Display units (words or tokens) and attention maps between them.
+// The map of words averages the rows of a word's tokens and sums their columns, so rows still sum to 1.
 import type { TokenData } from "./data";
 import { WEIGHTS } from "./maps";
 
 export type Level = "words" | "tokens";
 
-/** One or more tokens, from `first` to before `end`. */
+/** Adjacent tokens from `first` to `end` (exclusive) that are displayed as one. */
 export interface Unit {
   first: number;
   end: number;
@@ -15,34 +15,34 @@ export interface Unit {
   joined: boolean;
 }
 
-/** A square map between units: `values[i * size + j]` is what unit i draws from unit j. */
+/** A square attention map: `values[i * size + j]` is the weight with which unit i attends to unit j. */
 export interface Matrix {
   size: number;
   values: Float32Array;
-  /** What a row's special tokens had before they were hidden, 0 where they are shown. */
+  /** Total weight of the hidden special tokens in each row. */
   hidden: Float32Array;
 }
 
-/** What is chosen of the maps of a layer. */
-export interface Choice {
-  head: number | null; // null: the mean of all
+/** Selection within the maps of a layer. */
+export interface Selection {
+  head: number | null; // null for the mean of all heads
   level: Level;
   specials: boolean;
 }
 
 export function unitsOf(tokens: TokenData[], level: Level): Unit[] {
   const units: Unit[] = [];
-  tokens.forEach((token, place) => {
+  tokens.forEach((token, index) => {
     const last = units[units.length - 1];
     const shown = token.shown ?? token.text;
     if (level === "words" && last && tokens[last.first].word === token.word) {
-      last.end = place + 1;
+      last.end = index + 1;
       last.shown += token.joined ? shown : ` ${shown}`;
       last.spelling += ` ${token.text}`;
     } else {
       units.push({
-        first: place,
-        end: place + 1,
+        first: index,
+        end: index + 1,
         shown,
         spelling: token.text,
         special: token.special ?? false,
@@ -53,36 +53,36 @@ export function unitsOf(tokens: TokenData[], level: Level): Unit[] {
   return units;
 }
 
-/** The units that are shown: all, or those of the text alone. Where there is nothing else, specials stay. */
+/** Return the visible units. Special tokens are hidden if `specials` is false, unless there is nothing else. */
 export function visibleUnits(tokens: TokenData[], level: Level, specials: boolean): Unit[] {
-  let made = known.get(tokens);
-  if (!made) known.set(tokens, (made = new Map()));
+  let cached = unitCache.get(tokens);
+  if (!cached) unitCache.set(tokens, (cached = new Map()));
   const key = `${level} ${specials}`;
-  const found = made.get(key);
-  if (found) return found;
+  const existing = cached.get(key);
+  if (existing) return existing;
   const units = unitsOf(tokens, level);
   const content = units.filter((unit) => !unit.special);
   const visible = specials || content.length === 0 ? units : content;
-  made.set(key, visible);
+  cached.set(key, visible);
   return visible;
 }
 
-// The same array for the same choice, so that views see that nothing has changed.
-const known = new WeakMap<TokenData[], Map<string, Unit[]>>();
+// Identical selections return the same array, so views can detect changes by identity.
+const unitCache = new WeakMap<TokenData[], Map<string, Unit[]>>();
 
-/** The place of the unit that a token is in, or of the next one where that is hidden. */
+/** Return the index of the unit that contains a token, or of the next visible unit. */
 export function unitAt(units: Unit[], token: number): number {
-  const place = units.findIndex((unit) => token < unit.end);
-  return place < 0 ? units.length - 1 : place;
+  const index = units.findIndex((unit) => token < unit.end);
+  return index < 0 ? units.length - 1 : index;
 }
 
-/** The map of `choice` between the visible units, of a layer's bytes (H, T, T). */
-export function matrixOf(bytes: Uint8Array, tokens: TokenData[], choice: Choice): Matrix {
-  const all = unitsOf(tokens, choice.level);
-  let values = weightsOf(bytes, tokens.length, choice.head);
-  if (choice.level === "words") values = betweenWords(values, tokens.length, all);
+/** Return the selected map between the visible units from the bytes of a layer, (H, T, T). */
+export function matrixOf(bytes: Uint8Array, tokens: TokenData[], selection: Selection): Matrix {
+  const all = unitsOf(tokens, selection.level);
+  let values = weightsOf(bytes, tokens.length, selection.head);
+  if (selection.level === "words") values = betweenWords(values, tokens.length, all);
   const hidden = new Float32Array(all.length);
-  const keep = all.flatMap((unit, place) => (choice.specials || !unit.special ? [place] : []));
+  const keep = all.flatMap((unit, index) => (selection.specials || !unit.special ? [index] : []));
   if (keep.length === all.length || keep.length === 0) return { size: all.length, values, hidden };
   return withoutSpecials(values, all.length, keep);
 }
@@ -105,14 +105,14 @@ function weightsOf(bytes: Uint8Array, size: number, head: number | null): Float3
 function betweenWords(values: Float32Array, size: number, words: Unit[]): Float32Array {
   const count = words.length;
   const wordOf = new Uint16Array(size);
-  words.forEach((word, place) => wordOf.fill(place, word.first, word.end));
+  words.forEach((word, index) => wordOf.fill(index, word.first, word.end));
   const merged = new Float32Array(count * count);
   for (let row = 0; row < size; row++) {
     const word = words[wordOf[row]];
-    const share = 1 / (word.end - word.first);
+    const scale = 1 / (word.end - word.first);
     const to = wordOf[row] * count;
     for (let column = 0; column < size; column++) {
-      merged[to + wordOf[column]] += share * values[row * size + column];
+      merged[to + wordOf[column]] += scale * values[row * size + column];
     }
   }
   return merged;
@@ -133,14 +133,14 @@ function withoutSpecials(values: Float32Array, size: number, keep: number[]): Ma
   return { size: count, values: kept, hidden };
 }
 
-/** One number a token, added up for each unit. */
+/** Sum token values over each unit. */
 export function summed(values: number[], units: Unit[]): number[] {
   return units.map((unit) => values.slice(unit.first, unit.end).reduce((sum, value) => sum + value, 0));
 }
 
-/** The places of the largest values, descending; the first ones where several are equal. */
+/** Return the indices of the largest values in descending order. Ties are ordered by index. */
 export function largest(values: ArrayLike<number>, count: number): number[] {
-  return Array.from({ length: values.length }, (_, place) => place)
+  return Array.from({ length: values.length }, (_, index) => index)
     .sort((a, b) => values[b] - values[a] || a - b)
     .slice(0, count);
 }

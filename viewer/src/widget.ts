@@ -1,4 +1,4 @@
-// The same page as a module for notebooks: anywidget and marimo call `render`.
+// Entry point of the notebook widget: anywidget and marimo call `render`.
 import { App } from "./app";
 import type { PageData } from "./data";
 

@@ -23,7 +23,14 @@ from attnlens_server.serving.service import ModelService
 from attnlens_server.text import Input, Tokens, TokenSource
 from attnlens_viewer import Page
 from attnlens_viewer.live import LiveModel
-from attnlens_viewer.results import OTHER_TEXT, OWN_VECTOR, ReadContrast, ReadMatrix, ReadText, page_of
+from attnlens_viewer.results import (
+    OTHER_TEXT,
+    OWN_EMBEDDING,
+    ContrastResult,
+    PairResult,
+    TextResult,
+    build_page,
+)
 
 _ATTENTION = (AttentionQuery(view=AttentionView.DENSE, reduction=AttentionReduction(form=SqrtUint8())),)
 _SOURCES = {TokenSource.PROMPT: "prompt", TokenSource.TEXT: "text", TokenSource.SPECIAL: "special"}
@@ -97,7 +104,7 @@ class Pages:
         encoded = (await service.encode(EncodeJob(inputs=inputs, attention=_ATTENTION), budget)).texts
         explained: Sequence[Explanation] = ()
         compared: Comparison | None = None
-        contrast: ReadContrast | None = None
+        contrast: ContrastResult | None = None
         if self._can_explain and asked.other is None:
             job = ExplainJob(inputs=inputs, head_contributions=True)
             explained = (await service.explanations.explain(job, budget)).texts
@@ -117,13 +124,13 @@ class Pages:
         [pair] = (await self._service.explanations.compare(job, budget)).pairs
         return pair
 
-    async def _contrast(self, asked: Asked, inputs: Sequence[Input], budget: Budget) -> ReadContrast | None:
+    async def _contrast(self, asked: Asked, inputs: Sequence[Input], budget: Budget) -> ContrastResult | None:
         if asked.other is None or asked.rather_than is None:
             return None
         towards = Towards(contrast=(inputs[1], Input(text=asked.rather_than)))
         job = ExplainJob(inputs=inputs[:1], target=towards)
         [text] = (await self._service.explanations.explain(job, budget)).texts
-        return ReadContrast(asked.other, asked.rather_than, _scores(text.scores[0]))
+        return ContrastResult(asked.other, asked.rather_than, _scores(text.scores[0]))
 
     def _made(
         self,
@@ -131,11 +138,11 @@ class Pages:
         encoded: Sequence[EncodedText],
         explained: Sequence[Explanation],
         compared: Comparison | None,
-        contrast: ReadContrast | None,
+        contrast: ContrastResult | None,
     ) -> Page:
-        target = OWN_VECTOR if compared is None else OTHER_TEXT
+        target = OWN_EMBEDDING if compared is None else OTHER_TEXT
         found: Sequence[Explanation | None] = explained or [None] * len(texts)
-        return page_of(
+        return build_page(
             self.model.name,
             [
                 _read(text, self._prompt, each, said, target)
@@ -143,7 +150,7 @@ class Pages:
             ],
             matrix=None
             if compared is None or compared.matrix is None
-            else ReadMatrix("output", compared.matrix.values, compared.similarity),
+            else PairResult("output", compared.matrix.values, compared.similarity),
             contrast=contrast,
             notes=() if self._can_explain else (_WHY_NONE,),
         )
@@ -151,8 +158,8 @@ class Pages:
 
 def _read(
     text: str, prompt: str, encoded: EncodedText, explained: Explanation | None, target: str
-) -> ReadText:
-    return ReadText(
+) -> TextResult:
+    return TextResult(
         text=text,
         prompt=prompt,
         tokens=_rows(encoded.tokens),

@@ -59,7 +59,7 @@ def test_a_text_has_its_contributions(view: Run, tmp_path: Path) -> None:
     data = data_of(path)
     [text] = data["texts"]
     [scores] = text["scores"]
-    assert (scores["method"], scores["target"]) == ("contributions", "for the text's own vector")
+    assert (scores["method"], scores["target"]) == ("contributions", "the similarity of the text to itself")
     # Figures of another program, in docs/explanations.md.
     assert scores["baseline"] == pytest.approx(0.082509, abs=2e-4)
     assert scores["values"][2] == pytest.approx(0.28130, abs=2e-4)
@@ -77,7 +77,7 @@ def test_two_texts_have_scores_towards_each_other_a_matrix_and_a_contrast(
     data = data_of(path)
     for text in data["texts"]:
         assert text["scores"][0]["sum"] == pytest.approx(0.667446, abs=1e-5)
-        assert text["scores"][0]["target"] == "the cosine with the other text"
+        assert text["scores"][0]["target"] == "the cosine similarity to the other text"
     assert np.sum(data["pair"]["values"]) == pytest.approx(0.667446, abs=1e-5)
     assert data["pair"]["name"] == "Output vectors"
     with Client(minilm_server.address) as client:
@@ -110,10 +110,10 @@ def test_explain_and_compare_write_the_same_page(
     assert [each["method"] for each in scores] == ["contributions", "leave_one_out"]
     assert (
         scores[0]["target"]
-        == f"the cosine with \N{LEFT DOUBLE QUOTATION MARK}{texts[1]}\N{RIGHT DOUBLE QUOTATION MARK}"
+        == f"the cosine similarity to \N{LEFT DOUBLE QUOTATION MARK}{texts[1]}\N{RIGHT DOUBLE QUOTATION MARK}"
     )
     assert scores[1]["values"][0] == 0
-    assert "Tokens without a number count as 0." in scores[1]["description"]
+    assert "Tokens without a score count as 0." in scores[1]["description"]
 
 
 def test_a_server_that_does_not_explain_gives_a_page_of_attention_that_says_why(
@@ -142,7 +142,7 @@ def test_a_small_page_is_smaller_and_says_so(view: Run, tmp_path: Path) -> None:
     assert view(long, "-o", whole).returncode == 0
     assert view(long, "-o", small, "--small").returncode == 0
     assert small.stat().st_size < 0.8 * whole.stat().st_size
-    assert (data_of(small)["kept"], data_of(small)["reason"]) == (32, "asked")
+    assert (data_of(small)["kept"], data_of(small)["reason"]) == (32, "requested")
 
 
 def test_a_prompt_is_part_of_the_text_and_a_cut_is_said(view: Run, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-// Why the first text is nearer to one text than to another.
+// Contrast: why the first text is closer to one text than to another.
 import { Bars } from "../bars";
 import { Chips } from "../chips";
-import { signedBackground } from "../colour";
+import { signedBackground } from "../color";
 import type { ContrastData } from "../data";
 import { element, section, short } from "../dom";
 import { plainText, signedText } from "../numbers";
@@ -12,7 +12,7 @@ import { aboutScores } from "./text_view";
 export class ContrastView implements View {
   readonly element: HTMLElement;
   private readonly chips: Chips;
-  private readonly bars = new Bars("Words that pull the text to the first (+) and to the second (−)");
+  private readonly bars = new Bars("Words that make the text more similar to the first (+) or the second (−)");
   private units: Unit[] = [];
   private hover: number | null = null;
 
@@ -20,11 +20,11 @@ export class ContrastView implements View {
     private readonly actions: Actions,
     private readonly contrast: ContrastData,
   ) {
-    const point = (place: number | null): void => {
-      this.hover = place;
-      this.bars.draw(contrast.scores, this.units, place);
+    const point = (index: number | null): void => {
+      this.hover = index;
+      this.bars.draw(contrast.scores, this.units, index);
     };
-    this.chips = new Chips("Tokens of the text, nearer or farther", { hover: point, choose: point });
+    this.chips = new Chips("Tokens of the text, scored by contrast", { hover: point, choose: point });
     this.element = section(
       "contrast",
       "Closer to one text than to another",
@@ -49,10 +49,10 @@ export class ContrastView implements View {
 }
 
 function lead({ to, ratherThan, scores: { sum } }: ContrastData): HTMLElement {
-  const texts = [quoted(to), " than with ", quoted(ratherThan), "."];
-  if (sum === null) return element("span", {}, "Which words make the cosine similarity higher with ", ...texts);
+  const texts = [quoted(to), " than to ", quoted(ratherThan), "."];
+  if (sum === null) return element("span", {}, "Which words increase the cosine similarity to ", ...texts);
   const difference = `${plainText(Math.abs(sum))} ${sum < 0 ? "lower" : "higher"}`;
-  return element("span", {}, "The cosine similarity is ", element("b", {}, difference), " with ", ...texts);
+  return element("span", {}, "The cosine similarity is ", element("b", {}, difference), " to ", ...texts);
 }
 
 function quoted(text: string): HTMLElement {

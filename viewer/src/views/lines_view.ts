@@ -1,12 +1,12 @@
-// The map as lines between two columns of words. Only what is in sight is drawn, so that long texts stay quick.
+// The attention map as lines between two columns of words. Only visible rows are drawn, to keep long texts fast.
 import { element, isRightToLeft, short, sized } from "../dom";
 import type { Actions, Frame } from "../state";
 
-const LINE = 23; // height of a word
+const LINE = 23; // line height in pixels
 const PAD = 10;
-const WIDTH_OF_WORDS = 0.31; // of the canvas, on either side
-const FAINTEST = 0.03;
-const LETTERS = 16;
+const COLUMN_WIDTH = 0.31; // width of a word column as a share of the canvas
+const MIN_WEIGHT = 0.03;
+const MAX_CHARS = 16;
 
 export class LinesView {
   readonly element: HTMLElement;
@@ -15,13 +15,13 @@ export class LinesView {
   private readonly scroll: HTMLElement;
   private frame: Frame | null = null;
   private chosen = -1;
-  private asked = false;
+  private scheduled = false;
 
   constructor(actions: Actions) {
-    const label = "The same head as lines, from the words on the left to what they draw from";
+    const label = "The same head as lines from each word on the left to the words it attends to";
     this.scroll = element("div", { class: "lines-scroll", role: "region", tabindex: 0, "aria-label": label }, this.space);
     this.element = element("figure", { class: "line-map" }, this.scroll);
-    this.scroll.addEventListener("scroll", () => this.ask());
+    this.scroll.addEventListener("scroll", () => this.schedule());
     this.canvas.addEventListener("pointermove", (event) => {
       if (event.pointerType !== "touch") actions.change({ hover: this.tokenAt(event) });
     });
@@ -30,24 +30,24 @@ export class LinesView {
       const token = this.tokenAt(event);
       if (token !== null) actions.change({ row: token, hover: null });
     });
-    new ResizeObserver(() => this.ask()).observe(this.scroll);
+    new ResizeObserver(() => this.schedule()).observe(this.scroll);
   }
 
   draw(frame: Frame): void {
     this.frame = frame;
     this.space.style.height = `${frame.units.length * LINE + 2 * PAD}px`;
     if (frame.chosen !== this.chosen) {
-      if (this.chosen >= 0) this.reveal(frame.chosen); // the map opens at its beginning
+      if (this.chosen >= 0) this.reveal(frame.chosen); // initially, keep the start of the text in view
       this.chosen = frame.chosen;
     }
     this.paint();
   }
 
-  private ask(): void {
-    if (this.asked) return;
-    this.asked = true;
+  private schedule(): void {
+    if (this.scheduled) return;
+    this.scheduled = true;
     requestAnimationFrame(() => {
-      this.asked = false;
+      this.scheduled = false;
       this.paint();
     });
   }
@@ -76,12 +76,12 @@ export class LinesView {
     const first = Math.max(0, Math.floor((scrollTop - PAD) / LINE));
     const end = Math.min(units.length, Math.ceil((scrollTop + height - PAD) / LINE));
     const y = (unit: number): number => PAD + (unit + 0.5) * LINE - scrollTop;
-    const [from, to] = [width * WIDTH_OF_WORDS, width * (1 - WIDTH_OF_WORDS)];
+    const [from, to] = [width * COLUMN_WIDTH, width * (1 - COLUMN_WIDTH)];
     context.strokeStyle = accent;
     const stroke = (unit: number, factor: number): void => {
       for (let other = 0; other < matrix.size; other++) {
         const weight = matrix.values[unit * matrix.size + other];
-        if (weight < FAINTEST) continue;
+        if (weight < MIN_WEIGHT) continue;
         context.globalAlpha = Math.min(1, weight * factor);
         context.lineWidth = 0.8 + 3.2 * weight;
         context.beginPath();
@@ -96,7 +96,7 @@ export class LinesView {
     context.textBaseline = "middle";
     for (let unit = first; unit < end; unit++) {
       const weight = matrix.values[row * matrix.size + unit];
-      const text = short(units[unit].shown, LETTERS);
+      const text = short(units[unit].shown, MAX_CHARS);
       const quiet = units[unit].special ? muted : ink;
       context.direction = isRightToLeft(text) ? "rtl" : "ltr";
       context.font = `${unit === row ? "600 " : ""}13px ${family}`;

@@ -1,4 +1,4 @@
-// The map of a head as cells, and beside it the same as lines; below, one row in numbers.
+// The attention map of a head: as a heat map, as lines, and one row as numbers.
 import { CellMap, type Label } from "../cells";
 import { element, section } from "../dom";
 import { weightScale } from "../scales";
@@ -15,12 +15,12 @@ export class MatrixView implements View {
   private readonly row: RowView;
   private frame: Frame | null = null;
   private drawn: [Matrix, Frame["table"]] | null = null;
-  private labelled: Unit[] = [];
+  private labeledUnits: Unit[] = [];
   private labels: Label[] = [];
 
   constructor(actions: Actions, controls: HTMLElement) {
     const tokenOf = (unit: number): number => (this.frame as Frame).units[unit].first;
-    this.cells = new CellMap("Attention of a head: a row draws from the columns. Arrow keys move, Page keys change the head.", {
+    this.cells = new CellMap("Attention of one head: each row attends to the columns. Arrow keys move, Page Up and Page Down change the head.", {
       hover: (row, column) =>
         actions.change({ hover: row === null ? null : tokenOf(row), column: column === null ? null : tokenOf(column) }),
       choose: (row, column) => actions.change({ row: tokenOf(row), column: tokenOf(column), hover: null }),
@@ -28,14 +28,14 @@ export class MatrixView implements View {
     this.cells.element.addEventListener("keydown", (event) => {
       if (event.key !== "PageDown" && event.key !== "PageUp") return;
       event.preventDefault();
-      actions.change(neighbour(this.frame as Frame, event.key === "PageDown" ? 1 : -1));
+      actions.change(adjacentHead(this.frame as Frame, event.key === "PageDown" ? 1 : -1));
     });
     this.lines = new LinesView(actions);
     this.row = new RowView();
     this.element = section(
       "attention",
       "Attention of one head",
-      "Each row is a word, each column what it draws from. A row adds up to 1.",
+      "Each row shows how much a word attends to the word of each column. A row adds up to 1.",
       controls,
       element(
         "div",
@@ -51,8 +51,8 @@ export class MatrixView implements View {
     const { matrix, table } = frame;
     if (this.drawn?.[0] !== matrix || this.drawn[1] !== table) {
       this.drawn = [matrix, table];
-      if (frame.units !== this.labelled) {
-        this.labelled = frame.units;
+      if (frame.units !== this.labeledUnits) {
+        this.labeledUnits = frame.units;
         this.labels = frame.units.map((unit) => ({ text: unit.shown, muted: unit.special }));
       }
       const { values } = matrix;
@@ -67,10 +67,10 @@ export class MatrixView implements View {
   }
 }
 
-/** The head before or after this one; the mean of a layer stands before its heads. */
-function neighbour(frame: Frame, step: number): { layer: number; head: number | null } {
+/** Return the previous or next head. The mean of a layer counts as the position before its first head. */
+function adjacentHead(frame: Frame, step: number): { layer: number; head: number | null } {
   const { layers, heads } = frame.text;
   const { layer, head } = frame.state;
-  const place = (layer * heads + (head ?? (step > 0 ? -1 : 0)) + step + layers * heads) % (layers * heads);
-  return { layer: Math.floor(place / heads), head: place % heads };
+  const index = (layer * heads + (head ?? (step > 0 ? -1 : 0)) + step + layers * heads) % (layers * heads);
+  return { layer: Math.floor(index / heads), head: index % heads };
 }

@@ -1,22 +1,22 @@
-// What the page does not mean, and how exact it is.
+// Caveats: the limits of attention maps and scores, and their precision.
 import type { PageData, ScoresData } from "../data";
 import { element, section } from "../dom";
 import { plainText } from "../numbers";
 
 export function notes(page: PageData): HTMLElement {
   const items = [
-    "Attention is not an explanation. A weight says how much of a token's value a head mixes in; a large weight on " +
-      "a value that is nearly zero does nothing. Special tokens often take the attention that a head has no use for.",
-    "One head is one of many, and every layer adds to what it was given. That a head looks from one word to " +
-      "another does not mean that the model has drawn a conclusion.",
+    "Attention is not an explanation. A weight is the share of a token's value in the output of a head: a large " +
+      "weight on a value close to zero has no effect. Heads often attend to special tokens as a no-op.",
+    "Each head is one of many, and every layer adds its output to its input. Attention from one word to another " +
+      "does not imply that the model uses the relation between them.",
     ...page.texts[0].scores.flatMap(caveat),
     ...page.notes,
-    "Weights are stored in a byte each, as the square root: they are exact to 0.004, small ones to less. Words: " +
-      "a row is the mean over its tokens, a column the sum.",
+    "The square root of each weight is stored in one byte. The error is at most 0.004, and less for small weights. " +
+      "For words, rows are averaged and columns summed over their tokens.",
   ];
   if (page.kept !== null) {
-    const why = page.reason === "size" ? "All weights would have made the page too large: it" : "This page was made small: it";
-    items.push(`${why} holds the ${page.kept} largest weights of each row. The others are shown as 0, and rows add up to less than 1.`);
+    const why = page.reason === "size" ? "The complete weights exceed the size limit of a page." : "A small page was requested.";
+    items.push(`${why} It contains the ${page.kept} largest weights of each row. All other weights are shown as 0, and rows add up to less than 1.`);
   }
   return section("notes", "What this does not mean", null, element("ul", {}, ...items.map((text) => element("li", {}, text))));
 }
@@ -24,7 +24,7 @@ export function notes(page: PageData): HTMLElement {
 function caveat(scores: ScoresData): string[] {
   if (scores.rho === null) return [];
   return [
-    `Scores by ${scores.method} agree with what leaving a token out does to the embedding by a rank correlation of ` +
-      `${plainText(scores.rho, 2)}: 1 would be the same order, 0 none.`,
+    `Scores of ${scores.method} have a rank correlation of ${plainText(scores.rho, 2)} with leave-one-out scores: ` +
+      "1 means the same order, 0 no relation.",
   ];
 }

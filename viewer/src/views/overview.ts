@@ -1,5 +1,5 @@
-// All heads as small pictures, which can be sorted and filtered by what is known of them.
-import { signedBackground } from "../colour";
+// Thumbnails of all heads, which can be sorted and filtered by label.
+import { signedBackground } from "../color";
 import { labelsOf } from "../data";
 import { Choices, element, press, section, toggle } from "../dom";
 import type { Maps } from "../maps";
@@ -7,9 +7,9 @@ import { signedText } from "../numbers";
 import type { Actions, Frame, View } from "../state";
 import { entropyOf, thumbnail, thumbnailSize } from "../thumbnails";
 
-type Order = "place" | "focus" | "contribution" | "label";
+type Order = "position" | "focus" | "contribution" | "label";
 
-const MANY = 150; // heads: their pictures are smaller
+const MANY_HEADS = 150; // number of heads above which thumbnails are smaller
 
 interface Head {
   layer: number;
@@ -27,11 +27,11 @@ export class Overview implements View {
   private readonly grid: HTMLElement;
   private readonly orders: Choices<Order>;
   private readonly filters: Map<string, HTMLButtonElement>;
-  private readonly wanted = new Set<string>();
-  private order: Order = "place";
+  private readonly selectedLabels = new Set<string>();
+  private order: Order = "position";
   private frame: Frame | null = null;
   private painted = "";
-  private turn = 0;
+  private paintId = 0;
 
   constructor(
     private readonly actions: Actions,
@@ -40,11 +40,11 @@ export class Overview implements View {
     const { page } = actions;
     const [{ layers, heads }] = page.texts;
     for (let layer = 0; layer < layers; layer++) {
-      for (let head = 0; head < heads; head++) this.heads.push(this.made(layer, head));
+      for (let head = 0; head < heads; head++) this.heads.push(this.makeHead(layer, head));
     }
     this.grid = element("div", { class: "heads", role: "toolbar", "aria-label": "All heads" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    const orders: [Order, string][] = [["place", "layer"], ["focus", "sharpest"]];
+    const orders: [Order, string][] = [["position", "layer"], ["focus", "sharpest"]];
     if (page.texts.some((text) => text.headContributions)) orders.push(["contribution", "contribution"]);
     if (page.labels.length) orders.push(["label", "label"]);
     this.orders = new Choices("Order of the heads", orders, (order) => {
@@ -53,11 +53,11 @@ export class Overview implements View {
     });
     const names = [...new Set(page.labels.flatMap((entry) => entry.labels))].sort();
     this.filters = new Map(names.map((name) => [name, toggle(name, false, () => this.filter(name))]));
-    const filterBar = element("div", { class: "choices loose", role: "group", "aria-label": "Only heads with the label" }, ...this.filters.values());
+    const filterBar = element("div", { class: "choices loose", role: "group", "aria-label": "Filter heads by label" }, ...this.filters.values());
     this.element = section(
       "overview",
       "All heads",
-      `${layers} layers of ${heads} heads. Rows are layers; a picture is the whole map of a head, at most 40 cells wide.`,
+      `${layers} layers with ${heads} heads each. Each row is a layer, each thumbnail the attention map of a head.`,
       element("div", { class: "bar" }, element("span", { class: "label" }, "Order by"), this.orders.element, names.length ? filterBar : null),
       this.grid,
     );
@@ -81,7 +81,7 @@ export class Overview implements View {
     }
   }
 
-  private made(layer: number, head: number): Head {
+  private makeHead(layer: number, head: number): Head {
     const labels = labelsOf(this.actions.page, layer, head);
     const canvas = element("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const strip = element("i", { class: "strip", hidden: true });
@@ -94,15 +94,15 @@ export class Overview implements View {
     return { layer, head, labels, button, canvas, strip, entropy: 0 };
   }
 
-  /** Paint layer by layer, with a pause for the reader after each. */
+  /** Paint layer by layer, yielding to the event loop after each layer. */
   private async paintAll(frame: Frame): Promise<void> {
-    const turn = ++this.turn;
+    const paintId = ++this.paintId;
     const size = frame.text.tokens.length;
     const side = thumbnailSize(size);
     for (let layer = 0; layer < frame.text.layers; layer++) {
       const bytes = await this.maps.layer(frame.state.text, layer);
       await new Promise((resume) => setTimeout(resume, 0));
-      if (turn !== this.turn) return;
+      if (paintId !== this.paintId) return;
       for (const head of this.heads) {
         if (head.layer !== layer) continue;
         const map = bytes.subarray(head.head * size * size, (head.head + 1) * size * size);
@@ -110,7 +110,7 @@ export class Overview implements View {
         const context = head.canvas.getContext("2d") as CanvasRenderingContext2D;
         const image = context.createImageData(side, side);
         const pixels = new Uint32Array(image.data.buffer);
-        thumbnail(map, size).forEach((byte, place) => (pixels[place] = frame.table[byte]));
+        thumbnail(map, size).forEach((byte, index) => (pixels[index] = frame.table[byte]));
         context.putImageData(image, 0, 0);
         head.entropy = entropyOf(map) / size;
       }
@@ -134,27 +134,27 @@ export class Overview implements View {
   }
 
   private arrange(): void {
-    const byPlace = this.order === "place";
+    const byPosition = this.order === "position";
     const [{ heads, headContributions }] = this.frame ? [this.frame.text] : this.actions.page.texts;
     const contribution = (head: Head): number => Math.abs(headContributions?.[head.layer][head.head] ?? 0);
     const keys: Record<Order, (head: Head) => number | string> = {
-      place: () => 0,
+      position: () => 0,
       focus: (head) => head.entropy,
       contribution: (head) => -contribution(head),
       label: (head) => head.labels[0] ?? "\uffff",
     };
     const key = keys[this.order];
     const sorted = [...this.heads].sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
-    this.grid.classList.toggle("sorted", !byPlace);
+    this.grid.classList.toggle("sorted", !byPosition);
     this.grid.style.setProperty("--heads", String(heads));
-    this.grid.classList.toggle("many", this.heads.length > MANY);
+    this.grid.classList.toggle("many", this.heads.length > MANY_HEADS);
     const children: Node[] = [];
-    if (byPlace) {
+    if (byPosition) {
       children.push(element("span", { class: "corner" }));
       for (let head = 0; head < heads; head++) children.push(element("span", { class: "axis" }, String(head)));
     }
     for (const head of sorted) {
-      if (byPlace && head.head === 0) children.push(element("span", { class: "axis layer" }, String(head.layer)));
+      if (byPosition && head.head === 0) children.push(element("span", { class: "axis layer" }, String(head.layer)));
       children.push(head.button);
     }
     this.grid.replaceChildren(...children);
@@ -163,42 +163,42 @@ export class Overview implements View {
   }
 
   private filter(name: string): void {
-    if (!this.wanted.delete(name)) this.wanted.add(name);
-    for (const [label, button] of this.filters) press(button, this.wanted.has(label));
+    if (!this.selectedLabels.delete(name)) this.selectedLabels.add(name);
+    for (const [label, button] of this.filters) press(button, this.selectedLabels.has(label));
     for (const head of this.heads) {
-      const fits = !this.wanted.size || head.labels.some((label) => this.wanted.has(label));
-      head.button.classList.toggle("faded", !fits);
+      const matches = !this.selectedLabels.size || head.labels.some((label) => this.selectedLabels.has(label));
+      head.button.classList.toggle("faded", !matches);
     }
   }
 
-  private inOrder(): HTMLButtonElement[] {
+  private buttonsInOrder(): HTMLButtonElement[] {
     return [...this.grid.querySelectorAll<HTMLButtonElement>(".head")];
   }
 
-  /** Leave one head in the order of the Tab key: the chosen one, else the first. */
+  /** Update the roving tab stop: the selected head, or else the first. */
   private rove(): void {
-    const buttons = this.inOrder();
+    const buttons = this.buttonsInOrder();
     const chosen = buttons.find((button) => button.getAttribute("aria-pressed") === "true") ?? buttons[0];
     for (const button of buttons) button.tabIndex = button === chosen ? 0 : -1;
   }
 
   private onKey(event: KeyboardEvent): void {
-    const buttons = this.inOrder();
-    const place = buttons.indexOf(document.activeElement as HTMLButtonElement);
-    const across = this.order === "place" ? this.actions.page.texts[0].heads : Math.max(1, columnsOf(buttons));
+    const buttons = this.buttonsInOrder();
+    const index = buttons.indexOf(document.activeElement as HTMLButtonElement);
+    const columns = this.order === "position" ? this.actions.page.texts[0].heads : Math.max(1, columnsOf(buttons));
     const steps: Record<string, number> = {
       ArrowRight: 1,
       ArrowLeft: -1,
-      ArrowDown: across,
-      ArrowUp: -across,
-      PageDown: across,
-      PageUp: -across,
-      Home: -place,
-      End: buttons.length - 1 - place,
+      ArrowDown: columns,
+      ArrowUp: -columns,
+      PageDown: columns,
+      PageUp: -columns,
+      Home: -index,
+      End: buttons.length - 1 - index,
     };
-    if (place < 0 || !(event.key in steps)) return;
+    if (index < 0 || !(event.key in steps)) return;
     event.preventDefault();
-    const next = buttons[place + steps[event.key]];
+    const next = buttons[index + steps[event.key]];
     if (!next) return;
     next.focus();
     next.click();

@@ -1,8 +1,8 @@
-// Two texts: what each token has to do with their similarity, and which tokens of the other text are its partners.
+// Comparison of two texts: the scores of their tokens and the matrix of token pairs.
 import { Bars } from "../bars";
 import { CellMap } from "../cells";
 import { Chips } from "../chips";
-import { signedBackground, signedByte, signedTable } from "../colour";
+import { signedBackground, signedByte, signedTable } from "../color";
 import type { PairData, ScoresData } from "../data";
 import { element, section, short } from "../dom";
 import { plainText, signedText } from "../numbers";
@@ -16,7 +16,7 @@ interface Side {
   units: Unit[];
 }
 
-type Place = { side: number; unit: number };
+type Position = { side: number; unit: number };
 
 export class PairView implements View {
   readonly element: HTMLElement;
@@ -24,10 +24,10 @@ export class PairView implements View {
   private readonly partners = element("p", { class: "sum" });
   private readonly scale = signedScale();
   private readonly cells: CellMap;
-  private matrix: number[][] = []; // between units
+  private matrix: number[][] = []; // between display units
   private key = "";
-  private hover: Place | null = null;
-  private chosen: Place | null = null;
+  private hover: Position | null = null;
+  private chosen: Position | null = null;
 
   constructor(
     private readonly actions: Actions,
@@ -42,8 +42,8 @@ export class PairView implements View {
       bars: text.scores.length ? new Bars(`${text.label}: ${text.scores[0].method}`) : null,
       units: [],
     }));
-    const columns = this.sides.map((side, place) =>
-      element("div", { class: "side" }, element("h3", {}, texts[place].label), side.chips.element, side.bars?.element ?? null),
+    const columns = this.sides.map((side, index) =>
+      element("div", { class: "side" }, element("h3", {}, texts[index].label), side.chips.element, side.bars?.element ?? null),
     );
     this.cells = new CellMap(`${pair.name}: rows are the first text, columns the second`, {
       hover: (row) => this.point(row === null ? null : this.rowAt(row), this.chosen),
@@ -56,7 +56,7 @@ export class PairView implements View {
     this.element = section(
       "pair",
       "Both texts",
-      `Point at a word to see its partners in the other text.${similarity}`,
+      `Point to a word to see its partners in the other text.${similarity}`,
       element("div", { class: "two" }, ...columns),
       map,
     );
@@ -69,8 +69,8 @@ export class PairView implements View {
     this.key = key;
     this.chosen = this.hover = null;
     const { texts } = this.actions.page;
-    this.sides.forEach((side, place) => {
-      side.units = visibleUnits(texts[place].tokens, level, specials);
+    this.sides.forEach((side, index) => {
+      side.units = visibleUnits(texts[index].tokens, level, specials);
       side.chips.show(side.units);
     });
     const [rows, columns] = this.sides.map((side) => side.units);
@@ -84,7 +84,7 @@ export class PairView implements View {
     this.paint();
   }
 
-  private point(hover: Place | null, chosen: Place | null): void {
+  private point(hover: Position | null, chosen: Position | null): void {
     this.hover = hover;
     this.chosen = chosen;
     this.paint();
@@ -95,14 +95,14 @@ export class PairView implements View {
     const { texts } = this.actions.page;
     const partners = at === null ? [] : this.partnersOf(at);
     const extent = Math.max(...this.matrix.flat().map(Math.abs)) || 1;
-    this.sides.forEach((side, place) => {
-      if (at !== null && at.side !== place) {
+    this.sides.forEach((side, index) => {
+      if (at !== null && at.side !== index) {
         side.chips.paint(partners.map((value) => signedBackground(value / extent)), partners.map((value) => signedText(value)));
       } else {
-        this.paintScores(side, texts[place].scores[0]);
+        this.paintScores(side, texts[index].scores[0]);
       }
-      side.chips.mark(this.chosen?.side === place ? this.chosen.unit : null);
-      side.bars?.draw(texts[place].scores[0], side.units, at?.side === place ? at.unit : null);
+      side.chips.mark(this.chosen?.side === index ? this.chosen.unit : null);
+      side.bars?.draw(texts[index].scores[0], side.units, at?.side === index ? at.unit : null);
     });
     this.cells.mark(at?.side === 0 ? at.unit : null, at?.side === 1 ? at.unit : null);
     this.partners.replaceChildren(...this.sentence(at, partners));
@@ -114,23 +114,23 @@ export class PairView implements View {
     side.chips.paint(values.map((value) => signedBackground(value / extent)), values.map((value) => signedText(value)));
   }
 
-  private partnersOf(at: Place): number[] {
+  private partnersOf(at: Position): number[] {
     return at.side === 0 ? this.matrix[at.unit] : this.matrix.map((row) => row[at.unit]);
   }
 
-  private sentence(at: Place | null, partners: number[]): (Node | string)[] {
-    if (at === null) return ["Choose a word of either text: the other one then shows its partners."];
+  private sentence(at: Position | null, partners: number[]): (Node | string)[] {
+    if (at === null) return ["Select a word of either text to see its partners in the other text."];
     const others = this.sides[1 - at.side].units;
     const name = element("b", {}, short(this.sides[at.side].units[at.unit].shown));
-    const found = largest(partners, 3).map((place) => `${short(others[place].shown)} ${signedText(partners[place])}`);
-    return [name, ` meets ${found.join(", ")}.`];
+    const top = largest(partners, 3).map((index) => `${short(others[index].shown)} ${signedText(partners[index])}`);
+    return [name, ` pairs most strongly with ${top.join(", ")}.`];
   }
 
-  private rowAt(row: number): Place | null {
+  private rowAt(row: number): Position | null {
     return row < this.sides[0].units.length ? { side: 0, unit: row } : null;
   }
 
-  /** Draw the matrix; baselines stand in a row and a column of their own, behind a gap. */
+  /** Draw the matrix. Baselines are drawn in a separate row and column after a gap. */
   private drawCells({ dark, palette }: Frame): void {
     const [rows, columns] = this.sides.map((side) => side.units);
     const { baselineRow, baselineColumn, baseline } = this.pair;
@@ -139,12 +139,12 @@ export class PairView implements View {
     if (baselineRow || baselineColumn) {
       const column = summed(baselineColumn ?? this.pair.values.map(() => 0), rows);
       const row = summed(baselineRow ?? this.pair.values[0].map(() => 0), columns);
-      values.forEach((cells, place) => cells.push(null, column[place]));
+      values.forEach((cells, index) => cells.push(null, column[index]));
       values.push([...columns.map(() => null), null, null], [...row, null, baseline]);
       for (const side of labels) side.push({ text: "", muted: true }, { text: "baseline", muted: true });
     }
-    const known = values.flat().filter((value) => value !== null);
-    const extent = Math.max(...known.map(Math.abs)) || 1;
+    const numbers = values.flat().filter((value) => value !== null);
+    const extent = Math.max(...numbers.map(Math.abs)) || 1;
     const table = signedTable(dark);
     const pixels = Uint32Array.from(values.flat(), (value) => (value === null ? 0 : table[signedByte(value, extent)]));
     this.cells.show(labels[0], labels[1], pixels, palette);
@@ -158,7 +158,7 @@ function sumRows(values: number[][], row: Unit, column: number): number {
   return sum;
 }
 
-/** What the matrix and its baselines add up to. */
+/** Describe the sum of the matrix and its baselines. */
 function totals(pair: PairData): string {
   const sum = (values: number[] | null): number => (values ?? []).reduce((total, value) => total + value, 0);
   const tokens = sum(pair.values.map(sum));

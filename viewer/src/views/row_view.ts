@@ -1,4 +1,4 @@
-// One row in numbers: the text alternative of the map.
+// One row of the attention map as numbers: the text alternative of the heat map.
 import { element, short } from "../dom";
 import { percentText, weightText } from "../numbers";
 import type { Frame } from "../state";
@@ -25,33 +25,33 @@ export class RowView {
     const spelled = spelling.toLowerCase() === shown.toLowerCase() ? "" : ` (${short(spelling)})`;
     this.caption.replaceChildren(element("b", { dir: "auto" }, short(shown)), `${spelled} attends to`);
     this.body.replaceChildren(
-      ...top.map((place) => {
+      ...top.map((index) => {
         const bar = element("i", { class: "plus" });
-        bar.style.width = `${100 * weights[place]}%`;
+        bar.style.width = `${100 * weights[index]}%`;
         return element(
           "tr",
           {},
-          element("th", { scope: "row", dir: "auto" }, short(units[place].shown)),
-          element("td", { class: "number" }, weightText(weights[place])),
+          element("th", { scope: "row", dir: "auto" }, short(units[index].shown)),
+          element("td", { class: "number" }, weightText(weights[index])),
           element("td", { class: "gauge" }, bar),
         );
       }),
     );
-    const rest = weights.reduce((sum, weight) => sum + weight, 0) - top.reduce((sum, place) => sum + weights[place], 0);
+    const rest = weights.reduce((sum, weight) => sum + weight, 0) - top.reduce((sum, index) => sum + weights[index], 0);
     const others = units.length - top.length;
-    const parts = others > 0 ? [`${others} more share ${weightText(rest)}.`] : [];
+    const parts = others > 0 ? [`Remaining ${others}: ${weightText(rest)} in total.`] : [];
     if (matrix.hidden[row] > 0.005) {
-      parts.push(`Special tokens had ${percentText(matrix.hidden[row])} of this row; the rest is scaled to 1.`);
+      parts.push(`Hidden special tokens account for ${percentText(matrix.hidden[row])} of this row. The remaining weights are scaled to 1.`);
     }
     this.rest.textContent = parts.join(" ");
   }
 }
 
-/** The row in a sentence, for who listens. */
+/** Describe the row in a sentence for screen readers. */
 export function rowSentence(frame: Frame): string {
   const { units, matrix, chosen, state } = frame;
   const weights = matrix.values.subarray(chosen * matrix.size, (chosen + 1) * matrix.size);
-  const top = largest(weights, 3).map((place) => `${short(units[place].shown)} ${weightText(weights[place])}`);
+  const top = largest(weights, 3).map((index) => `${short(units[index].shown)} ${weightText(weights[index])}`);
   const head = state.head === null ? "mean of heads" : `head ${state.head}`;
   return `Layer ${state.layer}, ${head}. ${short(units[chosen].shown)} attends to ${top.join(", ")}.`;
 }

@@ -1,6 +1,6 @@
-// The text: its tokens coloured by a method's scores, or by what the chosen token attends to.
+// The text with its tokens colored by the scores of a method or by the attention of the selected token.
 import { Chips } from "../chips";
-import { signedBackground, weightBackground } from "../colour";
+import { signedBackground, weightBackground } from "../color";
 import type { ScoresData } from "../data";
 import { Choices, element, section, short } from "../dom";
 import { counted, plainText, signedText, weightText } from "../numbers";
@@ -22,13 +22,13 @@ export class TextView implements View {
   private choices: Choices<number> | null = null;
   private shownText = -1;
   private method = ATTENTION;
-  private painted = ""; // which scores the tokens have as backgrounds
+  private painted = ""; // key of the painted scores
   private frame: Frame | null = null;
 
   constructor(actions: Actions) {
     this.chips = new Chips("Tokens of the text", {
-      hover: (place) => actions.change({ hover: this.tokenAt(place) }),
-      choose: (place) => actions.change({ row: this.tokenAt(place) ?? 0, hover: null }),
+      hover: (index) => actions.change({ hover: this.tokenAt(index) }),
+      choose: (index) => actions.change({ row: this.tokenAt(index) ?? 0, hover: null }),
     });
     const { texts } = actions.page;
     if (texts.length > 1) {
@@ -52,7 +52,7 @@ export class TextView implements View {
 
   draw(frame: Frame): void {
     this.frame = frame;
-    if (frame.state.text !== this.shownText) this.offerMethods(frame);
+    if (frame.state.text !== this.shownText) this.updateMethods(frame);
     this.texts?.show(frame.state.text);
     this.choices?.show(this.method);
     this.chips.show(frame.units);
@@ -63,23 +63,23 @@ export class TextView implements View {
     this.scale.element.hidden = !scores;
   }
 
-  private tokenAt(place: number | null): number | null {
-    return place === null || !this.frame ? null : this.frame.units[place].first;
+  private tokenAt(index: number | null): number | null {
+    return index === null || !this.frame ? null : this.frame.units[index].first;
   }
 
-  private offerMethods(frame: Frame): void {
+  private updateMethods(frame: Frame): void {
     this.shownText = frame.state.text;
     const { scores } = frame.text;
     this.method = scores.length ? 0 : ATTENTION;
     this.methods.replaceChildren();
     this.bar.hidden = !scores.length && !this.texts;
     if (!scores.length) return;
-    const offered = scores.map((entry, place): [number, string] => [place, entry.method]);
-    this.choices = new Choices("Colour by", [...offered, [ATTENTION, "attention of a token"]], (method) => {
+    const methods = scores.map((entry, index): [number, string] => [index, entry.method]);
+    this.choices = new Choices("Color by", [...methods, [ATTENTION, "attention of a token"]], (method) => {
       this.method = method;
       if (this.frame) this.draw(this.frame);
     });
-    this.methods.append(element("span", { class: "label" }, "Colour by"), this.choices.element);
+    this.methods.append(element("span", { class: "label" }, "Color by"), this.choices.element);
   }
 
   private paintScores(frame: Frame, scores: ScoresData): void {
@@ -101,19 +101,19 @@ export class TextView implements View {
     this.painted = "";
     const { units, row, matrix } = frame;
     const weights = Array.from(matrix.values.subarray(row * matrix.size, (row + 1) * matrix.size));
-    this.chips.paint(weights.map(weightBackground), weights.map((weight) => `gets ${weightText(weight)}`), true);
+    this.chips.paint(weights.map(weightBackground), weights.map((weight) => `attention ${weightText(weight)}`), true);
     const name = element("b", {}, short(units[row].shown));
     const head = frame.state.head === null ? "the mean of all heads" : `head ${frame.state.head}`;
     this.sum.replaceChildren(name, ` attends to the shaded words: layer ${frame.state.layer}, ${head}.`);
     const { tokensTotal, tokens } = frame.text;
     this.about.textContent =
       `${counted(tokens.length, "token")}. ` +
-      (tokensTotal === null ? "" : `The text was cut: it has ${tokensTotal} tokens. `) +
-      "Point at a word, or choose one, to see where its attention goes.";
+      (tokensTotal === null ? "" : `The text was truncated from ${tokensTotal} tokens. `) +
+      "Point to or select a word to see what it attends to.";
   }
 }
 
-/** What the scores add up to, with the baseline and what is hidden named. */
+/** Return the sum of the scores with its terms, including the baseline and hidden special tokens. */
 function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
   const shown = values.reduce((sum, value) => sum + value, 0);
   const hidden = scores.values.reduce((sum, value) => sum + value, 0) - shown;
@@ -121,8 +121,8 @@ function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
   if (Math.abs(hidden) > 5e-4) parts.push(["special tokens", hidden]);
   if (scores.baseline !== null) parts.push(["baseline", scores.baseline]);
   const nodes: Node[] = [];
-  parts.forEach(([name, value], place) => {
-    const text = place ? signedText(value) : plainText(value);
+  parts.forEach(([name, value], index) => {
+    const text = index ? signedText(value) : plainText(value);
     nodes.push(element("span", { class: "term" }, element("b", {}, text), ` ${name} `));
   });
   if (scores.sum !== null) {
@@ -132,11 +132,11 @@ function sumOf(scores: ScoresData, frame: Frame, values: number[]): Node[] {
 }
 
 export function aboutScores(scores: ScoresData): string {
-  const off = scores.expectedSum !== null && scores.sum !== null ? scores.sum - scores.expectedSum : 0;
-  const gap = Math.abs(off) > 5e-4 ? `The sum misses ${plainText(scores.expectedSum ?? 0)} by ${plainText(off)}. ` : "";
+  const deviation = scores.expectedSum !== null && scores.sum !== null ? scores.sum - scores.expectedSum : 0;
+  const gap = Math.abs(deviation) > 5e-4 ? `The sum deviates from the expected ${plainText(scores.expectedSum ?? 0)} by ${plainText(deviation)}. ` : "";
   const rho =
     scores.rho === null
-      ? "How well these scores agree with leaving tokens out was not measured here."
-      : `Agreement with leaving tokens out: Spearman ${plainText(scores.rho, 2)}.`;
+      ? "Agreement with leave-one-out scores was not measured."
+      : `Agreement with leave-one-out scores: Spearman ${plainText(scores.rho, 2)}.`;
   return `${gap}${scores.description} ${rho}`.trim();
 }

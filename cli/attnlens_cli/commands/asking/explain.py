@@ -156,7 +156,7 @@ def _fetch(
         if not with_page:
             return explanation, None
         from attnlens_client.pages import Reading, result_page
-        from attnlens_viewer.results import target_of
+        from attnlens_viewer.results import describe_target
 
         model = client.get_model(server.model)
         # The page adds up words by itself, and shows what heads contribute where the method knows.
@@ -167,7 +167,7 @@ def _fetch(
             prompts=(options["prompt"], None),
             truncate=options["truncate"],
         )
-        target = target_of(options["to"], options["rather_than"])
+        target = describe_target(options["to"], options["rather_than"])
         return explanation, result_page(client, model, [text], reading, explanations=[shown], target=target)
 
 

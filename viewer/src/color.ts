@@ -1,9 +1,9 @@
-// Colours of weights (one hue or a perceptual scale) and of signed scores (blue and vermilion of Okabe and Ito).
-import { CIVIDIS, VIRIDIS } from "./colour_tables";
+// Color scales for weights (perceptual or single hue) and signed scores (blue and vermilion from Okabe and Ito).
+import { CIVIDIS, VIRIDIS } from "./color_tables";
 
 export type Scale = "viridis" | "cividis" | "ink";
 
-/** 256 colours as the pixels of a canvas, little-endian: 0xAABBGGRR. */
+/** 256 colors as little-endian canvas pixels: 0xAABBGGRR. */
 export type Table = Uint32Array;
 
 const PLUS = [0, 114, 178]; // #0072B2
@@ -14,19 +14,19 @@ const INK = {
 };
 
 export function tableOf(scale: Scale, dark: boolean): Table {
-  if (scale === "ink") return blended(INK[dark ? "dark" : "light"]);
+  if (scale === "ink") return interpolate(INK[dark ? "dark" : "light"]);
   const digits = scale === "viridis" ? VIRIDIS : CIVIDIS;
-  return Uint32Array.from({ length: 256 }, (_, place) => {
-    const colour = parseInt(digits.slice(6 * place, 6 * place + 6), 16);
-    return pixel(colour >> 16, (colour >> 8) & 255, colour & 255);
+  return Uint32Array.from({ length: 256 }, (_, index) => {
+    const color = parseInt(digits.slice(6 * index, 6 * index + 6), 16);
+    return pixel(color >> 16, (color >> 8) & 255, color & 255);
   });
 }
 
-/** Signed scores: byte 0 is the most negative, 128 is zero, 255 the most positive. */
+/** Return the color table of signed scores: 0 is the most negative, 128 is zero, 255 is the most positive. */
 export function signedTable(dark: boolean): Table {
   const middle = dark ? [30, 31, 35] : [248, 247, 244];
-  return Uint32Array.from({ length: 256 }, (_, place) => {
-    const share = Math.max(-1, (place - 128) / 127);
+  return Uint32Array.from({ length: 256 }, (_, index) => {
+    const share = Math.max(-1, (index - 128) / 127);
     const end = share < 0 ? MINUS : PLUS;
     const [red, green, blue] = middle.map((from, i) => Math.round(from + (end[i] - from) * Math.abs(share)));
     return pixel(red, green, blue);
@@ -37,28 +37,28 @@ export function signedByte(value: number, extent: number): number {
   return 128 + Math.round(127 * Math.max(-1, Math.min(1, value / (extent || 1))));
 }
 
-/** The colour of a byte as CSS. */
+/** Return a table entry as a CSS color. */
 export function css(table: Table, byte: number): string {
-  const colour = table[byte];
-  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+  const color = table[byte];
+  return `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
 }
 
-const STRONGEST = 0.58; // text on it keeps a contrast of 4.5
+const MAX_OPACITY = 0.58; // keeps a text contrast of 4.5
 
-/** What stands behind a token with a signed score, -1 to 1. */
+/** Return the background color for a signed score between -1 and 1. */
 export function signedBackground(share: number): string {
   const strength = Math.min(1, Math.abs(share));
-  return strength < 0.01 ? "transparent" : `rgb(${(share < 0 ? MINUS : PLUS).join(" ")} / ${(STRONGEST * strength).toFixed(3)})`;
+  return strength < 0.01 ? "transparent" : `rgb(${(share < 0 ? MINUS : PLUS).join(" ")} / ${(MAX_OPACITY * strength).toFixed(3)})`;
 }
 
-/** What stands behind a token with an attention weight. */
+/** Return the background color for an attention weight. */
 export function weightBackground(weight: number): string {
   return signedBackground(Math.sqrt(Math.max(0, weight)));
 }
 
-function blended(stops: number[][]): Table {
-  return Uint32Array.from({ length: 256 }, (_, place) => {
-    const position = (place / 255) * (stops.length - 1);
+function interpolate(stops: number[][]): Table {
+  return Uint32Array.from({ length: 256 }, (_, index) => {
+    const position = (index / 255) * (stops.length - 1);
     const stop = Math.min(stops.length - 2, Math.floor(position));
     const mix = stops[stop].map((from, i) => Math.round(from + (stops[stop + 1][i] - from) * (position - stop)));
     return pixel(mix[0], mix[1], mix[2]);

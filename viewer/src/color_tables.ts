@@ -1,4 +1,4 @@
-// Colour maps of matplotlib (CC0), 256 colours of six hexadecimal digits: `matplotlib.colormaps[NAME](range(256))`.
+// Matplotlib color maps (CC0), 256 colors of six hexadecimal digits each: `matplotlib.colormaps[NAME](range(256))`.
 
 export const VIRIDIS =
   "44015444025645045745055946075a46085c460a5d460b5e470d60470e61471063471164471365481467481668481769" +
