@@ -1,1 +1,1 @@
-"""What a bundle's attention does, measured: heads, teaching, cost."""
+"""Analyses of a bundle's attention: head reports, lessons on single heads, and profiles of run time."""

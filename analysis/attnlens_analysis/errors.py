@@ -1,25 +1,25 @@
-"""What the measurements of a bundle may fail with; each message says what can be done."""
+"""Exceptions raised by the analyses."""
 
 
 class AnalysisError(Exception):
-    """The base class of those here."""
+    """Base class of all analysis errors."""
 
 
 class NotTeachableError(AnalysisError):
-    """The layer's attention is not a softmax over q.k that can be taken apart."""
+    """The layer's attention cannot be decomposed into softmax(q.k)."""
 
 
 class UnknownTokenError(AnalysisError):
-    """The text has no such token, or several."""
+    """The text contains no such token, or several."""
 
 
 class UnknownHeadError(AnalysisError):
-    """The model has no such layer or head."""
+    """The layer or head does not exist."""
 
 
 class TextError(AnalysisError):
-    """The text can't be used: it is too long, or the bundle has no tokenizer."""
+    """The text is too long, or the bundle has no tokenizer."""
 
 
 class LengthError(AnalysisError):
-    """No length can be measured."""
+    """The lengths are invalid or none can be measured."""

@@ -1,4 +1,4 @@
-"""The frame of an HTML page that loads nothing and runs nothing."""
+"""Template of a static HTML page without scripts or external resources."""
 
 from html import escape
 
@@ -15,7 +15,7 @@ td:first-child, th:first-child { text-align: left }
 
 
 def as_page(title: str, body: str) -> str:
-    """Return a page around `body`, which is markup; `title` is text."""
+    """Return an HTML page. `body` is HTML, `title` is plain text."""
     return (
         "<!DOCTYPE html>\n<html xmlns='http://www.w3.org/1999/xhtml' lang='en'><head><meta charset='utf-8'/>"
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src "

@@ -1,6 +1,6 @@
-"""The structure of an ONNX graph: which node makes a value, and which nodes read it.
+"""Producers and consumers of values in an ONNX graph.
 
-Needs the package `onnx`, which the extra `export` brings; it is imported when a graph is read.
+Requires the package `onnx` (extra `export`), which is imported when a graph is read.
 """
 
 from collections import defaultdict
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An operation.
+    """A node of the graph.
 
     Attributes:
-        name: the graph's name for it; may occur twice, or be empty.
-        operator: for instance `MatMul`.
-        inputs: the names of its inputs, in order; those left out are left out here.
-        outputs: the names of its outputs, in order.
+        name: Name in the graph. Not necessarily unique, and may be empty.
+        operator: Operator type, e.g. `MatMul`.
+        inputs: Names of the inputs in order, without omitted optional inputs.
+        outputs: Names of the outputs in order.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Structure:
-    """The nodes of a graph, in an order in which they can be computed.
+    """The nodes of a graph with lookups by value.
 
     Attributes:
-        nodes: all of them.
-        parameters: the names of the initializers.
-        scalars: of those with one number, the number.
+        nodes: Nodes in topological order.
+        parameters: Names of the initializers.
+        scalars: Values of the initializers with one element.
     """
 
     nodes: tuple[Node, ...]
@@ -57,11 +57,11 @@ class Structure:
                 self._consumers[name].append(node)
 
     def producer(self, name: str) -> Node | None:
-        """Return the node that makes a value; None: it is an input or a parameter."""
+        """Return the node that produces a value, or None for inputs and parameters."""
         return self._producers.get(name)
 
     def consumers(self, name: str) -> list[Node]:
-        """Return the nodes that read a value, in order."""
+        """Return the nodes that read a value, in topological order."""
         return self._consumers.get(name, [])
 
     def parameters_of(self, node: Node) -> list[str]:
@@ -69,23 +69,23 @@ class Structure:
         return [name for name in node.inputs if name in self.parameters]
 
     def values_of(self, node: Node) -> list[str]:
-        """Return the inputs of a node that are no parameters."""
+        """Return the inputs of a node that are not parameters."""
         return [name for name in node.inputs if name not in self.parameters]
 
     def above(self, name: str) -> Iterator[Node]:
-        """Yield the nodes that a value depends on, the nearest first."""
-        yield from self._walk([name], lambda node: node.inputs, self._producer_list)
+        """Yield the nodes that a value depends on, in breadth-first order."""
+        yield from self._traverse([name], lambda node: node.inputs, self._producer_list)
 
     def below(self, name: str) -> Iterator[Node]:
-        """Yield the nodes that depend on a value, the nearest first."""
-        yield from self._walk([name], lambda node: node.outputs, self.consumers)
+        """Yield the nodes that depend on a value, in breadth-first order."""
+        yield from self._traverse([name], lambda node: node.outputs, self.consumers)
 
     def _producer_list(self, name: str) -> list[Node]:
         node = self.producer(name)
         return [] if node is None else [node]
 
     @staticmethod
-    def _walk(names: list[str], onward: Any, nodes_of: Any) -> Iterator[Node]:  # noqa: ANN401 - functions
+    def _traverse(names: list[str], next_names: Any, nodes_of: Any) -> Iterator[Node]:  # noqa: ANN401 - functions
         seen: set[int] = set()
         while names:
             following = []
@@ -93,12 +93,12 @@ class Structure:
                 if id(node) not in seen:
                     seen.add(id(node))
                     yield node
-                    following += onward(node)
+                    following += next_names(node)
             names = following
 
 
 def read_proto(path: Path) -> "onnx.ModelProto":
-    """Read a graph; weights that lie in another file stay there.
+    """Read a graph without loading external weights.
 
     Raises:
         ImportError: `onnx` is not installed.
@@ -109,7 +109,7 @@ def read_proto(path: Path) -> "onnx.ModelProto":
 
 
 def structure_of(proto: "onnx.ModelProto") -> Structure:
-    """Return the structure of a graph."""
+    """Build the structure of a graph."""
     graph = proto.graph
     nodes = tuple(
         Node(node.name, node.op_type, tuple(filter(None, node.input)), tuple(node.output))

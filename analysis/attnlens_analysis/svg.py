@@ -1,4 +1,4 @@
-"""Pictures as SVG, to stand in an HTML page or in a file of their own. Every text in them is escaped."""
+"""SVG charts for HTML pages or separate files. All text is escaped."""
 
 from collections.abc import Sequence
 from html import escape
@@ -6,40 +6,40 @@ from html import escape
 _FONT = "font-family='system-ui, sans-serif' font-size='12'"
 _ROW = 18
 _CELL = 20
-_BAR_ROOM = 240
+_MAX_BAR = 240
 _CHAR = 7.2
-# Okabe and Ito's colours, which the colour-blind tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999", "#F0E442")
+# Color-blind safe palette of Okabe and Ito.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#999999", "#F0E442")
 
 
 def bars(
     title: str, labels: Sequence[str], values: Sequence[float], marked: Sequence[int], figures: Sequence[str]
 ) -> str:
-    """Return horizontal bars with their figures; negative ones in another colour."""
+    """Return a horizontal bar chart with a figure next to each bar. Negative bars have another color."""
     left = 12 + _CHAR * max(map(len, labels), default=0)
-    figure_room = 12 + _CHAR * max(map(len, figures), default=0)
+    figure_width = 12 + _CHAR * max(map(len, figures), default=0)
     top = max((abs(value) for value in values), default=0.0) or 1.0
     parts = []
-    for place, (label, value, figure) in enumerate(zip(labels, values, figures, strict=True)):
-        y = 26 + place * _ROW
-        colour = COLOURS[1] if value < 0 else COLOURS[0]
-        weight = " font-weight='bold'" if place in marked else ""
-        length = abs(value) / top * _BAR_ROOM
+    for index, (label, value, figure) in enumerate(zip(labels, values, figures, strict=True)):
+        y = 26 + index * _ROW
+        color = COLORS[1] if value < 0 else COLORS[0]
+        weight = " font-weight='bold'" if index in marked else ""
+        length = abs(value) / top * _MAX_BAR
         parts += [
             f"<text x='{left - 6:.1f}' y='{y + 12}' text-anchor='end'{weight}>{escape(label)}</text>",
-            f"<rect x='{left:.1f}' y='{y + 2}' width='{length:.2f}' height='{_ROW - 4}' fill='{colour}'/>",
+            f"<rect x='{left:.1f}' y='{y + 2}' width='{length:.2f}' height='{_ROW - 4}' fill='{color}'/>",
             f"<text x='{left + length + 5:.1f}' y='{y + 12}'{weight}>{escape(figure)}</text>",
         ]
-    return _drawing(title, left + _BAR_ROOM + figure_room, 32 + _ROW * len(labels), parts)
+    return _drawing(title, left + _MAX_BAR + figure_width, 32 + _ROW * len(labels), parts)
 
 
 def grid(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]]) -> str:
-    """Return cells from white (0) to dark blue (1), each with its number as a tooltip."""
+    """Return a heat map from white (0) to dark blue (1), with the value of each cell as its tooltip."""
     left = 12 + _CHAR * max(map(len, rows), default=0)
     head = 34 + 0.75 * _CHAR * max(map(len, columns), default=0)
     parts = []
-    for place, label in enumerate(columns):
-        x = left + place * _CELL + 12
+    for column, label in enumerate(columns):
+        x = left + column * _CELL + 12
         parts.append(
             f"<text transform='translate({x:.1f} {head - 5:.1f}) rotate(-50)'>{escape(label)}</text>"
         )
@@ -59,31 +59,31 @@ def grid(title: str, rows: Sequence[str], columns: Sequence[str], values: Sequen
 
 
 def stacked(
-    title: str, labels: Sequence[str], parts_of: Sequence[Sequence[float]], names: Sequence[str]
+    title: str, labels: Sequence[str], shares_of: Sequence[Sequence[float]], names: Sequence[str]
 ) -> str:
-    """Return a bar of shares for each label, with a legend; each row of `parts_of` sums to 1."""
+    """Return a stacked bar chart with a legend. Each row of `shares_of` sums to 1."""
     left = 12 + _CHAR * max(map(len, labels), default=0)
-    drawn = []
-    for place, (label, shares) in enumerate(zip(labels, parts_of, strict=True)):
-        y, x = 26 + place * (_ROW + 4), left
-        drawn.append(f"<text x='{left - 6:.1f}' y='{y + 14}' text-anchor='end'>{escape(label)}</text>")
-        for share, name, colour in zip(shares, names, COLOURS, strict=False):
+    elements = []
+    for index, (label, shares) in enumerate(zip(labels, shares_of, strict=True)):
+        y, x = 26 + index * (_ROW + 4), left
+        elements.append(f"<text x='{left - 6:.1f}' y='{y + 14}' text-anchor='end'>{escape(label)}</text>")
+        for share, name, color in zip(shares, names, COLORS, strict=False):
             width = share * 480
-            drawn.append(
-                f"<rect x='{x:.1f}' y='{y}' width='{width:.2f}' height='{_ROW}' fill='{colour}'>"
+            elements.append(
+                f"<rect x='{x:.1f}' y='{y}' width='{width:.2f}' height='{_ROW}' fill='{color}'>"
                 f"<title>{escape(f'{label}, {name}: {100 * share:.1f} %')}</title></rect>"
             )
             x += width
     y, x = 26 + len(labels) * (_ROW + 4) + 8, left
-    for name, colour in zip(names, COLOURS, strict=False):
+    for name, color in zip(names, COLORS, strict=False):
         if x + 30 + _CHAR * len(name) > left + 500:
             x, y = left, y + 20
-        drawn += [
-            f"<rect x='{x:.1f}' y='{y}' width='12' height='12' fill='{colour}'/>",
+        elements += [
+            f"<rect x='{x:.1f}' y='{y}' width='12' height='12' fill='{color}'/>",
             f"<text x='{x + 17:.1f}' y='{y + 11}'>{escape(name)}</text>",
         ]
         x += 34 + _CHAR * len(name)
-    return _drawing(title, left + 510, y + 22, drawn)
+    return _drawing(title, left + 510, y + 22, elements)
 
 
 def _drawing(title: str, width: float, height: float, parts: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ def _drawing(title: str, width: float, height: float, parts: Sequence[str]) -> s
 
 
 def _blue(value: float) -> str:
-    """Return a colour between white and dark blue; the root shows small weights."""
+    """Return a color between white and dark blue. The square root makes small values visible."""
     share = max(0.0, min(1.0, value)) ** 0.5
     red, green, blue = (round(255 + share * (dark - 255)) for dark in (0, 51, 102))
     return f"#{red:02x}{green:02x}{blue:02x}"

@@ -1,9 +1,9 @@
-"""What every attention head of a model does, measured on a treebank or on plain texts.
+"""Reports on the attention heads of a model, measured on a treebank or on plain texts.
 
-`treebank` reads the texts, `maps` runs them through the bundle's attention graph, and `words` makes words of
-tokens. `patterns`, `copies`, `syntax`, `tied` and `importance` each measure one thing. `labels` states the
-rules, `report` runs all of it, `measures` lists what it has of each head. `as_json`, `markdown` and `page`
-write it.
+`treebank` reads the texts, `maps` computes attention maps, and `words` aggregates them to words. `patterns`,
+`copies`, `syntax`, `tied` and `importance` implement the measurements, and `labels` the labeling rules.
+`report` runs all of them, and `measures` lists the per-head results. `as_json`, `markdown` and `page` render
+the report.
 """
 
 from attnlens_analysis.heads.importance import ScoredPair

@@ -1,4 +1,4 @@
-"""A report as JSON values. docs/heads.md describes the fields; `schema` changes with their meaning."""
+"""Converts a report to JSON types. docs/heads.md describes the fields. `schema` is the format version."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ SCHEMA = 1
 
 
 def as_json(report: HeadReport) -> dict[str, Any]:
-    """Return the report as JSON values; what is NaN, since it was not measured, is null."""
+    """Convert a report to JSON types. Missing values (NaN) become None."""
     return {
         "schema": SCHEMA,
         "model": report.model_name,

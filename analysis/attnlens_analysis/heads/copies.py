@@ -1,8 +1,7 @@
-"""What heads do where the same random tokens come twice: look at the earlier copy, or at the token after it.
+"""Attention to earlier occurrences in sequences of random tokens that are repeated once.
 
-The test for induction heads of Olsson et al. 2022, "In-context Learning and Induction Heads"
-(https://arxiv.org/abs/2209.11895): nothing but the repetition tells where to look. Letters: N heads, n tokens
-of a half.
+Implements the test for induction heads of Olsson et al. 2022, "In-context Learning and Induction Heads"
+(https://arxiv.org/abs/2209.11895). Shapes: N heads, S tokens of each half.
 """
 
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ _BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class CopyTest:
-    """Mean weights in the rows of the second half, a number for each of N heads.
+    """Mean weights in the rows of the second half. Arrays have the shape (N,).
 
     Attributes:
-        num_sequences: how many sequences of random tokens.
-        half_length: n.
-        earlier_copy: weight on the same token in the first half.
-        induction: weight on the token after that, without the row of the last token.
-        chance: what attention to all tokens alike gives.
+        num_sequences: Number of random sequences.
+        half_length: Number of tokens S of each half.
+        earlier_copy: Weight on the same token in the first half.
+        induction: Weight on the token after the same token in the first half, excluding the last row.
+        chance: Weight of uniform attention.
     """
 
     num_sequences: int
@@ -40,38 +39,38 @@ class CopyTest:
 
 
 def measure_copies(source: MapSource, progress: Progress) -> CopyTest | None:
-    """Measure on `NUM_SEQUENCES` sequences, drawn with `SEED`; None: the model takes too few tokens."""
+    """Run the test on `NUM_SEQUENCES` random sequences. Return None if the model supports too few tokens."""
     before, after = _special_tokens(source)
     model = source.bundle.model
     half = min(HALF_LENGTH, (model.max_tokens - len(before) - len(after)) // 2)
     if half < _MIN_HALF_LENGTH:
         return None
     generator = np.random.default_rng(SEED)
-    ids = np.array([number for number in range(model.vocab_size) if _is_word(source.spelling(number))])
+    ids = np.array([token_id for token_id in range(model.vocab_size) if _is_word(source.spelling(token_id))])
     halves = [generator.choice(ids, half, replace=half > len(ids)) for _ in range(NUM_SEQUENCES)]
-    sequences = [np.concatenate([before, drawn, drawn, after]) for drawn in halves]
+    sequences = [np.concatenate([before, tokens, tokens, after]) for tokens in halves]
     rows = len(before) + half + np.arange(half)
-    copies, behind = np.zeros(len(source.heads)), np.zeros(len(source.heads))
+    copies, induction = np.zeros(len(source.heads)), np.zeros(len(source.heads))
     for start in range(0, NUM_SEQUENCES, _BATCH):
         for weights in source.of_ids(sequences[start : start + _BATCH]):
             copies += weights[:, rows, rows - half].mean(axis=-1)
-            behind += weights[:, rows[:-1], rows[:-1] - half + 1].mean(axis=-1)
+            induction += weights[:, rows[:-1], rows[:-1] - half + 1].mean(axis=-1)
         progress("repeated random tokens", min(start + _BATCH, NUM_SEQUENCES), NUM_SEQUENCES)
     return CopyTest(
-        NUM_SEQUENCES, half, copies / NUM_SEQUENCES, behind / NUM_SEQUENCES, 1 / len(sequences[0])
+        NUM_SEQUENCES, half, copies / NUM_SEQUENCES, induction / NUM_SEQUENCES, 1 / len(sequences[0])
     )
 
 
 def _is_word(spelling: str) -> bool:
-    """Tell tokens of words from special and unused ones, such as [MASK], <pad> and [unused1]."""
+    """Return whether a token is not special or unused, such as [MASK], <pad> and [unused1]."""
     return bool(spelling) and not (spelling[0] in "[<" and spelling[-1] in "]>")
 
 
 def _special_tokens(source: MapSource) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the special tokens that the tokenizer puts before and behind a text."""
+    """Return the special tokens that the tokenizer adds before and after a text."""
     [encoded] = source.encode(["a"])
     if encoded is None:
-        raise AssertionError("TextEncoder takes no limit without room for one token")
+        raise AssertionError("TextEncoder guarantees a limit of at least one token")
     content = [row for row, kind in enumerate(encoded.tokens.sources) if kind is not TokenSource.SPECIAL]
     first, last = (content[0], content[-1]) if content else (len(encoded.input_ids), len(encoded.input_ids))
     return encoded.input_ids[:first], encoded.input_ids[last + 1 :]

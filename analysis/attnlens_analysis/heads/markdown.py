@@ -1,4 +1,4 @@
-"""A report as a page of Markdown."""
+"""Renders a report as Markdown."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,41 +15,41 @@ ARROWS = {"to_head": "to head", "to_dependent": "to dependent"}
 
 
 def as_markdown(report: HeadReport) -> str:
-    """Return the whole report."""
+    """Render the report as Markdown."""
     return "\n".join(_lines(report)) + "\n"
 
 
 def data_sentences(report: HeadReport) -> Iterator[str]:
-    """Yield what was measured on, a sentence each."""
-    found = report.patterns
+    """Yield sentences about the data of each measurement."""
+    patterns = report.patterns
     licence = f", {report.corpus_licence}" if report.corpus_licence else ""
     yield f"{report.num_sentences:,} sentences from {report.corpus_name}{licence}."
     yield (
-        f"Patterns: {found.num_texts:,} of them with {MIN_TOKENS} tokens or more, {found.num_rows:,} "
-        f"rows. Attention to all tokens alike gives {found.punctuation_share:.3f} to punctuation and, in the "
-        f"{found.num_duplicate_rows:,} rows that have one, {found.duplicate_chance:.3f} to other copies of "
-        "the token."
+        f"Patterns: {patterns.num_texts:,} sentences with at least {MIN_TOKENS} tokens, "
+        f"{patterns.num_rows:,} rows. Uniform attention assigns {patterns.punctuation_share:.3f} to "
+        f"punctuation, and {patterns.duplicate_chance:.3f} to other occurrences of a token in the "
+        f"{patterns.num_duplicate_rows:,} rows where there are any."
     )
     if report.syntax is not None:
         yield (
-            "Syntax: sentences 1, 3, 5, ... choose the best head of each relation, the others score it; a "
-            "document's sentences fall into both halves. Fixed: the best fixed distance."
+            "Syntax: the best head of each relation is selected on sentences 1, 3, 5, ... and scored on the "
+            "other sentences. A document may occur in both halves. Fixed: the best fixed distance."
         )
     if report.copies is not None:
         yield (
-            f"Copies: {report.copies.num_sequences} sequences of {report.copies.half_length} random tokens "
-            f"twice; chance {report.copies.chance:.3f}."
+            f"Copies: {report.copies.num_sequences} sequences of {report.copies.half_length} random tokens, "
+            f"each repeated once; chance {report.copies.chance:.3f}."
         )
     if report.tied is not None:
         yield _tied_sentence(report.tied)
     if report.importance is not None:
         yield (
-            f"Importance: {report.importance.num_texts} texts. Ablation and contribution rank the "
-            f"heads with a Spearman correlation of {report.importance.agreement:.3f}."
+            f"Importance: {report.importance.num_texts} texts. The Spearman correlation of ablation and "
+            f"contribution is {report.importance.agreement:.3f}."
         )
     if report.task is not None:
         yield (
-            f"Task: {report.task.num_pairs} pairs of texts. Spearman correlation with all heads: "
+            f"Task: {report.task.num_pairs} text pairs. Spearman correlation with all heads: "
             f"{report.task.spearman:.4f}."
         )
 
@@ -58,8 +58,8 @@ def _tied_sentence(tied: TiedDiagonal) -> str:
     measured = tied.tied[np.isfinite(tied.tied)]
     return (
         f"Diagonal: the token itself has the largest weight in {100 * tied.own.mean():.1f} % of "
-        f"{tied.num_rows:,} rows (chance {100 * tied.chance:.1f} %), and in {100 * measured.mean():.1f} % if "
-        "queries had the weights of keys."
+        f"{tied.num_rows:,} rows (chance {100 * tied.chance:.1f} %), and in {100 * measured.mean():.1f} % "
+        "with query weights replaced by key weights."
     )
 
 
@@ -67,22 +67,22 @@ LABEL_TITLES = ("label", "heads", "rule")
 
 
 def label_rows(report: HeadReport) -> list[tuple[str, str, str]]:
-    """Return each label, the heads that have it, and its rule; of syntax, the relations too."""
+    """Return the name, heads and rule of each label. Syntax labels include the relations."""
     rows = []
     for label, rule in RULES.items():
         kind = label.removesuffix("RELATION")
         heads = [
-            str(found.head) if given == label else f"{found.head} ({given.removeprefix(kind)})"
-            for found in report.labelled
-            for given in found.labels
-            if given == label or (kind != label and given.startswith(kind))
+            str(labelled.head) if name == label else f"{labelled.head} ({name.removeprefix(kind)})"
+            for labelled in report.labelled
+            for name in labelled.labels
+            if name == label or (kind != label and name.startswith(kind))
         ]
         rows.append((label, ", ".join(heads) or "none", rule))
     return rows
 
 
 def relation_cells(score: RelationScore) -> tuple[str, ...]:
-    """Return the cells of a relation, under `RELATION_TITLES`."""
+    """Return the table cells of a relation, matching `RELATION_TITLES`."""
     low, high = score.interval
     return (
         score.relation,
@@ -126,7 +126,7 @@ def _lines(report: HeadReport) -> Iterator[str]:
         shown = [score for score in report.syntax if score.num_scored >= MIN_WORDS]
         yield from _table(RELATION_TITLES, [relation_cells(score) for score in shown])
         yield ""
-        yield f"Relations with fewer than {MIN_WORDS} words are left out."
+        yield f"Relations with fewer than {MIN_WORDS} words are omitted."
         yield ""
     columns = measures(report)
     yield "## Measures"

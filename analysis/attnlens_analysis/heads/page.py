@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network, no library. Tables sort by a click."""
+"""Renders a report as a self-contained HTML page with sortable tables."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -18,12 +18,12 @@ from attnlens_analysis.heads.measures import Measure, measures
 from attnlens_analysis.heads.report import HeadReport
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_CELL, _MARGIN = 16, 18  # of a grid, in pixels
-_TEXT_COLUMNS = {*LABEL_TITLES, "head", "labels", "relation", "direction"}  # the others are numbers
+_CELL, _MARGIN = 16, 18  # pixels
+_TEXT_COLUMNS = {*LABEL_TITLES, "head", "labels", "relation", "direction"}  # all other columns are numeric
 
 
 def as_page(report: HeadReport) -> str:
-    """Return the page."""
+    """Render the report as an HTML page."""
     title = escape(f"Attention heads of {report.model_name}")
     template = _TEMPLATE.read_text("utf-8")
     return template.replace("@TITLE@", title).replace("@BODY@", "\n".join(_body(report, title)))
@@ -38,14 +38,14 @@ def _body(report: HeadReport, title: str) -> Iterator[str]:
     yield _list(CAVEATS)
     yield "<h2>Layers and heads</h2>"
     yield (
-        "<p>Rows are layers, columns are heads, both counted from 0: L2H8 is layer 2, head 8. The "
-        "tables below have the numbers.</p>"
+        "<p>Rows are layers and columns are heads, both counted from 0: L2H8 is layer 2, head 8. The tables "
+        "below list the numbers.</p>"
     )
     yield '<div class="grids">'
     yield from (_grid(report, column) for column in columns)
     yield "</div>"
     if report.syntax is not None:
-        yield f"<h2>Syntax</h2><p>Relations with {MIN_WORDS} words or more.</p>"
+        yield f"<h2>Syntax</h2><p>Relations with at least {MIN_WORDS} words.</p>"
         shown = [relation_cells(score) for score in report.syntax if score.num_scored >= MIN_WORDS]
         yield _table(RELATION_TITLES, shown)
     yield "<h2>Measures</h2>"
@@ -80,31 +80,31 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _grid(report: HeadReport, column: Measure) -> str:
-    """Return a picture of a measure: a square for each head, darker where its size is larger."""
+    """Render a measure as an SVG grid with one square per head, shaded by magnitude."""
     layers = sorted({head.layer for head in report.heads})
-    most = float(np.nanmax(np.abs(column.values), initial=0.0)) or 1.0
+    maximum = float(np.nanmax(np.abs(column.values), initial=0.0)) or 1.0
     squares = []
     for head, value in zip(report.heads, column.values, strict=True):
         if np.isnan(value):
             continue
-        colour = "--high" if value >= 0 else "--negative"
+        color = "--high" if value >= 0 else "--negative"
         x, y = _MARGIN + head.head * _CELL, _MARGIN + layers.index(head.layer) * _CELL
         squares.append(
             f'<rect x="{x}" y="{y}" width="{_CELL - 1}" height="{_CELL - 1}" style="fill:color-mix(in oklab, '
-            f'var({colour}) {100 * abs(value) / most:.0f}%, var(--low))"><title>{head}: '
+            f'var({color}) {100 * abs(value) / maximum:.0f}%, var(--low))"><title>{head}: '
             f"{value:.{column.digits}f}</title></rect>"
         )
     num_heads = max(head.head for head in report.heads) + 1
-    marks = [
+    axis_labels = [
         *(f'<text x="{_MARGIN + n * _CELL + 2}" y="{_MARGIN - 4}">{n}</text>' for n in range(num_heads)),
         *(f'<text x="2" y="{_MARGIN + n * _CELL + 11}">{layer}</text>' for n, layer in enumerate(layers)),
     ]
     width, height = _MARGIN + num_heads * _CELL, _MARGIN + len(layers) * _CELL
-    baseline = "" if column.baseline is None else f"; all alike: {column.baseline:.3f}"
+    baseline = "" if column.baseline is None else f"; uniform: {column.baseline:.3f}"
     highest = report.heads[int(np.nanargmax(np.abs(column.values)))]
     return (
         f"<figure><figcaption>{escape(column.title)}<small>{escape(column.meaning)}; largest {highest}: "
         f"{column.values[report.heads.index(highest)]:.{column.digits}f}{baseline}</small></figcaption>"
         f'<svg width="{width}" height="{height}" role="img" aria-label="{escape(column.title)} by layer and '
-        f'head">{"".join(marks + squares)}</svg></figure>'
+        f'head">{"".join(axis_labels + squares)}</svg></figure>'
     )

@@ -1,4 +1,4 @@
-"""The report on a bundle's heads, and the run that measures it. The other modules of the folder measure."""
+"""Runs all measurements on the heads of a bundle and collects them in a report."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from attnlens_analysis.heads.importance import (
     open_contributions,
     spread,
 )
-from attnlens_analysis.heads.labels import Labelled, label_heads
+from attnlens_analysis.heads.labels import LabeledHead, label_heads
 from attnlens_analysis.heads.maps import EncodedText, Head, MapSource, Progress, TextMaps
 from attnlens_analysis.heads.patterns import MIN_TOKENS, Patterns, PatternSums
 from attnlens_analysis.heads.syntax import RelationScore, SyntaxCounts
@@ -30,23 +30,23 @@ from attnlens_server.bundle import Bundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadReport:
-    """What every head of a model does, as far as it was measured.
+    """Measurements of all heads of a model.
 
     Attributes:
-        model_name: of the bundle.
-        bundle_sha256: of the bundle's manifest.
-        corpus_name: what was measured on.
-        corpus_licence: of these texts; empty: unknown.
-        num_sentences: that were measured.
-        heads: N heads, in the order of all values.
-        patterns: where attention goes by place.
-        copies: the test on repeated random tokens; None: the model takes too few tokens.
-        syntax: the best head for each relation; None: the corpus is no treebank.
-        tied: the test of the diagonal; None: the graph does not allow it.
-        importance: None: the bundle lacks the graph for it.
-        task: None: not asked for, or the bundle lacks the graph.
-        labelled: heads with a label.
-        notes: what was left out, and why.
+        model_name: Model name.
+        bundle_sha256: SHA-256 of the bundle's manifest.
+        corpus_name: Name of the corpus.
+        corpus_licence: License of the corpus. Empty if unknown.
+        num_sentences: Number of measured sentences.
+        heads: The N heads, in the order of all per-head values.
+        patterns: Attention by position.
+        copies: Repeated random tokens. None if the model supports too few tokens.
+        syntax: Best head for each relation. None if the corpus is not a treebank.
+        tied: Diagonal attention with tied projections. None if the graph does not support it.
+        importance: Importance of each head. None if the bundle lacks the contributions graph.
+        task: Effect of each head on a task. None if not requested or the bundle lacks the graph.
+        labelled: Heads with at least one label.
+        notes: What was skipped, and why.
     """
 
     model_name: str
@@ -61,16 +61,16 @@ class HeadReport:
     tied: TiedDiagonal | None
     importance: Importance | None
     task: TaskEffect | None
-    labelled: tuple[Labelled, ...]
+    labelled: tuple[LabeledHead, ...]
     notes: tuple[str, ...]
 
     def labels_of(self, head: Head) -> tuple[str, ...]:
-        """Return the labels of a head; none: no rule fits it."""
-        return next((found.labels for found in self.labelled if found.head == head), ())
+        """Return the labels of a head, possibly none."""
+        return next((labelled.labels for labelled in self.labelled if labelled.head == head), ())
 
 
 class TooShortError(Exception):
-    """No text is long enough to be measured."""
+    """All texts are too short to be measured."""
 
 
 def measure_heads(
@@ -82,30 +82,30 @@ def measure_heads(
     pairs: Sequence[ScoredPair] = (),
     threads: int = 0,
 ) -> HeadReport:
-    """Measure everything that the bundle and the corpus allow.
+    """Run all measurements that the bundle and the corpus support.
 
     Args:
-        bundle: of the model.
-        corpus: where its sentences have words, syntax is measured too.
-        progress: is told how far the run is.
-        num_importance_texts: how many texts, at even distances, are run without each head; 0: none.
-        pairs: for the effect of each head on their cosines; none: leave that out.
-        threads: of ONNX Runtime; 0: as many as it likes.
+        bundle: Bundle of the model.
+        corpus: Texts to measure on. Syntax is measured only on treebanks.
+        progress: Called with the progress of each stage.
+        num_importance_texts: Number of evenly spaced texts to run without each head. 0 skips head importance.
+        pairs: Scored text pairs for measuring the effect of each head on a task. If empty, this is skipped.
+        threads: Number of ONNX Runtime threads. 0 uses the default of ONNX Runtime.
 
     Raises:
-        StartupError: the bundle has no tokenizer, no attention weights, or a graph can't be opened.
-        TooShortError: no text has `MIN_TOKENS` tokens.
+        StartupError: The bundle has no tokenizer or attention weights, or a graph cannot be opened.
+        TooShortError: No text has at least `MIN_TOKENS` tokens.
     """
     source = MapSource(bundle, threads)
     kept, num_long = _encode(source, corpus)
     long_enough = [text for _, text in kept if len(text.input_ids) >= MIN_TOKENS]
     if not long_enough:
-        raise TooShortError(f"no text of {corpus.name} has {MIN_TOKENS} tokens: give longer ones")
+        raise TooShortError(f"no text of {corpus.name} has at least {MIN_TOKENS} tokens. Use longer texts.")
     patterns, syntax = _measure_maps(source, corpus, kept, progress)
     copies = measure_copies(source, progress)
     tied = measure_tied(source, long_enough, progress)
     run = open_contributions(bundle, threads)
-    chosen = spread(long_enough, num_importance_texts)
+    sample = spread(long_enough, num_importance_texts)
     notes = [*source.notes, *_notes(num_long, bundle, copies, tied, has_gates=run is not None)]
     return HeadReport(
         model_name=bundle.model.name,
@@ -118,7 +118,7 @@ def measure_heads(
         copies=copies,
         syntax=syntax,
         tied=tied,
-        importance=measure_importance(run, source, chosen, progress) if run and chosen else None,
+        importance=measure_importance(run, source, sample, progress) if run and sample else None,
         task=measure_task(run, source, pairs, progress) if run and pairs else None,
         labelled=label_heads(source.heads, patterns, copies, syntax or ()),
         notes=tuple(notes),
@@ -126,27 +126,27 @@ def measure_heads(
 
 
 def _encode(source: MapSource, corpus: Corpus) -> tuple[list[tuple[int, EncodedText]], int]:
-    """Return the number of each sentence with its tokens, and how many are longer than the model takes."""
+    """Return the index and tokens of each usable sentence, and the number of sentences that are too long."""
     encoded = source.encode([sentence.text for sentence in corpus.sentences])
-    kept = [(number, text) for number, text in enumerate(encoded) if text is not None]
+    kept = [(index, text) for index, text in enumerate(encoded) if text is not None]
     return kept, len(encoded) - len(kept)
 
 
 def _measure_maps(
     source: MapSource, corpus: Corpus, kept: Sequence[tuple[int, EncodedText]], progress: Progress
 ) -> tuple[Patterns, tuple[RelationScore, ...] | None]:
-    """Run all texts once, for patterns and syntax."""
+    """Measure patterns and syntax in one pass over the texts."""
     sums, counts = PatternSums(len(source.heads)), SyntaxCounts(source.heads)
-    for done, (place, maps) in enumerate(source.of_texts([text for _, text in kept]), start=1):
-        number = kept[place][0]
-        sentence = corpus.sentences[number]
+    for done, (position, maps) in enumerate(source.of_texts([text for _, text in kept]), start=1):
+        index = kept[position][0]
+        sentence = corpus.sentences[index]
         token_words = words_of_tokens(sentence.words, maps.tokens.chars) if sentence.words else None
         if len(maps.tokens.ids) >= MIN_TOKENS:
             sums.add(maps, punctuation(sentence, maps, token_words))
         if sentence.words and token_words is not None:
             weights = word_level(maps.weights, token_words, len(sentence.words))
             has_tokens = np.isin(np.arange(len(sentence.words)), token_words)
-            counts.add(weights, sentence.words, has_tokens, scores=number % 2 == 1)
+            counts.add(weights, sentence.words, has_tokens, scores=index % 2 == 1)
         progress("attention weights", done, len(kept))
     return sums.means(), counts.scores() if corpus.is_treebank else None
 
@@ -154,14 +154,14 @@ def _measure_maps(
 def punctuation(
     sentence: Sentence, maps: TextMaps, token_words: npt.NDArray[np.intp] | None
 ) -> npt.NDArray[np.bool_]:
-    """Tell which tokens are punctuation, (T,).
+    """Return which tokens are punctuation, (T,).
 
-    In a treebank those of words whose part of speech is PUNCT; elsewhere those of which every character is
-    of a category P* of Unicode.
+    In a treebank, these are the tokens of words tagged PUNCT. Otherwise, these are tokens that consist of
+    characters in the Unicode categories P*.
     """
     if sentence.words is not None and token_words is not None:
-        words = [word.upos == "PUNCT" for word in sentence.words]
-        return np.array([word != NO_WORD and words[word] for word in token_words])
+        is_mark = [word.upos == "PUNCT" for word in sentence.words]
+        return np.array([word != NO_WORD and is_mark[word] for word in token_words])
     spans = [sentence.text[start:end] for start, end in maps.tokens.chars]
     return np.array(
         [bool(span) and all(unicodedata.category(letter)[0] == "P" for letter in span) for span in spans]
@@ -173,15 +173,17 @@ def _notes(
 ) -> list[str]:
     notes = list(tied.notes) if tied else []
     if num_long:
-        notes.append(f"Texts with more than {bundle.model.max_tokens} tokens are left out: {num_long}.")
+        notes.append(f"Texts skipped because they exceed {bundle.model.max_tokens} tokens: {num_long}.")
     if copies is None:
-        notes.append("No test on repeated random tokens: the model takes too few tokens.")
+        notes.append("Repeated random tokens were not tested: the model supports too few tokens.")
     if tied is None:
-        notes.append("No test with queries tied to keys: the graph has no two such matrices of one size.")
+        notes.append(
+            "Tied queries and keys were not tested: no layer has query and key weights of the same size."
+        )
     if not has_gates:
         notes.append(
-            "No importance of heads: the bundle has no graph of contributions; export it again to get one."
+            "Head importance was not measured: the bundle has no contributions graph. Export the model again."
         )
     if bundle.model.default_prompt_name:
-        notes.append(f"Texts are measured without the prompt {bundle.model.default_prompt_name!r}.")
+        notes.append(f"Texts were measured without the default prompt {bundle.model.default_prompt_name!r}.")
     return notes

@@ -1,12 +1,12 @@
-"""Heads whose strongest attention from word to word follows a dependency: Clark et al. 2019, section 4.2.
+"""Scores heads on how well their strongest attention between words predicts dependency relations.
 
-Each word points to the other word that it attends to most; the word itself and special tokens are left out. A
-head is tried in both directions: dependents point to their heads (`to_head`), or heads to their dependents
-(`to_dependent`). Half of the sentences chooses the best head and direction for a relation, the other half
-scores it, since the best of many on the sentences that chose it would be too good. The baseline is the best
-fixed distance, chosen the same way. Relations `punct` and `root` are not scored.
+Follows Clark et al. 2019, section 4.2. The prediction for a word is the other word that it attends to most,
+excluding special tokens. Each head is evaluated in both directions: from dependents to heads (`to_head`), and
+from heads to dependents (`to_dependent`). The best head and direction for a relation are selected on one half
+of the sentences and scored on the other half, to avoid selection bias. The baseline is the best fixed
+distance, selected in the same way. The relations `punct` and `root` are not scored.
 
-Letters: N heads, W words of a sentence, A relations (arcs) of a sentence.
+Shapes: N heads, W words of a sentence, A relations (arcs) of a sentence.
 """
 
 import math
@@ -25,24 +25,24 @@ Direction = Literal["to_head", "to_dependent"]
 DIRECTIONS: tuple[Direction, Direction] = ("to_head", "to_dependent")
 ALL_RELATIONS = "all"
 _NOT_SCORED = frozenset({"punct", "root"})
-_Z95 = 1.959964  # the normal distribution has 95 % of its mass within so many standard deviations
+_Z95 = 1.959964  # quantile of the standard normal distribution for a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
 class RelationScore:
-    """How well the best head finds a relation. Shares are from 0 to 1.
+    """Accuracy of the best head for a relation.
 
     Attributes:
-        relation: as the treebank names it; "all": all of them.
-        head: the best one on the half that chooses.
-        direction: in which it was best.
-        num_chosen: words with the relation in the half that chooses.
-        chosen: share found there.
-        num_scored: words with the relation in the half that scores; 0: the next four are NaN.
-        scored: share found there.
-        interval: 95 % interval of `scored` (Wilson), as if words were independent.
-        offset: the best fixed distance from a dependent to its head; 1 is the next word.
-        offset_scored: share that it finds in the half that scores.
+        relation: Name of the relation, or "all".
+        head: Best head on the selection half.
+        direction: Best direction of the head.
+        num_chosen: Number of words with the relation in the selection half.
+        chosen: Accuracy on the selection half, between 0 and 1.
+        num_scored: Number of words with the relation in the scoring half. If 0, the scores are NaN.
+        scored: Accuracy on the scoring half.
+        interval: 95 % Wilson interval of `scored`, assuming independent words.
+        offset: Best fixed distance from a dependent to its head. 1 is the next word.
+        offset_scored: Accuracy of the fixed distance on the scoring half.
     """
 
     relation: str
@@ -59,10 +59,10 @@ class RelationScore:
 
 @dataclass(slots=True)
 class _Half:
-    """Counts of one half of the sentences, by relation."""
+    """Counts by relation for one half of the sentences."""
 
     hits: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """(2, N): in each direction, how many words each head finds."""
+    """(2, N) number of correct predictions in each direction."""
     numbers: Counter[str] = field(default_factory=Counter)
     offsets: dict[str, Counter[int]] = field(default_factory=dict)
 
@@ -73,12 +73,12 @@ class _Half:
 
 
 class SyntaxCounts:
-    """Counts what each head finds, sentence by sentence."""
+    """Accumulates correct predictions of each head over sentences."""
 
     def __init__(self, heads: Sequence[Head]) -> None:
-        """Count for these N heads."""
+        """Initialize counts for N heads."""
         self._heads = tuple(heads)
-        self._halves = (_Half(), _Half())  # the one that chooses, the one that scores
+        self._halves = (_Half(), _Half())  # selection half, scoring half
 
     def add(
         self,
@@ -91,17 +91,17 @@ class SyntaxCounts:
         """Add a sentence.
 
         Args:
-            weights: between words, (N, W, W).
-            words: W of them.
-            has_tokens: (W,); relations of a word without tokens don't count.
-            scores: whether the sentence is of the half that scores.
+            weights: (N, W, W) weights between words.
+            words: The W words.
+            has_tokens: (W,) whether each word has tokens. Relations of words without tokens are ignored.
+            scores: Whether the sentence belongs to the scoring half.
         """
         arcs = [
-            (place, word.head, word.relation)
-            for place, word in enumerate(words)
+            (index, word.head, word.relation)
+            for index, word in enumerate(words)
             if word.head is not None
             and word.relation.split(":")[0] not in _NOT_SCORED
-            and has_tokens[place]
+            and has_tokens[index]
             and has_tokens[word.head]
         ]
         if not arcs:
@@ -113,23 +113,23 @@ class SyntaxCounts:
         hits = np.stack([strongest[:, dependents] == heads, strongest[:, heads] == dependents])  # (2, N, A)
         half = self._halves[scores]
         for relation in (ALL_RELATIONS, *np.unique(relations).tolist()):
-            chosen = relations == relation if relation != ALL_RELATIONS else np.ones(len(arcs), np.bool_)
-            half.add(relation, hits[:, :, chosen].sum(axis=-1), (heads - dependents)[chosen].tolist())
+            selected = relations == relation if relation != ALL_RELATIONS else np.ones(len(arcs), np.bool_)
+            half.add(relation, hits[:, :, selected].sum(axis=-1), (heads - dependents)[selected].tolist())
 
     def scores(self) -> tuple[RelationScore, ...]:
-        """Return the relations of the half that chooses, the most frequent ones first."""
-        choosing, _ = self._halves
-        return tuple(self._score(relation) for relation, _ in choosing.numbers.most_common())
+        """Return the scores of all relations in the selection half, in descending order of frequency."""
+        selection, _ = self._halves
+        return tuple(self._score(relation) for relation, _ in selection.numbers.most_common())
 
     def _score(self, relation: str) -> RelationScore:
-        choosing, scoring = self._halves
-        hits = choosing.hits[relation]
+        selection, scoring = self._halves
+        hits = selection.hits[relation]
         direction, head = np.unravel_index(int(hits.argmax()), hits.shape)
-        number, num_scored = choosing.numbers[relation], scoring.numbers[relation]
-        offset = min(choosing.offsets[relation].items(), key=lambda item: (-item[1], abs(item[0]), item[0]))[
+        number, num_scored = selection.numbers[relation], scoring.numbers[relation]
+        offset = min(selection.offsets[relation].items(), key=lambda item: (-item[1], abs(item[0]), item[0]))[
             0
         ]
-        found = int(scoring.hits[relation][direction, head]) if num_scored else 0
+        num_correct = int(scoring.hits[relation][direction, head]) if num_scored else 0
         return RelationScore(
             relation,
             self._heads[int(head)],
@@ -137,26 +137,26 @@ class SyntaxCounts:
             number,
             float(hits[direction, head]) / number,
             num_scored,
-            found / num_scored if num_scored else math.nan,
-            wilson_interval(found, num_scored),
+            num_correct / num_scored if num_scored else math.nan,
+            wilson_interval(num_correct, num_scored),
             offset,
             scoring.offsets[relation][offset] / num_scored if num_scored else math.nan,
         )
 
 
 def strongest_word(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
-    """Return the other word that each word attends to most, (N, W), of weights (N, W, W)."""
+    """Return the index of the other word that each word attends to most, (N, W), from weights (N, W, W)."""
     num_words = weights.shape[-1]
     others = np.where(np.eye(num_words, dtype=np.bool_), np.float32(-1), weights)
     result: npt.NDArray[np.intp] = others.argmax(axis=-1)
     return result
 
 
-def wilson_interval(found: int, number: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share `found / number` (Wilson 1927); NaN where `number` is 0."""
+def wilson_interval(num_correct: int, number: int) -> tuple[float, float]:
+    """Return the 95 % interval of `num_correct / number` (Wilson 1927), or NaN if `number` is 0."""
     if not number:
         return math.nan, math.nan
-    share, z2 = found / number, _Z95**2
-    middle = share + z2 / (2 * number)
+    share, z2 = num_correct / number, _Z95**2
+    center = share + z2 / (2 * number)
     spread = _Z95 * math.sqrt(share * (1 - share) / number + z2 / (4 * number**2))
-    return (middle - spread) / (1 + z2 / number), (middle + spread) / (1 + z2 / number)
+    return (center - spread) / (1 + z2 / number), (center + spread) / (1 + z2 / number)

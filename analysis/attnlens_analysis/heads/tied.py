@@ -1,13 +1,13 @@
-"""The diagonal fallacy: a token's own query and key need not fit each other.
+"""Diagonal attention with separate and with tied query and key projections.
 
-It is often said that a token attends most to itself, since its query and key come from the same vector. They
-come from it by two different matrices. With one matrix, W_q in the place of which W_k stands, q.k of a token
-with itself is |k|^2, and the diagonal does win. This module measures both: it writes the attention graph once
-more with the key's weights and bias for the query's of one layer, and runs that.
+A common misconception is that tokens attend most to themselves because their query and key are computed from
+the same vector. Query and key use different weights, however. With tied weights (W_q = W_k), q.k of a token
+with itself is |k|^2, and the diagonal does dominate. This module measures both cases, by running a copy of
+the attention graph in which the query weights and bias of one layer are replaced by the key weights and bias.
 
-The graph is rewritten in protobuf's wire format (`attnlens.wire`): ModelProto.graph is field 7,
-GraphProto.node field 1, NodeProto.input field 1 and GraphProto.initializer field 5 with its name in field 8
-(https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Letters: N heads.
+The graph is modified in the protobuf wire format (`attnlens.wire`): ModelProto.graph is field 7,
+GraphProto.node field 1, NodeProto.input field 1, and GraphProto.initializer field 5 with its name in field 8
+(https://github.com/onnx/onnx/blob/main/onnx/onnx.proto). Shapes: N heads.
 """
 
 from collections import Counter
@@ -29,15 +29,15 @@ NUM_TEXTS = 50
 
 @dataclass(frozen=True, slots=True)
 class TiedDiagonal:
-    """Share of rows in which the token itself has the largest weight, for each of N heads; NaN: not measured.
+    """Share of rows whose largest weight is on the token itself, (N,). NaN if not measured.
 
     Attributes:
-        num_texts: how many texts.
-        num_rows: how many rows.
-        own: with the model's own weights.
-        tied: with the key's weights for the query's, one layer at a time.
-        chance: if the largest weight were anywhere.
-        notes: which layers are not measured, and why.
+        num_texts: Number of texts.
+        num_rows: Number of rows.
+        own: Share with the original weights.
+        tied: Share with query weights replaced by key weights, one layer at a time.
+        chance: Expected share if the largest weight were at a random position.
+        notes: Sentences about skipped layers.
     """
 
     num_texts: int
@@ -49,7 +49,7 @@ class TiedDiagonal:
 
 
 def measure_tied(source: MapSource, texts: Sequence[EncodedText], progress: Progress) -> TiedDiagonal | None:
-    """Measure on the first `NUM_TEXTS` texts; None: no layer has queries and keys of one size."""
+    """Measure on the first `NUM_TEXTS` texts. Return None if no layer can be tied."""
     texts = texts[:NUM_TEXTS]
     graph = source.bundle.graph_path("attention")
     sizes = source.bundle.manifest.architecture.layers
@@ -59,21 +59,21 @@ def measure_tied(source: MapSource, texts: Sequence[EncodedText], progress: Prog
         for layer in layers
         if layer >= len(sizes) or sizes[layer].num_key_value_heads in {0, sizes[layer].num_heads}
     }
-    usable = {layer: found for layer, found in tied_graphs.items() if found is not None}
+    usable = {layer: content for layer, content in tied_graphs.items() if content is not None}
     if not usable or not texts:
         return None
     num_rows = sum(len(rows) for rows in map(content_rows, texts))
     own = _diagonal_share(source, texts, None)
     tied = np.full(len(source.heads), np.nan)
-    of_layer = np.array([head.layer for head in source.heads])
+    layer_of_head = np.array([head.layer for head in source.heads])
     for done, (layer, rewritten) in enumerate(usable.items()):
-        progress("queries with the weights of keys", done, len(usable))
+        progress("tied queries and keys", done, len(usable))
         session = _open(graph.parent, rewritten)
-        tied[of_layer == layer] = _diagonal_share(source, texts, session)[of_layer == layer]
-    left_out = [str(layer) for layer in layers if layer not in usable]
+        tied[layer_of_head == layer] = _diagonal_share(source, texts, session)[layer_of_head == layer]
+    skipped = [str(layer) for layer in layers if layer not in usable]
     notes = (
-        (f"Queries and keys of layers {', '.join(left_out)} have other sizes or are shared: not tied.",)
-        if left_out
+        (f"Layers {', '.join(skipped)} cannot be tied: sizes differ or weights are shared.",)
+        if skipped
         else ()
     )
     chance = sum(len(content_rows(text)) / len(text.input_ids) for text in texts) / num_rows
@@ -81,9 +81,9 @@ def measure_tied(source: MapSource, texts: Sequence[EncodedText], progress: Prog
 
 
 def tied_graph(path: Path, layer: int) -> bytes | None:
-    """Return an ONNX file in which the queries of a layer have the weights and bias of its keys.
+    """Return an ONNX model in which the queries of a layer use the weights and bias of its keys.
 
-    None: the layer has no two such parameters, or another layer has them too.
+    Return None if the layer has no matching parameters, or shares them with another layer.
     """
     data = path.read_bytes()
     own, other = (f"layers.{layer}.attention.{part}." for part in ("query", "key"))
@@ -92,7 +92,7 @@ def tied_graph(path: Path, layer: int) -> bytes | None:
     replaced = {name: other + name.removeprefix(own) for name in queries}
     if not queries or set(replaced.values()) != set(uses) - queries or max(uses.values()) > 1:
         return None
-    return _rewritten(data, {old.encode(): new.encode() for old, new in replaced.items()})
+    return _replace_inputs(data, {old.encode(): new.encode() for old, new in replaced.items()})
 
 
 def _inputs(data: bytes) -> Iterator[str]:
@@ -107,8 +107,8 @@ def _fields(data: bytes, start: int, end: int, number: int) -> Iterator[Field]:
     return (field for field in read_fields(data, start, end) if field.number == number)
 
 
-def _rewritten(data: bytes, names: dict[bytes, bytes]) -> bytes:
-    """Return the model with other inputs of nodes, and without initializers that no node reads any more."""
+def _replace_inputs(data: bytes, names: dict[bytes, bytes]) -> bytes:
+    """Return the model with renamed node inputs and without the replaced initializers."""
 
     def message(start: int, end: int, path: tuple[int, ...]) -> bytes:
         parts = []
@@ -131,9 +131,9 @@ def _rewritten(data: bytes, names: dict[bytes, bytes]) -> bytes:
 
 
 def _is_named(data: bytes, tensor: Field, names: Container[bytes]) -> bool:
-    """Tell whether a tensor has one of some names."""
-    found = _fields(data, tensor.content, tensor.end, _INITIALIZER_NAME)
-    return any(data[name.content : name.end] in names for name in found)
+    """Return whether the name of a tensor is in `names`."""
+    fields = _fields(data, tensor.content, tensor.end, _INITIALIZER_NAME)
+    return any(data[name.content : name.end] in names for name in fields)
 
 
 def _open(folder: Path, graph: bytes) -> ort.InferenceSession:
@@ -144,7 +144,7 @@ def _open(folder: Path, graph: bytes) -> ort.InferenceSession:
 
 
 def content_rows(text: EncodedText) -> npt.NDArray[np.intp]:
-    """Return the rows of tokens that are not special."""
+    """Return the row indices of tokens that are not special."""
     return np.flatnonzero([kind is not kind.SPECIAL for kind in text.tokens.sources])
 
 
@@ -153,15 +153,15 @@ def _diagonal_share(
 ) -> npt.NDArray[np.float64]:
     total, num_rows = np.zeros(len(source.heads)), 0
     for batch in batches([len(text.input_ids) for text in texts], len(source.heads)):
-        maps = source.of_ids([texts[number].input_ids for number in batch], session)
-        for number, weights in zip(batch, maps, strict=True):
-            rows = content_rows(texts[number])
+        maps = source.of_ids([texts[index].input_ids for index in batch], session)
+        for index, weights in zip(batch, maps, strict=True):
+            rows = content_rows(texts[index])
             total += diagonal_wins(weights[:, rows], rows)
             num_rows += len(rows)
     return total / num_rows
 
 
 def diagonal_wins(weights: Weights, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """Return in how many of some rows (N, R, T) the token itself has the largest weight, (N,)."""
+    """Count the rows (N, R, T) whose largest weight is on the token itself, (N,)."""
     wins: npt.NDArray[np.int64] = (weights.argmax(axis=-1) == rows).sum(axis=-1)
     return wins

@@ -1,8 +1,7 @@
-"""Sentences to measure on: a treebank in CoNLL-U, the one that comes with the package, or plain lines.
+"""Reads corpora: CoNLL-U treebanks, the bundled treebank, or plain text files.
 
-CoNLL-U is described at https://universaldependencies.org/format.html. Of its ten columns four are read: FORM,
-UPOS, HEAD and DEPREL. Multiword tokens (1-2) and empty nodes (1.1) are passed over, as they are no words of
-the basic tree.
+See https://universaldependencies.org/format.html for CoNLL-U. The columns FORM, UPOS, HEAD and DEPREL are
+used. Multiword tokens (1-2) and empty nodes (1.1) are skipped, since they are not part of the basic tree.
 """
 
 import gzip
@@ -16,18 +15,18 @@ _SHIPPED = Path(__file__).parent / "data" / "ud_en_ewt_dev_500.tsv.gz"
 
 
 class TreebankError(Exception):
-    """A file is not what it is read as. The message has its name, the line and the column."""
+    """Invalid file. The message includes the file name, line and column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a sentence, as the treebank's annotators cut it.
+    """A word of a treebank sentence.
 
     Attributes:
-        form: as it is written.
-        upos: its part of speech, such as NOUN.
-        head: the number of the word that it depends on, from 0; None: it is the root.
-        relation: to that word, with its subtype, such as `nsubj` or `aux:pass`.
+        form: Word form.
+        upos: Universal part-of-speech tag, e.g. NOUN.
+        head: Index of the head word. None for the root.
+        relation: Dependency relation to the head, including its subtype, e.g. `nsubj` or `aux:pass`.
     """
 
     form: str
@@ -38,11 +37,11 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A text, and where it comes from a treebank its words.
+    """A text, with its words if it comes from a treebank.
 
     Attributes:
-        text: in a treebank, the words with a space between each two.
-        words: None: the text is a plain line.
+        text: Text. Words of a treebank are separated by single spaces.
+        words: Annotated words. None for plain text.
     """
 
     text: str
@@ -51,12 +50,12 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What the heads are measured on.
+    """Sentences to measure heads on.
 
     Attributes:
-        name: for the report.
-        licence: of the data; empty: unknown.
-        sentences: in the order of the file.
+        name: Name for the report.
+        licence: License of the data. Empty if unknown.
+        sentences: Sentences in file order.
     """
 
     name: str
@@ -65,12 +64,12 @@ class Corpus:
 
     @property
     def is_treebank(self) -> bool:
-        """Whether the sentences have words and relations."""
+        """Whether all sentences are annotated with words and relations."""
         return all(sentence.words is not None for sentence in self.sentences)
 
 
 def shipped_treebank() -> Corpus:
-    """Return the 500 sentences that come with the package; `data/LICENSE.md` says whose they are."""
+    """Return the 500 bundled sentences. See `data/LICENSE.md` for their license."""
     lines = gzip.decompress(_SHIPPED.read_bytes()).decode("utf-8").split("\n")
     rows = ([*line.split("\t"), number] for number, line in enumerate(lines, start=1))
     sentences: list[Sentence] = []
@@ -90,41 +89,40 @@ def shipped_treebank() -> Corpus:
 
 
 def read_conllu(path: Path) -> Corpus:
-    """Read a treebank in CoNLL-U.
+    """Read a CoNLL-U treebank.
 
     Raises:
-        TreebankError: a line has not ten columns, an ID or HEAD is no number or out of range, FORM, UPOS or
-            DEPREL is empty, the file is not UTF-8, or has no sentence.
-        OSError: the file can't be read.
+        TreebankError: The file is not valid CoNLL-U, not UTF-8, or contains no sentences.
+        OSError: The file cannot be read.
     """
     sentences = tuple(_read_sentences(_lines(path), path))
     if not sentences:
-        raise TreebankError(f"{path} has no sentence: give a treebank in CoNLL-U")
+        raise TreebankError(f"{path} contains no sentences. Use a treebank in CoNLL-U format.")
     return Corpus(_name(path), "", sentences)
 
 
 def read_texts(path: Path) -> Corpus:
-    """Read plain lines, a text each; empty ones are passed over.
+    """Read a text file with one text per line. Empty lines are skipped.
 
     Raises:
-        TreebankError: the file is not UTF-8, or has no text.
-        OSError: the file can't be read.
+        TreebankError: The file is not UTF-8 or contains no text.
+        OSError: The file cannot be read.
     """
     texts = tuple(Sentence(line.strip()) for _, line in _lines(path) if line.strip())
     if not texts:
-        raise TreebankError(f"{path} has no text: write one a line")
+        raise TreebankError(f"{path} contains no text. Write one text per line.")
     return Corpus(_name(path), "", texts)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line from 1, and the line without its end."""
+    """Yield line numbers, counted from 1, and lines without line breaks."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise TreebankError(
-                    f"{path}, line {number}: not UTF-8 (byte {error.start + 1} of the line): save it as UTF-8"
+                    f"{path}, line {number}: invalid UTF-8 at byte {error.start + 1}. Save the file as UTF-8."
                 ) from error
             yield number, line.rstrip("\r\n")
 
@@ -138,8 +136,8 @@ def _read_sentences(lines: Iterable[tuple[int, str]], path: Path) -> Iterator[Se
             columns = line.split("\t")
             if len(columns) != len(_COLUMNS):
                 raise TreebankError(
-                    f"{path}, line {number}: {len(columns)} columns, CoNLL-U has {len(_COLUMNS)}, with a tab "
-                    "between each two"
+                    f"{path}, line {number}: found {len(columns)} columns, but CoNLL-U has {len(_COLUMNS)} "
+                    "columns separated by tabs"
                 )
             if _is_word(columns[0], f"{path}, line {number}, column 1 (ID)"):
                 rows.append((number, columns))
@@ -151,43 +149,42 @@ def _read_sentences(lines: Iterable[tuple[int, str]], path: Path) -> Iterator[Se
 
 
 def _is_word(identifier: str, where: str) -> bool:
-    """Tell words from multiword tokens (1-2) and empty nodes (1.1)."""
+    """Return whether an ID denotes a word, not a multiword token (1-2) or an empty node (1.1)."""
     parts = identifier.replace("-", ".", 1).split(".")
     if not all(part.isascii() and part.isdigit() for part in parts) or len(parts) > 2:  # noqa: PLR2004
-        raise TreebankError(f"{where}: {identifier!r} is no number of a word, such as 1, 1-2 or 1.1")
+        raise TreebankError(f"{where}: {identifier!r} is not a valid ID such as 1, 1-2 or 1.1")
     return len(parts) == 1
 
 
 def _parse(rows: Sequence[tuple[int, list[str]]], path: Path) -> Sentence:
     words = []
-    for place, (number, columns) in enumerate(rows):
-        if int(columns[0]) != place + 1:
+    for index, (number, columns) in enumerate(rows):
+        if int(columns[0]) != index + 1:
             raise TreebankError(
-                f"{path}, line {number}, column 1 (ID): {columns[0]}, but the words before it make this "
-                f"number {place + 1}"
+                f"{path}, line {number}, column 1 (ID): found {columns[0]}, expected {index + 1}"
             )
-        for index in (_FORM, _UPOS, _DEPREL):
-            if not columns[index].strip():
+        for column in (_FORM, _UPOS, _DEPREL):
+            if not columns[column].strip():
                 raise TreebankError(
-                    f"{path}, line {number}, column {index + 1} ({_COLUMNS[index]}): empty; write _ where "
-                    "there is nothing to say"
+                    f"{path}, line {number}, column {column + 1} ({_COLUMNS[column]}): empty. Use _ for "
+                    "unspecified values."
                 )
         words.append(
             Word(
                 columns[_FORM],
                 columns[_UPOS],
-                _head(columns[_HEAD], place, len(rows), f"{path}, line {number}, column {_HEAD + 1} (HEAD)"),
+                _head(columns[_HEAD], index, len(rows), f"{path}, line {number}, column {_HEAD + 1} (HEAD)"),
                 columns[_DEPREL],
             )
         )
     return _sentence(words)
 
 
-def _head(text: str, place: int, num_words: int, where: str) -> int | None:
+def _head(text: str, index: int, num_words: int, where: str) -> int | None:
     if not (text.isascii() and text.isdigit() and int(text) <= num_words):
-        raise TreebankError(f"{where}: {text!r}: it must be a number from 0 to {num_words}")
-    if int(text) == place + 1:
-        raise TreebankError(f"{where}: {text}: a word can't depend on itself")
+        raise TreebankError(f"{where}: {text!r} is not a number from 0 to {num_words}")
+    if int(text) == index + 1:
+        raise TreebankError(f"{where}: {text}: a word cannot depend on itself")
     return int(text) - 1 if int(text) else None
 
 
@@ -196,5 +193,5 @@ def _sentence(words: Sequence[Word]) -> Sentence:
 
 
 def _name(path: Path) -> str:
-    """Return the name of a file, or the whole path of a pipe: `63` alone says nothing about `/dev/fd/63`."""
+    """Return the name of a file, or the full path of a pipe such as `/dev/fd/63`."""
     return path.name if path.is_file() else str(path)

@@ -1,9 +1,10 @@
-"""From attention between tokens to attention between words, as Clark et al. 2019 define it.
+"""Aggregates attention between tokens to attention between words.
 
-"What Does BERT Look At?" (https://arxiv.org/abs/1906.04341), section 4.1: attention to a word that was split
-is the sum over its tokens, attention from it is the mean over them; so a row still sums to what it did.
+Follows Clark et al. 2019, "What Does BERT Look At?" (https://arxiv.org/abs/1906.04341), section 4.1:
+attention to a word is the sum over its tokens, attention from a word is the mean over its tokens. This
+preserves row sums.
 
-Letters: N heads, T tokens, W words.
+Shapes: N heads, T tokens, W words.
 """
 
 from collections.abc import Sequence
@@ -16,31 +17,31 @@ from attnlens_analysis.heads.treebank import Word
 NO_WORD = -1
 
 
-def words_of_tokens(words: Sequence[Word], places: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
-    """Return for each token the number of its word, (T,); `NO_WORD`: it belongs to none.
+def words_of_tokens(words: Sequence[Word], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.intp]:
+    """Return the word index of each token, (T,), or `NO_WORD`.
 
-    A token belongs to the word in which it begins.
+    A token membership to the word in which it starts.
 
     Args:
-        words: of a sentence whose text has a space between each two of them.
-        places: where each token stands in that text; an empty place belongs to no word.
+        words: Words of a sentence whose text separates them with single spaces.
+        offsets: Start and end of each token in the text. Tokens with empty spans belong to no word.
     """
-    ends = np.cumsum([len(word.form) + 1 for word in words])  # one past the space behind each word
-    found = np.full(len(places), NO_WORD, dtype=np.intp)
-    for token, (start, end) in enumerate(places):
+    ends = np.cumsum([len(word.form) + 1 for word in words])  # offset after the space that follows each word
+    indices = np.full(len(offsets), NO_WORD, dtype=np.intp)
+    for token, (start, end) in enumerate(offsets):
         if end > start:
-            found[token] = np.searchsorted(ends, start, side="right")
-    return found
+            indices[token] = np.searchsorted(ends, start, side="right")
+    return indices
 
 
 def word_level(
     weights: npt.NDArray[np.float32], token_words: npt.NDArray[np.intp], num_words: int
 ) -> npt.NDArray[np.float32]:
-    """Return the weights between words, (N, W, W), of those between tokens, (N, T, T).
+    """Aggregate weights between tokens, (N, T, T), to weights between words, (N, W, W).
 
-    A word without a token gives nothing and gets nothing.
+    Rows and columns of words without tokens are 0.
     """
-    belongs = (token_words[:, None] == np.arange(num_words)).astype(np.float32)  # (T, W)
-    sources = belongs / np.maximum(belongs.sum(axis=0), 1)
-    result: npt.NDArray[np.float32] = sources.T @ (weights @ belongs)
+    membership = (token_words[:, None] == np.arange(num_words)).astype(np.float32)  # (T, W)
+    row_weights = membership / np.maximum(membership.sum(axis=0), 1)
+    result: npt.NDArray[np.float32] = row_weights.T @ (weights @ membership)
     return result

@@ -1,7 +1,7 @@
-"""Which part of a bundle's graph takes the time, and how that changes with the length of the text.
+"""Profiles the run time of a bundle's graph by component and text length.
 
-`parts` says what each node of a graph belongs to, `trace` reads ONNX Runtime's profile, `measure` runs the
-lengths, and `page` draws them.
+`parts` assigns graph nodes to components, `trace` reads ONNX Runtime profiles, `measure` profiles each
+length, and `page` renders the result.
 """
 
 from attnlens_analysis.profile.lengths import chosen_lengths, parse_lengths

@@ -1,4 +1,4 @@
-"""A bundle's graph for embeddings at several lengths, part by part."""
+"""Profiles the embedding graph of a bundle at several lengths."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,23 +10,22 @@ from attnlens_analysis.profile.parts import ATTENTION, PARTS, Part
 from attnlens_analysis.profile.trace import Run, trace_runs
 from attnlens_server.bundle import Bundle
 
-# Of each node the quickest of so many runs counts: what else runs on the machine disturbs some of them.
+# The minimum over runs is used for each node, since other processes disturb some runs.
 NUM_RUNS = 5
 _HALF = 0.5
-_MAX_SPREAD = 0.03  # of a share, between the halves of the runs
+_MAX_SPREAD = 0.03  # maximum difference of a share between two halves of the runs
 
 
 @dataclass(frozen=True, slots=True)
 class LengthProfile:
-    """What one text of some length takes.
+    """Run time and memory of one text.
 
     Attributes:
-        length: in tokens.
-        total_ms: of the quickest run, from its start to its end.
-        part_ms: in the nodes of each part, of each node the quickest run.
-        largest_bytes: the largest value that a node of each part wrote.
-        peak_bytes: the most memory in use for values, as ONNX Runtime's allocator counts it; parameters and
-            inputs not counted.
+        length: Number of tokens.
+        total_ms: Duration of the fastest run.
+        part_ms: Time in the nodes of each part, with the fastest run of each node.
+        largest_bytes: Size of the largest node output of each part.
+        peak_bytes: Peak usage of the ONNX Runtime allocator, excluding parameters and inputs.
         share_spread: Largest difference of a part's share between one half of the runs and the other.
     """
 
@@ -39,26 +38,26 @@ class LengthProfile:
 
     @property
     def shares(self) -> dict[Part, float]:
-        """Each part's share of the time in nodes; they sum to 1."""
-        whole = sum(self.part_ms.values())
-        return {part: self.part_ms[part] / whole for part in PARTS}
+        """Share of each part in the time spent in nodes. The shares sum to 1."""
+        total = sum(self.part_ms.values())
+        return {part: self.part_ms[part] / total for part in PARTS}
 
     @property
     def attention_share(self) -> float:
-        """The share of scores, softmax and values."""
+        """Total share of scores, softmax and values."""
         return sum(self.shares[part] for part in ATTENTION)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A bundle at several lengths.
+    """Profile of a bundle at several lengths.
 
     Attributes:
-        model_name: of the bundle.
-        precision: of the graph.
-        mechanisms: of the layers, each once.
-        threads: of ONNX Runtime.
-        lengths: the shortest first.
+        model_name: Model name.
+        precision: Precision of the graph.
+        mechanisms: Distinct attention mechanisms of the layers.
+        threads: Number of ONNX Runtime threads.
+        lengths: Profiles in ascending order of length.
     """
 
     model_name: str
@@ -69,24 +68,24 @@ class Profile:
 
     @property
     def unreliable_lengths(self) -> tuple[int, ...]:
-        """The lengths whose runs disagree, because other processes compete for the CPU."""
+        """Lengths whose runs disagree because other processes compete for the CPU."""
         return tuple(each.length for each in self.lengths if each.share_spread > _MAX_SPREAD)
 
     @property
     def overtakes_at(self) -> int | None:
-        """From which length on attention takes more than all else; None: at none that was measured.
+        """Length from which attention takes more than half of the time, or None if not reached.
 
-        Between two measured lengths the logarithm of the length is interpolated.
+        Interpolated between measured lengths on a logarithmic scale.
         """
         above = [each.attention_share > _HALF for each in self.lengths]
         if not above[-1]:
             return None
-        first = max((place + 1 for place, is_above in enumerate(above) if not is_above), default=0)
+        first = max((index + 1 for index, is_above in enumerate(above) if not is_above), default=0)
         if first == 0:
             return self.lengths[0].length
         low, high = self.lengths[first - 1], self.lengths[first]
-        way = (_HALF - low.attention_share) / (high.attention_share - low.attention_share)
-        return round(math.exp((1 - way) * math.log(low.length) + way * math.log(high.length)))
+        fraction = (_HALF - low.attention_share) / (high.attention_share - low.attention_share)
+        return round(math.exp((1 - fraction) * math.log(low.length) + fraction * math.log(high.length)))
 
 
 def measure(
@@ -96,13 +95,13 @@ def measure(
     threads: int = 1,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Profile:
-    """Profile the graph for embeddings, of one text of each length.
+    """Profile the embedding graph with one text of each length.
 
     Args:
-        bundle: what is measured, in its precision.
-        lengths: in tokens, none longer than the model takes.
-        threads: of ONNX Runtime.
-        progress: gets how many lengths are done, and of how many.
+        bundle: Bundle to profile.
+        lengths: Numbers of tokens, up to the maximum of the model.
+        threads: Number of ONNX Runtime threads.
+        progress: Called with the number of completed lengths and the total.
 
     Raises:
         ImportError: `onnx` is not installed.
@@ -127,7 +126,7 @@ def measure(
 
 
 def summary(length: int, runs: Sequence[Run]) -> LengthProfile:
-    """Summarize the runs of a length. The first one is not timed."""
+    """Summarize the runs of a length. The first run is a warm-up run and is not timed."""
     first, *timed = runs
     halves = [_part_ms(timed[start::2]) for start in (0, 1)]
     one, other = ({part: half[part] / sum(half.values()) for part in PARTS} for half in halves)
@@ -142,7 +141,7 @@ def summary(length: int, runs: Sequence[Run]) -> LengthProfile:
 
 
 def _part_ms(runs: Sequence[Run]) -> dict[Part, float]:
-    """Return the time in the nodes of each part, of each node the quickest run."""
+    """Return the time in the nodes of each part, with the fastest run of each node."""
     in_ms: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
     for same_node in zip(*(run.node_us for run in runs), strict=True):
         in_ms[same_node[0][0]] += min(duration for _, duration in same_node) / 1000

@@ -1,4 +1,4 @@
-"""A profile as one HTML page with a chart, and as the chart alone."""
+"""Renders a profile as an HTML page or as an SVG chart."""
 
 from html import escape
 
@@ -10,14 +10,16 @@ _MB = 1e6
 
 
 def as_page(profile: Profile) -> str:
-    """Return the page."""
+    """Render the profile as an HTML page."""
     head = "".join(f"<th>{escape(name)}</th>" for name in ("tokens", "ms", *PARTS, "attention", "memory, MB"))
     rows = []
     for each in profile.lengths:
         shares = [f"{100 * share:.1f} %" for share in (*each.shares.values(), each.attention_share)]
         cells = [f"{each.length:,}", f"{each.total_ms:,.2f}", *shares, f"{each.peak_bytes / _MB:,.1f}"]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    parts = "".join(f"<li><b>{escape(part)}</b>: {escape(what)}</li>" for part, what in PARTS.items())
+    parts = "".join(
+        f"<li><b>{escape(part)}</b>: {escape(description)}</li>" for part, description in PARTS.items()
+    )
     warning = reliability(profile) and f"<p class='mind'>{escape(reliability(profile))}</p>"
     body = (
         f"<p>{escape(describe(profile))}</p>\n<figure>{chart(profile)}</figure>\n"
@@ -29,9 +31,9 @@ def as_page(profile: Profile) -> str:
 
 
 def chart(profile: Profile) -> str:
-    """Return the chart: a bar of shares for each length."""
+    """Render the shares of each part by length as an SVG chart."""
     return svg.stacked(
-        f"{profile.model_name}: shares of the time by length",
+        f"{profile.model_name}: shares of run time by length",
         [f"{each.length:,} tokens" for each in profile.lengths],
         [list(each.shares.values()) for each in profile.lengths],
         list(PARTS),
@@ -39,15 +41,15 @@ def chart(profile: Profile) -> str:
 
 
 HOW = (
-    "Shares are of the time in nodes, of each node the quickest of five runs of one text, as ONNX Runtime's "
-    "profiler has them, with the graph optimised as it is when served; ms is the quickest whole run. "
-    "Memory is the most that ONNX Runtime's allocator had in use for values during "
-    "the first run at a length, parameters not counted."
+    "Shares are based on the time spent in nodes as reported by the ONNX Runtime profiler: the minimum of "
+    "five runs of one text per node, with the same graph optimizations as in the server. ms is the fastest "
+    "complete run. Memory is the peak usage of the ONNX Runtime allocator during the first run at a length, "
+    "excluding parameters."
 )
 
 
 def describe(profile: Profile) -> str:
-    """Say what was measured."""
+    """Describe the model, precision, attention mechanisms and number of threads."""
     threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
     return f"{profile.model_name}, {profile.precision}, attention {', '.join(profile.mechanisms)}, {threads}"
 
@@ -60,19 +62,19 @@ def reliability(profile: Profile) -> str:
     spread = max(each.share_spread for each in profile.lengths)
     return (
         f"Unreliable: at {lengths} tokens the runs disagree on shares by up to {100 * spread:.0f} percentage "
-        "points. Other processes compete for the CPU: measure again on an idle machine."
+        "points. Other processes compete for the CPU. Measure again on an idle machine."
     )
 
 
 def overtaking(profile: Profile) -> str:
-    """Say from which length on attention takes more than all else."""
-    what = "scores, softmax and values"
+    """Describe the length from which attention takes more than half of the time."""
+    parts = "scores, softmax and values"
     if profile.overtakes_at is None:
         last = profile.lengths[-1]
         return (
-            f"Up to {last.length:,} tokens, {what} do not take more than all else: "
-            f"{100 * last.attention_share:.1f} % there."
+            f"Up to {last.length:,} tokens, {parts} take less than half of the time "
+            f"({100 * last.attention_share:.1f} % at {last.length:,} tokens)."
         )
     if profile.overtakes_at == profile.lengths[0].length:
-        return f"At every length measured, {what} take more than all else."
-    return f"From about {profile.overtakes_at:,} tokens on, {what} take more than all else."
+        return f"At all measured lengths, {parts} take more than half of the time."
+    return f"From about {profile.overtakes_at:,} tokens, {parts} take more than half of the time."

@@ -1,7 +1,7 @@
-"""Which part of the encoder a node of a graph belongs to: by the parameter it reads, else by its neighbours.
+"""Assigns graph nodes to parts of the encoder, by the parameters they read or else by their neighbors.
 
-It makes no difference whether ONNX Runtime has fused nodes: a fused node still reads the parameters, and
-stands between the same neighbours.
+This also works for graphs in which ONNX Runtime fused nodes, since fused nodes keep their parameters and
+neighbors.
 """
 
 import re
@@ -12,18 +12,18 @@ from attnlens_analysis.structure import Node, Structure
 
 Part = Literal["projections", "scores", "softmax", "values", "feed-forward", "norms", "rest"]
 PARTS: Mapping[Part, str] = {
-    "projections": "to queries, keys and values, and back from all heads",
-    "scores": "q·k and everything up to the softmax: rotation, biases, masks",
-    "softmax": "the softmax alone",
-    "values": "weights times values, up to the projection back",
-    "feed-forward": "both layers and the activation between them",
+    "projections": "query, key, value and output projections",
+    "scores": "q·k and everything up to the softmax: rotary embeddings, biases, masks",
+    "softmax": "the softmax",
+    "values": "weights times values, up to the output projection",
+    "feed-forward": "both linear layers and the activation",
     "norms": "LayerNorm or RMSNorm",
-    "rest": "embeddings, residual sums, and what is made of the inputs alone",
+    "rest": "embeddings, residual additions and operations on the inputs alone",
 }
 ATTENTION: tuple[Part, ...] = ("scores", "softmax", "values")
-"""What grows with the square of the length where every token attends to every other one."""
+"""Parts whose cost grows quadratically with the length in full attention."""
 
-# The first that is found in the name of a parameter. "query_norm" is a norm, and an embedding's norm is too.
+# Matched against parameter names in this order: "query_norm" and the norm of the embeddings are norms.
 _BY_PARAMETER: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"norm"), "norms"),
     (re.compile(r"(^|\.)embeddings\."), "embeddings"),
@@ -42,7 +42,7 @@ _AS_PARTS: Mapping[str, Part] = {
 
 
 def parts_of(graph: Structure) -> list[Part]:
-    """Return the part of each node, in the order of the nodes."""
+    """Return the part of each node."""
     anchors = {id(node): kind for node in graph.nodes if (kind := _anchor(graph, node))}
     above = _nearest(graph.nodes, anchors, lambda node: [graph.producer(name) for name in node.inputs])
     below = _nearest(
@@ -58,7 +58,7 @@ def parts_of(graph: Structure) -> list[Part]:
 
 
 def _anchor(graph: Structure, node: Node) -> str | None:
-    """Return what a node is for by itself; None: its neighbours must say."""
+    """Return the kind of a node that can be identified on its own, or None."""
     if node.operator == "Softmax":
         return "softmax"
     for name in graph.parameters_of(node):
@@ -69,22 +69,22 @@ def _anchor(graph: Structure, node: Node) -> str | None:
 
 
 def _nearest(
-    nodes: Sequence[Node], anchors: Mapping[int, str], neighbours: object
+    nodes: Sequence[Node], anchors: Mapping[int, str], neighbors: object
 ) -> dict[int, frozenset[str]]:
-    """Return for each node the kinds of the nearest anchors, in the direction that `nodes` comes from."""
-    found: dict[int, frozenset[str]] = {}
+    """Return the kinds of the nearest anchors of each node, in the direction of `neighbors`."""
+    nearest: dict[int, frozenset[str]] = {}
     for node in nodes:
         kinds: set[str] = set()
-        for other in neighbours(node):  # type: ignore[operator]
+        for other in neighbors(node):  # type: ignore[operator]
             if other is not None:
                 kind = anchors.get(id(other))
-                kinds |= {kind} if kind else found.get(id(other), frozenset())
-        found[id(node)] = frozenset(kinds)
-    return found
+                kinds |= {kind} if kind else nearest.get(id(other), frozenset())
+        nearest[id(node)] = frozenset(kinds)
+    return nearest
 
 
 def _between(graph: Structure, node: Node, above: frozenset[str], below: frozenset[str]) -> Part:
-    """Return the part of a node that stands between anchors."""
+    """Return the part of a node that is located between anchors."""
     is_residual_sum = node.operator == "Add" and len(graph.values_of(node)) == len(node.inputs)
     if "softmax" in below:
         return "scores"
@@ -93,7 +93,7 @@ def _between(graph: Structure, node: Node, above: frozenset[str], below: frozens
     if "feed-forward" in above and "feed-forward" in below:
         return "feed-forward"
     if below == {"inward"} and not is_residual_sum:
-        return "projections"  # picks the tokens that are projected
+        return "projections"  # selects the tokens to project
     if below == {"norms"} and not is_residual_sum:
         return "norms"
     return "rest"

@@ -1,4 +1,4 @@
-"""Runs of one graph under ONNX Runtime's profiler, and what its JSON trace says of each."""
+"""Runs a graph with the ONNX Runtime profiler and parses the JSON trace."""
 
 import json
 from collections import defaultdict
@@ -23,11 +23,10 @@ class Run:
     """One run of the graph.
 
     Attributes:
-        total_us: microseconds from its start to its end.
-        node_us: part and microseconds of each node, in the order in which they ran.
-        largest_bytes: the largest value that a node of each part wrote.
-        peak_bytes: the most that ONNX Runtime's allocator had in use beyond what it had before the run, that
-            is without parameters.
+        total_us: Duration in microseconds.
+        node_us: Part and duration in microseconds of each node, in execution order.
+        largest_bytes: Size of the largest node output of each part.
+        peak_bytes: Peak allocator usage above the usage before the run, i.e. without parameters.
     """
 
     total_us: float
@@ -43,43 +42,43 @@ def trace_runs(
     threads: int,
     progress: Callable[[int], None],
 ) -> list[list[Run]]:
-    """Run a graph `num_runs` times on each feed, and once before.
+    """Run a graph `num_runs` times on each feed, after one warm-up run.
 
     Args:
-        graph: an ONNX file.
-        feeds: its inputs.
-        num_runs: for each feed.
-        threads: of ONNX Runtime.
-        progress: gets the number of the feed when its runs begin.
+        graph: Path of the ONNX file.
+        feeds: Inputs to run.
+        num_runs: Number of timed runs per feed.
+        threads: Number of ONNX Runtime threads.
+        progress: Called with the index of each feed before its runs.
 
     Returns:
-        The runs of each feed; the first of them is the one that came before, whose time counts for nothing
-        and whose memory is not yet planned as one block.
+        The runs of each feed. The first is the warm-up run: its time is not representative, but its memory is
+        not yet allocated as one block.
     """
     with TemporaryDirectory() as name:
         directory = Path(name)
         session = _open(graph, directory, threads)
         names = [value.name for value in session.get_inputs()]
-        for place, feed in enumerate(feeds):
-            progress(place)
+        for index, feed in enumerate(feeds):
+            progress(index)
             for _ in range(num_runs + 1):
                 session.run(None, {each: feed[each] for each in names})
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
         structure = structure_of(read_proto(directory / "optimized.onnx"))
-    known: dict[str, list[Part]] = defaultdict(list)
+    parts_by_name: dict[str, list[Part]] = defaultdict(list)
     for node, part in zip(structure.nodes, parts_of(structure), strict=True):
-        known[node.name].append(part)
-    runs = [_read_run(run, nodes, known) for run, nodes in _split(events)]
+        parts_by_name[node.name].append(part)
+    runs = [_read_run(run, nodes, parts_by_name) for run, nodes in _split(events)]
     return [runs[start : start + num_runs + 1] for start in range(0, len(runs), num_runs + 1)]
 
 
 def _open(graph: Path, directory: Path, threads: int) -> ort.InferenceSession:
-    """Open a graph as the server does, profiled; the graph as optimised goes to `directory`."""
+    """Open a graph with the server's options and profiling, and write the optimized graph to `directory`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     options.enable_profiling, options.profile_file_prefix = True, str(directory / "trace")
     options.optimized_model_filepath = str(directory / "optimized.onnx")
-    # Weights stay out of the file, which could not hold over 2 GiB of them.
+    # Keep weights out of the file, since protobuf files are limited to 2 GiB.
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
     options.add_session_config_entry(
         "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
@@ -90,7 +89,7 @@ def _open(graph: Path, directory: Path, threads: int) -> ort.InferenceSession:
 
 
 def _split(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Return each run with the nodes that ran in it."""
+    """Return the event of each run with the events of its nodes."""
     nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX)]
     runs = [event for event in events if event.get("name") == "model_run"]
     return [
@@ -99,16 +98,16 @@ def _split(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict
     ]
 
 
-def _read_run(run: dict[str, Any], nodes: list[dict[str, Any]], known: dict[str, list[Part]]) -> Run:
+def _read_run(run: dict[str, Any], nodes: list[dict[str, Any]], parts_by_name: dict[str, list[Part]]) -> Run:
     times: list[tuple[Part, float]] = []
     largest: dict[Part, int] = defaultdict(int)
-    seen = dict.fromkeys(known, 0)
+    seen = dict.fromkeys(parts_by_name, 0)
     for node in nodes:
         name = node["name"].removesuffix(_SUFFIX)
         part: Part = "rest"
-        if name in known:
-            # Fused nodes of several layers may have one name: they come in the order of the graph.
-            part = known[name][seen[name] % len(known[name])]
+        if name in parts_by_name:
+            # Fused nodes of different layers may share a name. They run in graph order.
+            part = parts_by_name[name][seen[name] % len(parts_by_name[name])]
             seen[name] += 1
         times.append((part, float(node["dur"])))
         largest[part] = max(largest[part], int(node["args"]["output_size"]))

@@ -1,4 +1,4 @@
-"""Importance, with a model that was written by hand in the place of the graph."""
+"""Head importance, with a handcrafted model instead of the graph."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def parts_of(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def made_run(ids: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]) -> GatedOutputs:
-    """A model whose embedding is a component of 1, and one for each head that is on."""
+    """A model whose embedding has a constant component and one component per enabled head."""
     assert gates.shape[1:] == (6, 12)
     sizes = parts_of(ids).reshape(6, 12)
     parts = (gates * sizes).reshape(len(gates), -1).astype(np.float32)
@@ -38,7 +38,7 @@ def made_run(ids: npt.NDArray[np.int64], gates: npt.NDArray[np.float32]) -> Gate
     return GatedOutputs(embedding, (gates * -sizes).astype(np.float32))
 
 
-def test_a_head_that_is_off_takes_its_part_with_it(source: MapSource) -> None:
+def test_disabling_a_head_removes_its_contribution(source: MapSource) -> None:
     texts = [text for text in source.encode(["It rained, so it was wet."]) if text is not None]
     found = measure_importance(made_run, source, texts, lambda *_: None)
     parts = parts_of(texts[0].input_ids)
@@ -49,7 +49,7 @@ def test_a_head_that_is_off_takes_its_part_with_it(source: MapSource) -> None:
     assert found.agreement == pytest.approx(1)
 
 
-def test_the_change_of_a_task_is_that_of_its_rank_correlation(source: MapSource) -> None:
+def test_the_task_effect_is_the_change_of_the_rank_correlation(source: MapSource) -> None:
     texts = ["It rained.", "So it was wet.", "A man plays a guitar.", "No.", "What is it that he did there?"]
     pairs = [
         ScoredPair(texts[n], texts[(n + 2) % 5], score) for n, score in enumerate((3.0, 1.0, 5.0, 2.0, 2.0))
@@ -72,21 +72,21 @@ def test_the_change_of_a_task_is_that_of_its_rank_correlation(source: MapSource)
     assert np.abs(found.change).max() > 0
 
 
-def test_the_rank_correlation_is_scipys() -> None:
+def test_the_rank_correlation_matches_scipy() -> None:
     generator = np.random.default_rng(1)
     first, second = generator.integers(0, 5, 40).astype(float), generator.normal(size=40)
     assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
 
 
-def test_some_items_at_even_distances() -> None:
+def test_spread_selects_evenly_spaced_items() -> None:
     assert spread(list(range(10)), 5) == [0, 2, 4, 6, 8]
     assert spread([1, 2], 5) == [1, 2]
 
 
-def test_cosines_of_rows() -> None:
+def test_cosine_similarities_of_rows() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 2.0]])
     assert cosines(rows, np.array([[6.0, 8.0]])).tolist() == pytest.approx([1, 0.8])
 
 
-def test_a_mean_gives_each_token_its_share(source: MapSource) -> None:
+def test_mean_pooling_weights_all_tokens_equally(source: MapSource) -> None:
     assert pooling_weights(source.bundle.model.pooling, 4).tolist() == [0.25] * 4

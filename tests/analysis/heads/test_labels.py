@@ -1,4 +1,4 @@
-"""The rules of the labels, each at its threshold."""
+"""Label rules at their thresholds."""
 
 import dataclasses
 from typing import Any
@@ -53,20 +53,20 @@ def labels(
         ("entropy_normalised", "broad", 0.9),
     ],
 )
-def test_a_label_begins_above_its_threshold(name: str, label: str, threshold: float) -> None:
+def test_labels_require_values_above_their_threshold(name: str, label: str, threshold: float) -> None:
     changed: dict[str, Any] = {name: np.array([threshold, threshold + 0.001])}
     assert labels(dataclasses.replace(PATTERNS, **changed)) == {"L0H1": [label]}
     assert str(threshold) in RULES[label]
 
 
-def test_a_head_for_copies_needs_both_tests() -> None:
+def test_duplicate_token_heads_must_pass_both_tests() -> None:
     on_text = dataclasses.replace(PATTERNS, duplicate=np.array([0.21, 0.19]))
     on_random = dataclasses.replace(COPIES, earlier_copy=np.array([0.21, 0.21]))
     assert labels(on_text, on_random) == {"L0H0": ["duplicate-token"]}
     assert labels(on_text) == {}
 
 
-def test_induction_is_the_token_behind_the_copy() -> None:
+def test_induction_requires_attention_to_the_token_after_the_copy() -> None:
     assert labels(PATTERNS, dataclasses.replace(COPIES, induction=np.array([0.2, 0.21]))) == {
         "L0H1": ["induction"]
     }
@@ -84,10 +84,12 @@ def score(found: int, number: int, offset_scored: float) -> RelationScore:
     [
         (score(60, 100, 0.35), True),
         (score(59, 99, 0.35), False),  # too few words
-        (score(600, 1000, 0.51), False),  # 9 points
+        (score(600, 1000, 0.51), False),  # margin of 9 points
         (score(50, 100, 0.41), False),  # 41 % is within the interval
     ],
 )
-def test_a_head_for_a_relation_beats_a_fixed_distance_clearly(relation: RelationScore, wins: bool) -> None:
+def test_syntax_labels_require_a_clear_margin_over_a_fixed_distance(
+    relation: RelationScore, wins: bool
+) -> None:
     assert is_winner(relation) == wins
     assert labels(PATTERNS, COPIES, relation) == ({"L0H1": ["syntax:obj"]} if wins else {})

@@ -1,4 +1,4 @@
-"""Weights of every layout, batches, and bundles that lack something."""
+"""Attention maps in all layouts, batching, and bundles without optional parts."""
 
 from pathlib import Path
 
@@ -14,16 +14,16 @@ from stored_bundle import STORED_BUNDLE
 ROLE = OutputRole.ATTENTION_WEIGHTS
 
 
-def test_dense_weights_lose_their_padding() -> None:
+def test_padding_is_removed_from_dense_weights() -> None:
     output = Output("attentions.0", ROLE, Layout.DENSE, layer=0, num_heads=2, row_sum=RowSum.ONE)
     batch = np.random.default_rng(0).random((2, 7, 7), dtype=np.float32)
     assert np.array_equal(dense_weights(batch, output, 5), batch[:, :5, :5])
 
 
-def test_a_band_is_put_together() -> None:
+def test_bands_are_converted_to_dense_weights() -> None:
     band = Band(window=1, num_global_tokens=1)
     output = Output("attentions.0", ROLE, Layout.BAND, 0, num_heads=1, row_sum=RowSum.ONE, pattern=band)
-    rows = np.zeros((1, 6, band.width), dtype=np.float32)  # 1 global column, 3 of the window, 1 given by it
+    rows = np.zeros((1, 6, band.width), dtype=np.float32)  # 1 global column, window of 3, 1 extra column
     rows[0, 1:4] = [0.4, 0.1, 0.2, 0.3, 0.25]
     rows[0, 0, 4] = 0.25
     weights = dense_weights(rows, output, 4)
@@ -32,12 +32,12 @@ def test_a_band_is_put_together() -> None:
     assert weights[0, 0].tolist() == [0.25] * 4
 
 
-def test_blocks_are_put_together() -> None:
+def test_blocks_are_converted_to_dense_weights() -> None:
     table = BlockTable(2, 3, np.zeros((1, 0, 0), dtype=np.int32))
     output = Output("attentions.0", ROLE, Layout.BLOCKS, 0, num_heads=1, row_sum=RowSum.ONE, pattern=table)
     rows = np.zeros((1, 8, table.width), dtype=np.float32)
     rows[0, :, :5] = [0.1, 0.2, 0.3, 0.25, 0.15]
-    weights = dense_weights(rows, output, 5)  # three blocks, the last one half full: all attend to all
+    weights = dense_weights(rows, output, 5)  # three blocks, the last half full, with full attention
     np.testing.assert_allclose(weights, [[[0.1, 0.2, 0.3, 0.25, 0.15]] * 5])
 
 
@@ -47,7 +47,7 @@ def test_rows_that_sum_to_a_gate_are_divided_by_it() -> None:
     assert weights[0].tolist() == [pytest.approx([0.25, 0.75]), [0, 0]]
 
 
-def test_each_text_is_in_one_batch_of_about_equal_lengths() -> None:
+def test_texts_are_batched_by_similar_length() -> None:
     lengths = [int(length) for length in np.random.default_rng(2).integers(3, 400, 300)]
     made = list(batches(lengths, num_heads=72))
     assert sorted(number for batch in made for number in batch) == list(range(300))
@@ -57,7 +57,7 @@ def test_each_text_is_in_one_batch_of_about_equal_lengths() -> None:
     assert list(batches([100_000], 72)) == [[0]]
 
 
-def test_a_text_has_the_same_weights_alone_and_in_a_batch(minilm_bundle: Path) -> None:
+def test_weights_do_not_depend_on_the_batch(minilm_bundle: Path) -> None:
     source = MapSource(open_bundle(minilm_bundle), threads=1)
     texts = [text for text in source.encode(["It rained.", "So it was wet, and nobody came."]) if text]
     together = dict(source.of_texts(texts))
@@ -68,14 +68,14 @@ def test_a_text_has_the_same_weights_alone_and_in_a_batch(minilm_bundle: Path) -
         assert together[number].content.tolist() == list(range(1, len(text.input_ids) - 1))
 
 
-def test_a_bundle_without_contributions_has_no_importance(tmp_path: Path) -> None:
+def test_bundles_without_contributions_graph_have_no_head_importance(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("it rained so it was wet\n" * 3 + "and nobody came but it rained\n", encoding="utf-8")
     report = measure_heads(open_bundle(STORED_BUNDLE), read_texts(path), lambda *_: None)
     assert (report.importance, report.task, report.syntax) == (None, None, None)
-    assert any(note.startswith("No importance of heads") for note in report.notes)
+    assert any(note.startswith("Head importance was not measured") for note in report.notes)
     assert report.patterns.num_texts == 4
     assert report.tied is not None
     path.write_text("a\n", encoding="utf-8")
-    with pytest.raises(TooShortError, match=r"no text of texts\.txt has 8 tokens"):
+    with pytest.raises(TooShortError, match=r"no text of texts\.txt has at least 8 tokens"):
         measure_heads(open_bundle(STORED_BUNDLE), read_texts(path), lambda *_: None)

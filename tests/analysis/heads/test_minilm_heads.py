@@ -1,4 +1,4 @@
-"""The heads of all-MiniLM-L6-v2, on the treebank of the package."""
+"""Head report of all-MiniLM-L6-v2 on the bundled treebank."""
 
 import dataclasses
 from pathlib import Path
@@ -15,20 +15,18 @@ from attnlens_analysis.heads.maps import MapSource
 from attnlens_analysis.heads.tied import diagonal_wins, tied_graph
 from attnlens_server.bundle import open_bundle
 
-pytestmark = (
-    pytest.mark.extended
-)  # an experiment; `test_heads` has the command, the other modules the measures
+pytestmark = pytest.mark.extended  # slow; the command and the measures have separate tests
 
 EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 
 def quiet(_stage: str, _done: int, _total: int) -> None:
-    """Show no progress."""
+    """Ignore progress."""
 
 
 @pytest.fixture(scope="module")
 def report(minilm_bundle: Path) -> HeadReport:
-    with mock.patch("attnlens_analysis.heads.tied.NUM_TEXTS", 1):  # not looked at here
+    with mock.patch("attnlens_analysis.heads.tied.NUM_TEXTS", 1):  # not used in this test
         return measure_heads(
             open_bundle(minilm_bundle), shipped_treebank(), quiet, num_importance_texts=6, threads=1
         )
@@ -39,7 +37,7 @@ def largest(report: HeadReport, name: str) -> tuple[str, float]:
     return str(report.heads[values.argmax()]), float(values.max())
 
 
-def test_the_patterns_of_minilm(report: HeadReport) -> None:
+def test_patterns_of_minilm(report: HeadReport) -> None:
     found = report.patterns
     assert (found.num_texts, found.num_rows) == (417, 8862)
     expected = {
@@ -60,14 +58,14 @@ def test_the_patterns_of_minilm(report: HeadReport) -> None:
     assert (found.first > 0.5).sum() == 16
 
 
-def test_minilm_copies_and_does_not_induce(report: HeadReport) -> None:
+def test_minilm_has_copy_heads_but_no_induction_heads(report: HeadReport) -> None:
     assert report.copies is not None
     assert report.heads[report.copies.earlier_copy.argmax()] == Head(2, 9)
     assert report.copies.earlier_copy.max() > 0.5
     assert report.copies.induction.max() < 1.5 * report.copies.chance
 
 
-def test_the_relations_of_minilm(report: HeadReport) -> None:
+def test_relations_of_minilm(report: HeadReport) -> None:
     assert report.syntax is not None
     found = {score.relation: score for score in report.syntax}
     assert sum(score.num_chosen + score.num_scored for score in (found["all"],)) == 6142
@@ -81,7 +79,7 @@ def test_the_relations_of_minilm(report: HeadReport) -> None:
     assert labels.isdisjoint({"induction", "self", "last-token", "syntax:compound"})
 
 
-def test_the_last_layer_moves_the_embedding_most(report: HeadReport) -> None:
+def test_the_last_layer_has_the_largest_effect_on_the_embedding(report: HeadReport) -> None:
     assert report.importance is not None
     assert report.importance.num_texts == 6
     by_layer = report.importance.ablation.reshape(6, 12).mean(axis=1)
@@ -89,8 +87,8 @@ def test_the_last_layer_moves_the_embedding_most(report: HeadReport) -> None:
     assert report.importance.agreement > 0.7
 
 
-def test_a_short_loop_measures_the_same(minilm_bundle: Path) -> None:
-    """Another way to the same figures: the library's own words, one sentence at a time, plain loops."""
+def test_measurements_match_a_plain_implementation(minilm_bundle: Path) -> None:
+    """Compare with a reimplementation in plain loops that processes one sentence at a time."""
     corpus = dataclasses.replace(shipped_treebank(), sentences=shipped_treebank().sentences[:40])
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_bundle / "tokenizer.json"))
     session = ort.InferenceSession(minilm_bundle / "onnx" / "model_attentions.onnx")
@@ -130,7 +128,7 @@ def run(session: ort.InferenceSession, ids: list[int]) -> npt.NDArray[np.float64
     return np.asarray(np.concatenate(found, axis=1)[0], dtype=np.float64)
 
 
-def test_the_diagonal_wins_only_where_queries_have_the_weights_of_keys(minilm_bundle: Path) -> None:
+def test_the_diagonal_dominates_only_with_tied_projections(minilm_bundle: Path) -> None:
     path = minilm_bundle / "onnx" / "model_attentions.onnx"
     source = MapSource(open_bundle(minilm_bundle), threads=1)
     [text] = source.encode([EXAMPLE])
@@ -152,7 +150,7 @@ def test_the_diagonal_wins_only_where_queries_have_the_weights_of_keys(minilm_bu
     assert np.mean(shares) == pytest.approx(0.906, abs=5e-4)
 
 
-def test_texts_without_words_have_patterns_alone(minilm_bundle: Path) -> None:
+def test_plain_texts_have_patterns_but_no_syntax(minilm_bundle: Path) -> None:
     sentences = tuple(
         dataclasses.replace(sentence, words=None) for sentence in shipped_treebank().sentences[:20]
     )

@@ -1,4 +1,4 @@
-"""A model with random weights: its heads get no label of something learned."""
+"""Control experiment: heads of a model with shuffled weights get no labels of learned behavior."""
 
 from collections import Counter
 from pathlib import Path
@@ -14,13 +14,13 @@ from attnlens_analysis.heads.labels import CAVEATS
 from attnlens_server.bundle import open_bundle
 from tampered import EMBEDDINGS, copy_of, put_hashes_right
 
-pytestmark = pytest.mark.extended  # a control experiment on all sentences
+pytestmark = pytest.mark.extended  # uses all sentences
 
 
 def shuffle_weights(path: Path, seed: int) -> None:
-    """Put the numbers of every matrix of a graph into a random order, where they are in the file.
+    """Shuffle the elements of all weight matrices of a graph in place.
 
-    The other graphs refer to the same bytes. Norms and biases, which have one axis, stay.
+    This affects the other graphs, which share the weights. Norms and biases are not changed.
     """
     generator = np.random.default_rng(seed)
     content = bytearray(path.read_bytes())
@@ -39,20 +39,20 @@ def report(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Hea
     bundle = copy_of(minilm_bundle, tmp_path_factory.mktemp("random"))
     shuffle_weights(bundle / EMBEDDINGS, seed=0)
     put_hashes_right(bundle)
-    with mock.patch("attnlens_analysis.heads.tied.NUM_TEXTS", 1):  # not looked at here
+    with mock.patch("attnlens_analysis.heads.tied.NUM_TEXTS", 1):  # not used in this test
         return measure_heads(
             open_bundle(bundle), shipped_treebank(), lambda *_: None, num_importance_texts=0, threads=1
         )
 
 
-def test_heads_with_random_weights_are_broad_at_most(report: HeadReport) -> None:
+def test_heads_with_random_weights_are_labeled_broad_at_most(report: HeadReport) -> None:
     assert len(report.heads) == 72
     labels = Counter(label for found in report.labelled for label in found.labels)
-    assert set(labels) == {"broad"}  # see the caveat that is printed with the label
+    assert set(labels) == {"broad"}  # see `CAVEATS`
     assert any("never trained" in caveat for caveat in CAVEATS)
 
 
-def test_their_relations_are_found_no_better_than_by_a_fixed_distance(report: HeadReport) -> None:
+def test_heads_with_random_weights_do_not_beat_fixed_distances(report: HeadReport) -> None:
     assert report.syntax is not None
     scored = [score for score in report.syntax if score.num_scored >= 100]
     assert len(scored) >= 10

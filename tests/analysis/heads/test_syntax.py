@@ -1,4 +1,4 @@
-"""Words, dependencies and intervals, on examples that were counted by hand."""
+"""Word-level attention, dependency scores and intervals, compared with manual counts."""
 
 import numpy as np
 import pytest
@@ -23,30 +23,30 @@ TOKEN_WORDS = np.array([NO_WORD, 0, 1, 1, 2, 3, 4, NO_WORD])
 ALL_THERE = np.ones(5, dtype=np.bool_)
 
 
-def test_a_token_belongs_to_the_word_in_which_it_begins() -> None:
+def test_a_token_belongs_to_the_word_in_which_it_starts() -> None:
     assert words_of_tokens(WORDS, PLACES).tolist() == TOKEN_WORDS.tolist()
-    # A token over two words, and one that stands for nothing.
+    # A token that spans two words, and an empty one.
     assert words_of_tokens(WORDS, [(0, 6), (4, 4), (20, 21)]).tolist() == [0, NO_WORD, 4]
 
 
-def test_attention_to_a_split_word_is_a_sum_and_from_it_a_mean() -> None:
+def test_word_attention_sums_columns_and_averages_rows() -> None:
     weights = np.zeros((1, 8, 8), dtype=np.float32)
     weights[0, 1, 2], weights[0, 1, 3], weights[0, 1, 0] = 0.25, 0.5, 0.25  # She
     weights[0, 2, 1], weights[0, 3, 5] = 1, 1  # read, ##s
     words = word_level(weights, TOKEN_WORDS, 5)
     assert words.shape == (1, 5, 5)
-    assert words[0, 0].tolist() == [0, 0.75, 0, 0, 0]  # [CLS] has the rest
+    assert words[0, 0].tolist() == [0, 0.75, 0, 0, 0]  # remaining weight is on [CLS]
     assert words[0, 1].tolist() == [0.5, 0, 0, 0.5, 0]
 
 
-def test_rows_between_words_sum_to_what_special_tokens_leave() -> None:
+def test_word_rows_sum_to_1_minus_attention_to_special_tokens() -> None:
     weights = np.random.default_rng(3).dirichlet(np.ones(8), (4, 8)).astype(np.float32)
     words = word_level(weights, TOKEN_WORDS, 5)
     left = 1 - weights[:, :, [0, 7]].sum(axis=-1)
     np.testing.assert_allclose(words[:, 1].sum(axis=-1), (left[:, 2] + left[:, 3]) / 2, atol=1e-6)
 
 
-def test_a_word_does_not_point_to_itself() -> None:
+def test_the_strongest_word_excludes_the_word_itself() -> None:
     weights = np.array([[[0.9, 0.04, 0.06], [0.3, 0.4, 0.3], [0, 0, 1]]], dtype=np.float32)
     assert strongest_word(weights).tolist() == [[2, 0, 0]]
 
@@ -59,27 +59,27 @@ def scores_of(*heads: list[int], num_sentences: int = 4) -> dict[str, RelationSc
     return {score.relation: score for score in counts.scores()}
 
 
-def test_the_best_head_of_each_relation_is_found_in_its_direction() -> None:
-    # In the first head all words point to the verb; in the second it points to its object, others on.
+def test_the_best_head_and_direction_of_each_relation_are_selected() -> None:
+    # In the first head, all words attend to the verb. In the second, the verb attends to its object.
     found = scores_of([1, 2, 1, 1, 1], [1, 3, 3, 4, 0])
     assert set(found) == {"all", "nsubj", "nummod", "obj"}
     assert (found["obj"].head, found["obj"].direction) == (Head(0, 0), "to_head")
     assert found["obj"].scored == 1
     assert (found["nummod"].head, found["nummod"].direction) == (Head(0, 1), "to_head")
     assert found["all"].num_chosen == found["all"].num_scored == 6
-    # Of nsubj, nummod and obj each head finds two.
+    # Each head predicts two of nsubj, nummod and obj.
     assert found["all"].scored == pytest.approx(2 / 3)
     assert (found["obj"].offset, found["nummod"].offset) == (-2, 1)
     assert found["all"].offset == 1
     assert found["all"].offset_scored == pytest.approx(2 / 3)
 
 
-def test_a_head_that_points_to_dependents_is_found() -> None:
+def test_heads_that_attend_to_dependents_are_selected() -> None:
     found = scores_of([4, 3, 4, 4, 0])
     assert (found["obj"].direction, found["obj"].scored) == ("to_dependent", 1)
 
 
-def test_the_half_that_scores_does_not_choose() -> None:
+def test_the_scoring_half_does_not_affect_the_selection() -> None:
     counts = SyntaxCounts([Head(0, 0), Head(0, 1)])
     right, wrong = pointing([1, 0, 3, 1, 0]), pointing([4, 4, 4, 4, 0])
     counts.add(np.stack([right, wrong]), WORDS, ALL_THERE, scores=False)
@@ -88,19 +88,19 @@ def test_the_half_that_scores_does_not_choose() -> None:
     assert (score.head, score.chosen, score.scored) == (Head(0, 0), 1, 0)
 
 
-def test_a_word_without_tokens_is_not_scored() -> None:
+def test_words_without_tokens_are_not_scored() -> None:
     counts = SyntaxCounts([Head(0, 0)])
     counts.add(pointing([1, 0, 3, 1, 0])[None], WORDS, np.array([1, 1, 0, 1, 1], np.bool_), scores=False)
     assert {score.relation for score in counts.scores()} == {"all", "nsubj", "obj"}
 
 
-def test_a_relation_that_only_chose_has_no_score() -> None:
+def test_relations_missing_from_the_scoring_half_have_no_score() -> None:
     score = scores_of([1, 0, 3, 1, 0], num_sentences=1)["obj"]
     assert score.num_scored == 0
     assert np.isnan([score.scored, *score.interval, score.offset_scored]).all()
 
 
 @pytest.mark.parametrize(("found", "number"), [(0, 10), (5, 10), (81, 263), (10, 10)])
-def test_the_interval_is_wilsons(found: int, number: int) -> None:
+def test_the_interval_matches_scipy(found: int, number: int) -> None:
     expected = binomtest(found, number).proportion_ci(method="wilson")
     assert wilson_interval(found, number) == pytest.approx((expected.low, expected.high), abs=1e-6)

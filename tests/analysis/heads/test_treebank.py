@@ -1,4 +1,4 @@
-"""Reading CoNLL-U and lines, and the treebank that comes with the package."""
+"""Reading of CoNLL-U and text files, and the bundled treebank."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ GOOD = """\ufeff# text = I can't.
 1\tNew York\tNew York\tPROPN\t_\t_\t0\troot\t_\t_"""
 
 
-def test_words_are_read_and_multiword_tokens_and_empty_nodes_are_passed_over(tmp_path: Path) -> None:
+def test_words_are_read_and_multiword_tokens_and_empty_nodes_skipped(tmp_path: Path) -> None:
     path = tmp_path / "good.conllu"
     path.write_text(GOOD, encoding="utf-8")
     first, second = read_conllu(path).sentences
@@ -40,24 +40,24 @@ def line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("# c\n1\ta\tb\n", "line 2: 3 columns, CoNLL-U has 10"),
-        (line("x"), "line 1, column 1 (ID): 'x' is no number"),
-        (line("1.2.3"), "line 1, column 1 (ID): '1.2.3' is no number"),
-        (line("2"), "line 1, column 1 (ID): 2, but the words before it make this number 1"),
+        ("# c\n1\ta\tb\n", "line 2: found 3 columns, but CoNLL-U has 10"),
+        (line("x"), "line 1, column 1 (ID): 'x' is not a valid ID"),
+        (line("1.2.3"), "line 1, column 1 (ID): '1.2.3' is not a valid ID"),
+        (line("2"), "line 1, column 1 (ID): found 2, expected 1"),
         (
             line() + line("3", head="1"),
-            "line 2, column 1 (ID): 3, but the words before it make this number 2",
+            "line 2, column 1 (ID): found 3, expected 2",
         ),
         (line(form=""), "line 1, column 2 (FORM): empty"),
         (line(upos=" "), "line 1, column 4 (UPOS): empty"),
         (line(relation=""), "line 1, column 8 (DEPREL): empty"),
-        (line(head="_"), "line 1, column 7 (HEAD): '_': it must be a number from 0 to 1"),
-        (line(head="2"), "line 1, column 7 (HEAD): '2': it must be a number from 0 to 1"),
-        (line(head="1"), "line 1, column 7 (HEAD): 1: a word can't depend on itself"),
-        ("# nothing\n", "has no sentence"),
+        (line(head="_"), "line 1, column 7 (HEAD): '_' is not a number from 0 to 1"),
+        (line(head="2"), "line 1, column 7 (HEAD): '2' is not a number from 0 to 1"),
+        (line(head="1"), "line 1, column 7 (HEAD): 1: a word cannot depend on itself"),
+        ("# nothing\n", "contains no sentences"),
     ],
 )
-def test_a_mistake_is_told_with_its_line_and_column(tmp_path: Path, content: str, message: str) -> None:
+def test_errors_include_line_and_column(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "bad.conllu"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TreebankError) as caught:
@@ -66,25 +66,25 @@ def test_a_mistake_is_told_with_its_line_and_column(tmp_path: Path, content: str
     assert message in str(caught.value)
 
 
-def test_what_is_not_utf8_is_told(tmp_path: Path) -> None:
+def test_invalid_utf8_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "latin.conllu"
     path.write_bytes(line().encode() + b"2\tcaf\xe9\n")
-    with pytest.raises(TreebankError, match=r"line 2: not UTF-8 \(byte 6 of the line\)"):
+    with pytest.raises(TreebankError, match=r"line 2: invalid UTF-8 at byte 6"):
         read_conllu(path)
 
 
-def test_lines_are_texts(tmp_path: Path) -> None:
+def test_text_files_have_one_text_per_line(tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("It rained.\r\n\n  So it was wet.\n", encoding="utf-8")
     corpus = read_texts(path)
     assert [sentence.text for sentence in corpus.sentences] == ["It rained.", "So it was wet."]
     assert not corpus.is_treebank
     path.write_text("\n\n", encoding="utf-8")
-    with pytest.raises(TreebankError, match="has no text"):
+    with pytest.raises(TreebankError, match="contains no text"):
         read_texts(path)
 
 
-def test_the_treebank_of_the_package_is_whole() -> None:
+def test_the_bundled_treebank_is_complete() -> None:
     corpus = shipped_treebank()
     assert corpus.is_treebank
     assert corpus.licence == "CC BY-SA 4.0"
@@ -92,7 +92,7 @@ def test_the_treebank_of_the_package_is_whole() -> None:
     assert (len(words), sum(map(len, words))) == (500, 7621)
     assert corpus.sentences[0].text == "From the AP comes this story :"
     assert words[0][5] == Word("story", "NOUN", 3, "nsubj")
-    # Each sentence is a tree: one root, and every head is a word of it.
+    # Each sentence is a tree with one root and heads within the sentence.
     for sentence in words:
         assert sum(word.head is None for word in sentence) == 1
         assert all(word.head is None or 0 <= word.head < len(sentence) for word in sentence)

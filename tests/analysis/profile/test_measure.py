@@ -1,4 +1,4 @@
-"""What is measured at each length, and which lengths are."""
+"""Profiles of run time by length, and the selection of lengths."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def measured(bundle: Bundle) -> Profile:
     return measure(bundle, (16, 64))
 
 
-def test_shares_sum_to_one_and_every_part_has_one(measured: Profile) -> None:
+def test_every_part_has_a_share_and_shares_sum_to_1(measured: Profile) -> None:
     assert [each.length for each in measured.lengths] == [16, 64]
     for each in measured.lengths:
         assert sum(each.shares.values()) == pytest.approx(1)
@@ -50,7 +50,7 @@ def test_shares_sum_to_one_and_every_part_has_one(measured: Profile) -> None:
         )
 
 
-def test_the_largest_scores_are_those_of_all_heads_and_memory_holds_them(measured: Profile) -> None:
+def test_sizes_of_attention_maps_and_memory(measured: Profile) -> None:
     for each in measured.lengths:
         maps = 4 * 12 * each.length**2
         assert each.largest_bytes["scores"] == max(maps, 4 * 384 * each.length)
@@ -64,25 +64,25 @@ def test_the_largest_scores_are_those_of_all_heads_and_memory_holds_them(measure
     ("text", "lengths"),
     [("16..100", (16, 32, 64)), ("7", (7,)), ("100, 3,100", (3, 100)), ("5..10,64", (5, 10, 64))],
 )
-def test_lengths_are_lists_or_ranges_that_double(text: str, lengths: tuple[int, ...]) -> None:
+def test_lengths_are_lists_or_ranges_in_powers_of_2(text: str, lengths: tuple[int, ...]) -> None:
     assert parse_lengths(text) == lengths
 
 
 @pytest.mark.parametrize("text", ["", "0", "0..4", "20..10", "a", "1,,2", "-3", "1..2..3", "16...32"])
-def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(LengthError, match="give for instance"):
+def test_invalid_lengths_are_rejected(text: str) -> None:
+    with pytest.raises(LengthError, match="invalid lengths"):
         parse_lengths(text)
 
 
-def test_lengths_beyond_the_model_are_left_out_with_a_message(bundle: Bundle) -> None:
+def test_lengths_beyond_the_model_are_skipped_with_a_message(bundle: Bundle) -> None:
     kept, [message] = chosen_lengths(bundle, (256, 512, 513, 4096))
     assert kept == (256, 512)
-    assert message == "left out: 513, 4,096 tokens; all-MiniLM-L6-v2 has positions for 512"
-    with pytest.raises(LengthError, match=r"no length is left .* positions for 512.*: give shorter ones"):
+    assert message == "skipped 513, 4,096 tokens: all-MiniLM-L6-v2 supports up to 512"
+    with pytest.raises(LengthError, match=r"no length can be measured .* up to 512.*Use shorter lengths"):
         chosen_lengths(bundle, (1000,))
 
 
-def test_lengths_beyond_the_memory_are_left_out(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_beyond_the_memory_are_skipped(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths_module, "_available_bytes", lambda: 4_000_000)
     kept, [message] = chosen_lengths(bundle, (64, 128, 512))
     assert kept == (64, 128)
@@ -90,12 +90,12 @@ def test_lengths_beyond_the_memory_are_left_out(bundle: Bundle, monkeypatch: pyt
 
 
 def profile_with(*attention_shares: float) -> Profile:
-    """A profile of the lengths 16, 32, 64 ..., all attention being scores."""
+    """Return a profile of the lengths 16, 32, 64, ... in which scores are the only attention part."""
     rest = dict.fromkeys(PARTS, 0.0)
     lengths = []
-    for place, share in enumerate(attention_shares):
+    for index, share in enumerate(attention_shares):
         parts: dict[Part, float] = {**rest, "scores": share, "feed-forward": 1 - share}
-        lengths.append(LengthProfile(16 * 2**place, 1.0, parts, dict.fromkeys(PARTS, 0), 0))
+        lengths.append(LengthProfile(16 * 2**index, 1.0, parts, dict.fromkeys(PARTS, 0), 0))
     return Profile("<m&m>", "fp32", ("softmax",), 1, tuple(lengths))
 
 
@@ -109,16 +109,18 @@ def profile_with(*attention_shares: float) -> Profile:
         ((0.6, 0.4), None),
     ],
 )
-def test_where_attention_overtakes_the_rest(shares: tuple[float, ...], length: int | None) -> None:
+def test_length_at_which_attention_overtakes_other_parts(
+    shares: tuple[float, ...], length: int | None
+) -> None:
     assert profile_with(*shares).overtakes_at == length
     assert (str(length) in overtaking(profile_with(*shares))) == (length not in {None, 16})
 
 
-def test_runs_that_disagree_are_reported() -> None:
+def test_inconsistent_runs_are_reported() -> None:
     quiet, busy = (5.0, 5.0), (5.0, 35.0)
     steady = summary_of([quiet, quiet, (5.1, 5.0), quiet, quiet])
     disturbed = summary_of([quiet, busy, quiet, busy, (6.0, 5.0)])
-    assert disturbed.shares == steady.shares  # the quickest runs are the same
+    assert disturbed.shares == steady.shares  # same fastest runs
     assert reliability(Profile("m", "fp32", ("softmax",), 1, (steady,))) == ""
     profile = Profile("m", "fp32", ("softmax",), 1, (steady, disturbed))
     assert profile.unreliable_lengths == (64,)
@@ -128,7 +130,7 @@ def test_runs_that_disagree_are_reported() -> None:
 
 
 def summary_of(runs: Sequence[tuple[float, float]]) -> LengthProfile:
-    """The profile of runs of one projection and one product of scores. A run before them is not timed."""
+    """Summarize runs of one projection and one score node, after a warm-up run."""
     traced = [Run(sum(us), (("projections", us[0]), ("scores", us[1])), {}, 0) for us in ((9.0, 9.0), *runs)]
     return summary(64, traced)
 

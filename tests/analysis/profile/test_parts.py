@@ -1,4 +1,4 @@
-"""Which part a node belongs to, in graphs as traced and as ONNX Runtime fuses them."""
+"""Assignment of graph nodes to parts, in exported graphs and after fusion by ONNX Runtime."""
 
 from collections import Counter
 from functools import cache
@@ -21,36 +21,36 @@ from odd_models import OddModel
 PRODUCTS = {"MatMul", "FusedMatMul", "Gemm"}
 
 
-def optimised(graph: Path, directory: Path) -> Structure:
-    """The graph as ONNX Runtime runs it."""
+def optimized(graph: Path, directory: Path) -> Structure:
+    """Return the structure of the graph after ONNX Runtime optimizations."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.optimized_model_filepath = str(directory / "optimised.onnx")
+    options.optimized_model_filepath = str(directory / "optimized.onnx")
     onnxruntime.InferenceSession(
         str(graph),
         options,
         providers=["CPUExecutionProvider"],
         disabled_optimizers=["SkipLayerNormFusion"],  # as in the server
     )
-    return structure_of(read_proto(directory / "optimised.onnx"))
+    return structure_of(read_proto(directory / "optimized.onnx"))
 
 
-@pytest.mark.parametrize("is_optimised", [False, True])
-def test_each_product_of_minilm_is_in_its_part(
-    minilm_bundle: Path, tmp_path: Path, is_optimised: bool
+@pytest.mark.parametrize("is_optimized", [False, True])
+def test_nodes_of_minilm_are_assigned_to_parts(
+    minilm_bundle: Path, tmp_path: Path, is_optimized: bool
 ) -> None:
     path = minilm_bundle / "onnx" / "model.onnx"
-    structure = optimised(path, tmp_path) if is_optimised else structure_of(read_proto(path))
+    structure = optimized(path, tmp_path) if is_optimized else structure_of(read_proto(path))
     parts = parts_of(structure)
     products = Counter(
         part for node, part in zip(structure.nodes, parts, strict=True) if node.operator in PRODUCTS
     )
     assert products == {"projections": 6 * 4, "feed-forward": 6 * 2, "scores": 6, "values": 6}
-    found = dict.fromkeys(PARTS, 0) | Counter(parts)
-    assert found["softmax"] == 6
-    assert found["norms"] == 13
-    # Embeddings: a shape, three look-ups, two sums; two sums of residuals in each layer.
-    assert found["rest"] == 6 + 6 * 2
+    counts = dict.fromkeys(PARTS, 0) | Counter(parts)
+    assert counts["softmax"] == 6
+    assert counts["norms"] == 13
+    # Embeddings: one shape, three lookups and two sums. Each layer: two residual additions.
+    assert counts["rest"] == 6 + 6 * 2
     assert set(parts) == set(PARTS)
     activation = next(node for node in structure.nodes if node.operator in {"Erf", "BiasGelu", "Gelu"})
     assert parts[structure.nodes.index(activation)] == "feed-forward"
@@ -58,7 +58,7 @@ def test_each_product_of_minilm_is_in_its_part(
 
 @cache
 def graphs(directory: Path) -> dict[str, TracedGraph]:
-    """The graphs for embeddings of a mixture with Longformer's band, and of ModernBERT."""
+    """Return the embedding graphs of a model with mixed mechanisms and of a ModernBERT model."""
     OddModel("ModernBert", MODERN_SIZES | {"local_attention": 16}).make().save_pretrained(directory)
     modern = load_checkpoint(directory)
     return {
@@ -68,19 +68,19 @@ def graphs(directory: Path) -> dict[str, TracedGraph]:
 
 
 @pytest.mark.parametrize("name", ["mixed", "modern"])
-def test_every_part_is_found_in_other_mechanisms_and_no_product_is_left_over(
+def test_all_nodes_of_other_mechanisms_are_assigned_to_parts(
     name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     graph = graphs(tmp_path_factory.getbasetemp())[name]
     path = tmp_path / "graph.onnx"
     write_embedded(path, graph.proto, graph.weights)
-    structure = optimised(path, tmp_path)
+    structure = optimized(path, tmp_path)
     parts = parts_of(structure)
     assert set(parts) == set(PARTS)
-    of_products = {
+    product_parts = {
         part for node, part in zip(structure.nodes, parts, strict=True) if node.operator in PRODUCTS
     }
-    assert of_products == {"projections", "feed-forward", "scores", "values"}
+    assert product_parts == {"projections", "feed-forward", "scores", "values"}
     ids = np.full((1, 24), 7, np.int64)
     feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     [[_, run]] = trace_runs(path, [feed], 1, 1, lambda _: None)

@@ -108,7 +108,7 @@ def test_the_terminal_shows_labels_rules_and_the_licence(
     )
     assert any(line.split()[:4] == ["obj", "L2H0", "to", "head"] for line in lines)
     assert "- syntax:RELATION: best head for the relation" in result.stdout
-    assert "A label says where attention goes" in result.stdout
+    assert "A label describes where a head attends" in result.stdout
     assert max(map(len, lines)) <= 80
 
 
@@ -122,7 +122,7 @@ def test_plain_lines_have_no_relations(run: Run, minilm_bundle: Path, tmp_path: 
     assert result.stdout == f"{output}: 72 heads, {result.stdout.split(', ')[1]}"
     report = json.loads(output.read_text("utf-8"))
     assert report["syntax"] is report["importance"] is None
-    assert "Texts with more than 256 tokens are left out: 1." in report["notes"]
+    assert "Texts skipped because they exceed 256 tokens: 1." in report["notes"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path,
     asked = ("--lengths", "16,600", "--json", "--svg", files[0], "--html", files[1])
     result = run("profile", minilm_bundle, *asked)
     assert result.returncode == 0
-    assert "left out: 600 tokens; all-MiniLM-L6-v2 has positions for 512" in result.stderr
+    assert "skipped 600 tokens: all-MiniLM-L6-v2 supports up to 512" in result.stderr
     content = conforms("profile", result.stdout)
     [length] = content["lengths"]
     assert (length["length"], content["attention_overtakes_at"]) == (16, None)
@@ -109,8 +109,8 @@ def test_a_profile_is_a_table_or_json_and_a_chart(run: Run, minilm_bundle: Path,
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        ("0..9", "'0..9' are no lengths"),
-        ("600..4096", "no length is left to measure (left out: 600, 1,200, 2,400"),
+        ("0..9", "invalid lengths '0..9'"),
+        ("600..4096", "no length can be measured (skipped 600, 1,200, 2,400"),
     ],
 )
 def test_lengths_that_are_none_are_refused(run: Run, minilm_bundle: Path, lengths: str, message: str) -> None:
