@@ -36,7 +36,7 @@ REPORT_JSON, REPORT_PAGE = "parity/report.json", "parity/report.md"
 def write_report(directory: Path, verdict: Verdict, model_name: str) -> None:
     """Write `report.json` and `report.md` to `directory`."""
     versions = tool_versions()
-    content = report_content(verdict) | {"model_name": model_name, "tool_versions": versions}
+    content = report_content(verdict) | {"model": model_name, "tool_versions": versions}
     write_json(directory / "report.json", content)
     text = _page(verdict, model_name, versions)
     (directory / "report.md").write_text(text, encoding="utf-8")

@@ -106,7 +106,7 @@ def test_export_of_a_configuration_then_check(config_file: Path, output: Path) -
     assert result.exit_code == 0
     report = conforms("check", result.stdout)
     assert report["passed"]
-    assert report["model_name"] == "my-encoder"
+    assert report["model"] == "my-encoder"
     assert (report["max_tokens"], report["max_position_embeddings"]) == (40, 40)
     assert len(report["measurements"]) == 3 * 48
 

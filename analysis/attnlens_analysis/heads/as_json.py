@@ -16,7 +16,7 @@ def as_json(report: HeadReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": report.model_name,
-        "bundle_sha256": report.bundle_sha256,
+        "model_version": report.model_version,
         "data": {
             "name": report.corpus_name,
             "licence": report.corpus_licence,

@@ -34,7 +34,7 @@ class HeadReport:
 
     Attributes:
         model_name: Model name.
-        bundle_sha256: SHA-256 of the bundle's manifest.
+        model_version: SHA-256 of the bundle's manifest.
         corpus_name: Name of the corpus.
         corpus_licence: License of the corpus. Empty if unknown.
         num_sentences: Number of measured sentences.
@@ -50,7 +50,7 @@ class HeadReport:
     """
 
     model_name: str
-    bundle_sha256: str
+    model_version: str
     corpus_name: str
     corpus_licence: str
     num_sentences: int
@@ -109,7 +109,7 @@ def measure_heads(
     notes = [*source.notes, *_notes(num_long, bundle, copies, tied, has_gates=run is not None)]
     return HeadReport(
         model_name=bundle.model.name,
-        bundle_sha256=bundle.model.version,
+        model_version=bundle.model.version,
         corpus_name=corpus.name,
         corpus_licence=corpus.licence,
         num_sentences=len(kept),

@@ -16,7 +16,7 @@ class Facts:
     """What a manifest says of a bundle.
 
     Attributes:
-        name: of the model.
+        model: Name of the model.
         num_parameters: about as many, from the size of the files with the weights.
         precisions: in which it has graphs, such as `fp32` and `int8`.
         size_bytes: of all files that it lists.
@@ -26,7 +26,7 @@ class Facts:
         attnlens: the version that exported it; empty: not stated.
     """
 
-    name: str
+    model: str
     family: str
     hidden_size: int
     num_layers: int
@@ -114,7 +114,7 @@ def _facts(manifest: Manifest) -> Facts:
         if graph.precision in names
     ]
     return Facts(
-        name=manifest.model_name,
+        model=manifest.model_name,
         family=sizes.family,
         hidden_size=sizes.hidden_size,
         num_layers=sizes.num_layers,

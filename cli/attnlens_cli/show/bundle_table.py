@@ -35,8 +35,8 @@ def _cells(bundle: ListedBundle) -> list[str | Text]:
         verdict.append(f": {printable(bundle.problem)}", "default")
     if facts is None:
         return [printable(lines[0]), "", "", verdict]
-    if facts.name != bundle.directory.name:
-        lines.append(facts.name)
+    if facts.model != bundle.directory.name:
+        lines.append(facts.model)
     lines.append(f"from {source_text(facts.source, facts.source_revision[:_COMMIT_LENGTH])}")
     exported = [f"attnlens {facts.attnlens}"] if facts.attnlens else []
     verdict.append("".join(f"\n{line}" for line in (*exported, bundle.exported_at[:_DATE_LENGTH])), "default")

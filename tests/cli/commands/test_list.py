@@ -53,7 +53,7 @@ def test_json_says_what_the_manifests_say_and_what_is_wrong(bundles: Path) -> No
     manifest = json.loads((STORED_BUNDLE / "manifest.json").read_text())
     for name in ("family", "hidden_size", "num_layers", "num_heads"):
         assert facts[name] == manifest["architecture"][name]
-    assert (facts["name"], facts["max_tokens"]) == (manifest["model_name"], manifest["max_tokens"])
+    assert (facts["model"], facts["max_tokens"]) == (manifest["model_name"], manifest["max_tokens"])
     assert facts["precisions"] == ["fp32", "fp16"]
     files = [path for path in STORED_BUNDLE.rglob("*") if path.is_file()]
     assert facts["size_bytes"] == sum(path.stat().st_size for path in files if path.name != "manifest.json")

@@ -26,7 +26,9 @@ def info(as_json: bool, server: ServerOptions) -> None:
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
     if as_json:
-        click.echo(printable_json(dataclasses.asdict(model), indent=2))
+        described = dataclasses.asdict(model)
+        names = {"model": described.pop("name"), "model_version": described.pop("version")}
+        click.echo(printable_json(names | described, indent=2))
         return
     from attnlens_cli.show.console import make_console
     from attnlens_cli.show.model_tables import figures_table, gates_table, model_table

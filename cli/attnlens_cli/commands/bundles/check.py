@@ -324,7 +324,7 @@ def _as_json(measured: _Measured) -> dict[str, Any]:
 
     summary = measured.summary
     manifest = summary.manifest
-    content = {"model_name": manifest.model_name, "max_tokens": manifest.max_tokens}
+    content = {"model": manifest.model_name, "max_tokens": manifest.max_tokens}
     content |= report_content(summary.verdict) | runtimes_as_json(summary)
     if measured.publisher:
         content["publisher"] = measured.publisher.as_json()
