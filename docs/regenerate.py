@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from attnlens_analysis.teach import Question, ask, make_lesson
+from attnlens_analysis.teach import HeadTrace, make_lesson, trace_head
 from attnlens_analysis.teach.render import picture, step_lines
 from attnlens_export.layouts import write_layout
 
@@ -43,15 +43,15 @@ def main() -> None:
         replace_block(DOCS / "layouts.md", "json", (ovms / "config.json").read_text(encoding="utf-8"))
 
 
-def lesson_question(bundle: Path) -> Question:
-    """Ask what the page about attention answers."""
-    return ask(bundle, SENTENCE, "it", layer=3, head=1)
+def lesson_trace(bundle: Path) -> HeadTrace:
+    """Trace the head that the page about attention explains."""
+    return trace_head(bundle, SENTENCE, "it", layer=3, head=1)
 
 
 def lesson_page(bundle: Path) -> None:
     """Write each step of the lesson into the page about attention, and draw its pictures."""
     command = "attnlens teach bundles/minilm TEXT --token it"
-    lesson = make_lesson(lesson_question(bundle), command)
+    lesson = make_lesson(lesson_trace(bundle), command)
     for place, step in enumerate(lesson.steps, 1):
         block = "\n".join(step_lines(place, step, LESSON_WIDTH, with_picture=False)) + "\n"
         replace_block(DOCS / "how_attention_works.md", "", block)

@@ -10,7 +10,7 @@ figure:not(.grid) svg { max-width: 100%; height: auto }
 table { display: block; overflow-x: auto }
 table { border-collapse: collapse } td, th { padding: .1rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
 td:first-child, th:first-child { text-align: left }
-.mind { border-left: 4px solid #D55E00; padding-left: .6rem } .try { border-left: 4px solid #009E73; padding-left: .6rem }
+.note { border-left: 4px solid #D55E00; padding-left: .6rem } .try { border-left: 4px solid #009E73; padding-left: .6rem }
 """  # noqa: E501 - rules of CSS
 
 

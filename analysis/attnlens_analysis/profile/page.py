@@ -20,7 +20,7 @@ def as_page(profile: Profile) -> str:
     parts = "".join(
         f"<li><b>{escape(part)}</b>: {escape(description)}</li>" for part, description in PARTS.items()
     )
-    warning = reliability(profile) and f"<p class='mind'>{escape(reliability(profile))}</p>"
+    warning = reliability(profile) and f"<p class='note'>{escape(reliability(profile))}</p>"
     body = (
         f"<p>{escape(describe(profile))}</p>\n<figure>{chart(profile)}</figure>\n"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>\n"

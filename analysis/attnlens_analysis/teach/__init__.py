@@ -1,10 +1,11 @@
-"""One token through one head, with the model's own numbers.
+"""Lessons that follow one token through one attention head, with the actual values of the model.
 
-`graph` finds q, k, v and the rest in the bundle's attention graph, `values` has them computed, `numbers` is
-the arithmetic, `tokens` the text, and `lesson` puts the steps together for `render`.
+`graph` locates queries, keys, values and intermediate results in the attention graph, `values` computes them,
+`numbers` contains the arithmetic, and `tokens` handles the text. `lesson` assembles the steps, and `render`
+formats them.
 """
 
 from attnlens_analysis.teach.lesson import make_lesson
-from attnlens_analysis.teach.values import Question, ask
+from attnlens_analysis.teach.values import HeadTrace, trace_head
 
-__all__ = ["Question", "ask", "make_lesson"]
+__all__ = ["HeadTrace", "make_lesson", "trace_head"]

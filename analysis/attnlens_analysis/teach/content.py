@@ -1,4 +1,4 @@
-"""What a lesson is made of. Each text is plain: a renderer escapes it for its format."""
+"""Content of a lesson. All texts are plain text, which renderers escape for their format."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A picture: a bar for each label.
+    """A bar chart.
 
     Attributes:
-        title: what is shown, with its unit.
-        labels: of the bars.
-        values: their lengths; negative ones are drawn otherwise.
-        marked: the places of the bars that the text speaks of.
-        decimals: of the figures beside the bars; None: as `number` writes them.
+        title: Title, including the unit.
+        labels: Labels of the bars.
+        values: Values of the bars. Negative bars have another color.
+        marked: Indices of highlighted bars.
+        decimals: Decimal places of the figures. If None, `number` formats them.
     """
 
     title: str
@@ -25,7 +25,7 @@ class Bars:
 
     @property
     def figures(self) -> list[str]:
-        """The values as text."""
+        """The formatted values."""
         if self.decimals is None:
             return [number(value) for value in self.values]
         return [f"{value:,.{self.decimals}f}" for value in self.values]
@@ -33,13 +33,13 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A picture: a shaded cell for each number from 0 to 1.
+    """A heat map of values between 0 and 1.
 
     Attributes:
-        title: what is shown.
-        rows: labels.
-        columns: labels.
-        values: a row each.
+        title: Title.
+        rows: Row labels.
+        columns: Column labels.
+        values: Values by row.
     """
 
     title: str
@@ -50,11 +50,11 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers by name.
+    """A table.
 
     Attributes:
-        headings: of the columns; the first column is text, the others are numbers.
-        rows: the cells.
+        headings: Column headings. The first column is text, all others are numeric.
+        rows: Cells by row.
     """
 
     headings: Sequence[str]
@@ -63,16 +63,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the way.
+    """One step of a lesson.
 
     Attributes:
-        title: in a few words.
-        formula: what is computed, in one line.
-        text: what happens here with this token, a paragraph each.
-        picture: of it.
-        to_try: what the reader can do to see it change; the lines after the first are code.
-        caveat: what is easily read into it, and wrong; empty: nothing.
-        table: the numbers, where the text does not hold them all.
+        title: Short title.
+        formula: One-line formula.
+        text: Paragraphs that explain the step for the token.
+        picture: Chart of the values.
+        to_try: Suggested experiment. The first item is text, the others are lines of code.
+        caveat: Common misinterpretation, if any.
+        table: Additional numbers, if any.
     """
 
     title: str
@@ -86,12 +86,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """All steps of one question.
+    """A lesson on one token in one head.
 
     Attributes:
-        title: of the page.
-        introduction: a paragraph each.
-        steps: in order.
+        title: Page title.
+        introduction: Introductory paragraphs.
+        steps: Steps in order.
     """
 
     title: str
@@ -100,16 +100,16 @@ class Lesson:
 
 
 def number(value: float) -> str:
-    """Return a number with four decimals, or three digits where that shows none of them."""
+    """Format a number with four decimals, or in scientific notation if it is smaller than 0.001."""
     small = value != 0 and abs(value) < 0.001  # noqa: PLR2004 - four decimals would show one digit
     return f"{value:.2e}" if small else f"{value:.4f}"
 
 
 def numbers(values: Sequence[float]) -> str:
-    """Return several numbers in a row."""
+    """Format numbers as a comma-separated list."""
     return ", ".join(number(value) for value in values)
 
 
 def percent(share: float) -> str:
-    """Return a share as `8.0 %`, halves rounded up."""
+    """Format a share as a percentage such as `8.0 %`, rounding half up."""
     return f"{math.floor(1000 * share + 0.5) / 10:.1f} %"

@@ -1,8 +1,9 @@
-"""Where q, k, v and the rest stand in an attention graph: found by structure, from the weights backwards.
+"""Locates queries, keys, values and intermediate results in an attention graph.
 
     weights = softmax(scale * q k^T + terms) * keep        context = weights v
 
-Vaswani et al. 2017, section 3.2. The graph's names for inner values carry no meaning: nothing goes by them.
+See Vaswani et al. 2017, section 3.2. The search starts at the attention weights and relies only on the graph
+structure, since the names of intermediate values have no meaning.
 """
 
 from collections.abc import Iterable
@@ -11,35 +12,35 @@ from dataclasses import dataclass
 from attnlens_analysis.errors import NotTeachableError
 from attnlens_analysis.structure import Node, Structure
 
-# What makes a mechanism no softmax of q.k with known terms, and what can be done instead.
+# Why a mechanism cannot be decomposed into softmax(q.k) with known terms, and alternatives.
 _REASONS = {
-    "big_bird": "its blocks of keys are gathered before the product, and no (T, T) scores exist",
+    "big_bird": "its key blocks are gathered before the product, so there are no (T, T) scores",
     "composed": "its heads are mixed after (and perhaps before) the softmax",
-    "disentangled": "its scores are the sum of several products, of content and of position",
-    "longformer": "it computes a band of scores, and no (T, T) scores exist",
-    "mixture": "its heads are multiplied by gates that each token chooses",
-    "overlapping": "its heads share parts of their queries, keys and values with their neighbours",
+    "disentangled": "its scores are sums of content and position products",
+    "longformer": "it computes scores only in a band, so there are no (T, T) scores",
+    "mixture": "its heads are multiplied by token-dependent gates",
+    "overlapping": "its heads share parts of their queries, keys and values with adjacent heads",
 }
-_INSTEAD = "`attnlens attend` shows its weights, `attnlens profile` its cost"
+_INSTEAD = "use `attnlens attend` to view its weights, or `attnlens profile` to measure its cost"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """The graph's names for what is computed in a layer. B texts, T tokens, D width, H heads, K head width.
+    """Value names of one layer in the graph. B texts, T tokens, D hidden size, H heads, K head size.
 
     Attributes:
-        entering: (B, T, D), what the projections read.
-        query: (B, H, T, K), as it meets the keys: rotated and normed where the model does so, not scaled.
-        key_transposed: (B, H, K, T), likewise, heads that share keys having each their copy.
-        scale: what q.k is multiplied by.
-        scores: (B, H, T, T), before the softmax.
-        products: (B, H, T, T), scale * q.k alone.
-        weights: (B, H, T, T).
-        value: (B, H, T, K).
-        context: (B, H, T, K), weights times values.
-        output: (B, T, D), after the projection of all heads.
-        residual: (B, T, D), what the output is added to.
-        is_rotated: whether q and k go through a rotation on their way from the projections.
+        entering: (B, T, D) input of the projections.
+        query: (B, H, T, K) unscaled queries, after rotary embeddings and norms if any.
+        key_transposed: (B, H, K, T) keys, likewise. Shared keys are repeated for each head.
+        scale: Scale of q.k.
+        scores: (B, H, T, T) input of the softmax.
+        products: (B, H, T, T) scale * q.k.
+        weights: (B, H, T, T) attention weights.
+        value: (B, H, T, K) values.
+        context: (B, H, T, K) weights times values.
+        output: (B, T, D) result of the output projection.
+        residual: (B, T, D) residual that the output is added to.
+        is_rotated: Whether rotary embeddings are applied to q and k.
     """
 
     entering: str
@@ -56,8 +57,8 @@ class LayerNames:
     is_rotated: bool
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """The values to be computed."""
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values to compute."""
         return (
             self.entering,
             self.query,
@@ -72,39 +73,39 @@ class LayerNames:
         )
 
 
-def refuse_mechanism(layer: int, mechanism: str) -> None:
-    """Refuse a layer by the name of its mechanism, as the manifest has it.
+def check_mechanism(layer: int, mechanism: str) -> None:
+    """Check the attention mechanism of a layer according to the manifest.
 
     Raises:
-        NotTeachableError: it is not `softmax`.
+        NotTeachableError: The mechanism is not `softmax`.
     """
     if mechanism != "softmax":
-        reason = _REASONS.get(mechanism, "only attention of the kind softmax can be taken apart")
-        raise NotTeachableError(f"the attention of layer {layer} is {mechanism}: {reason}; {_INSTEAD}")
+        reason = _REASONS.get(mechanism, "only softmax attention can be decomposed")
+        raise NotTeachableError(f"attention of layer {layer} is {mechanism}: {reason}; {_INSTEAD}")
 
 
 def find_layer(graph: Structure, layer: int, weights: str) -> LayerNames:
-    """Find the values of a layer, whose attention weights the graph calls `weights`.
+    """Locate the values of a layer, given the name of its attention weights.
 
     Raises:
-        NotTeachableError: the nodes around the softmax are not those of this module's formula.
+        NotTeachableError: The graph around the softmax does not match the formula of this module.
     """
     try:
         return _find(graph, weights)
-    except _OtherShapeError as error:
+    except _MismatchError as error:
         raise NotTeachableError(
-            f"the attention of layer {layer} can't be taken apart into softmax(q.k): {error}; {_INSTEAD}"
+            f"attention of layer {layer} cannot be decomposed into softmax(q.k): {error}; {_INSTEAD}"
         ) from error
 
 
-class _OtherShapeError(Exception):
-    """The graph is not as expected; the message says where."""
+class _MismatchError(Exception):
+    """The graph structure is not as expected."""
 
 
 def _find(graph: Structure, weights: str) -> LayerNames:
-    softmax = _single(_ascend(graph, weights, {"Mul"}, "Softmax"), "a Softmax behind the weights")
+    softmax = _single(_ascend(graph, weights, {"Mul"}, "Softmax"), "Softmax before the weights")
     scores = softmax.inputs[0]
-    product = _single(_ascend(graph, scores, {"Add", "Sub"}, "MatMul"), "a product q.k behind the Softmax")
+    product = _single(_ascend(graph, scores, {"Add", "Sub"}, "MatMul"), "product q.k before the Softmax")
     scaled, key_transposed = product.inputs
     query, scale = _without_scale(graph, scaled)
     values = _single(
@@ -113,12 +114,12 @@ def _find(graph: Structure, weights: str) -> LayerNames:
             for node in graph.consumers(weights)
             if node.operator == "MatMul" and node.inputs[0] == weights
         ),
-        "a product of the weights and the values",
+        "product of weights and values",
     )
     entering, is_rotated = _projection(graph, query)
     for term in _terms(graph, scores, product):
         if any(entering in node.inputs for node in graph.above(term)):
-            raise _OtherShapeError("something that depends on the tokens is added to q.k")
+            raise _MismatchError("a token-dependent term is added to q.k")
     output = _output(graph, values.outputs[0])
     return LayerNames(
         entering=entering,
@@ -136,27 +137,27 @@ def _find(graph: Structure, weights: str) -> LayerNames:
     )
 
 
-def _single(found: Iterable[Node], what: str) -> Node:
-    nodes = list(found)
+def _single(candidates: Iterable[Node], description: str) -> Node:
+    nodes = list(candidates)
     if len(nodes) != 1:
-        raise _OtherShapeError(f"there is not {what}, but {len(nodes)}")
+        raise _MismatchError(f"expected one {description}, found {len(nodes)}")
     return nodes[0]
 
 
-def _ascend(graph: Structure, name: str, through: set[str], wanted: str) -> list[Node]:
-    """Return the `wanted` nodes behind a value with only nodes of `through` between."""
+def _ascend(graph: Structure, name: str, through: set[str], operator: str) -> list[Node]:
+    """Return the `operator` nodes that produce a value, possibly through nodes of the types `through`."""
     node = graph.producer(name)
     if node is None:
         return []
-    if node.operator == wanted and not graph.parameters_of(node):
+    if node.operator == operator and not graph.parameters_of(node):
         return [node]
     if node.operator not in through:
         return []
-    return [found for each in node.inputs for found in _ascend(graph, each, through, wanted)]
+    return [ancestor for name in node.inputs for ancestor in _ascend(graph, name, through, operator)]
 
 
 def _terms(graph: Structure, name: str, product: Node) -> list[str]:
-    """Return what is added to a product on its way to the value `name`."""
+    """Return the terms that are added to a product to obtain the value `name`."""
     node = graph.producer(name)
     if node is None or node is product:
         return []
@@ -166,7 +167,7 @@ def _terms(graph: Structure, name: str, product: Node) -> list[str]:
 
 
 def _without_scale(graph: Structure, scaled: str) -> tuple[str, float]:
-    """Return the value before it was multiplied by one number, and that number."""
+    """Return the value before multiplication by a scalar, and the scalar."""
     node = graph.producer(scaled)
     if node is not None and node.operator == "Mul":
         factors = [name for name in node.inputs if name in graph.scalars]
@@ -176,32 +177,32 @@ def _without_scale(graph: Structure, scaled: str) -> tuple[str, float]:
 
 
 def _projection(graph: Structure, query: str) -> tuple[str, bool]:
-    """Return what the projection to queries reads, and whether there is a rotation behind it."""
+    """Return the input of the query projection, and whether rotary embeddings follow it."""
     is_rotated = False
     for node in graph.above(query):
         if node.operator == "MatMul" and graph.parameters_of(node):
             return node.inputs[0], is_rotated
         is_rotated |= node.operator == "Concat"
-    raise _OtherShapeError("no projection leads to the queries")
+    raise _MismatchError("the queries have no projection")
 
 
 def _output(graph: Structure, context: str) -> str:
-    """Return the result of the projection that reads all heads, its bias added."""
+    """Return the result of the output projection, including its bias."""
     for node in graph.below(context):
         if node.operator == "MatMul" and graph.parameters_of(node):
             following = graph.consumers(node.outputs[0])
             if len(following) == 1 and following[0].operator == "Add" and graph.parameters_of(following[0]):
                 return following[0].outputs[0]
             return node.outputs[0]
-    raise _OtherShapeError("no projection reads the heads")
+    raise _MismatchError("the heads have no output projection")
 
 
 def _residual(graph: Structure, output: str) -> str:
-    """Return what a layer adds its attention's output to, perhaps after a norm of that output."""
-    made_of_it = {output}
+    """Return the residual that the attention output is added to, possibly after a norm."""
+    derived = {output}
     for node in graph.below(output):
-        others = [name for name in graph.values_of(node) if name not in made_of_it]
+        others = [name for name in graph.values_of(node) if name not in derived]
         if node.operator == "Add" and len(others) == 1 and not graph.parameters_of(node):
             return others[0]
-        made_of_it.update(node.outputs)
-    raise _OtherShapeError("nothing is added to the output")
+        derived.update(node.outputs)
+    raise _MismatchError("the output is not added to a residual")

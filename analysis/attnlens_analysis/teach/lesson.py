@@ -1,4 +1,4 @@
-"""The lesson on one question: what is computed in a head, step by step, and what follows from it."""
+"""Assembles the steps of a lesson on one attention head."""
 
 from attnlens_analysis.teach.content import Lesson
 from attnlens_analysis.teach.inside import (
@@ -12,41 +12,41 @@ from attnlens_analysis.teach.inside import (
     weigh_values,
 )
 from attnlens_analysis.teach.meaning import count_heads, measure_quadratic_cost, tie_projections
-from attnlens_analysis.teach.values import Question
+from attnlens_analysis.teach.values import HeadTrace
 
 
-def make_lesson(question: Question, command: str, npz: str = "head.npz") -> Lesson:
-    """Put the steps together.
+def make_lesson(trace: HeadTrace, command: str, npz: str = "head.npz") -> Lesson:
+    """Build the lesson for a trace.
 
     Args:
-        question: with its values.
-        command: that asks it, without --layer and --head: `attnlens teach DIR TEXT --token it`.
-        npz: the name of the file of `--npz` that the code under "try" loads.
+        trace: Values of the head.
+        command: Command line without --layer and --head: `attnlens teach DIR TEXT --token it`.
+        npz: Name of the NPZ file that the code examples load.
     """
-    asked = f"{command} --layer {question.layer} --head {question.head}"
+    full_command = f"{command} --layer {trace.layer} --head {trace.head}"
     steps = [
-        tokenize(question),
-        enter_layer(question),
-        project(question, [f"# {asked} --npz {npz}", f'd = np.load("{npz}")']),
-        multiply(question),
-        scale(question),
-        take_softmax(question, command),
-        weigh_values(question),
-        add_to_stream(question),
-        count_heads(question),
-        tie_projections(question),
+        tokenize(trace),
+        enter_layer(trace),
+        project(trace, [f"# {full_command} --npz {npz}", f'd = np.load("{npz}")']),
+        multiply(trace),
+        scale(trace),
+        take_softmax(trace, command),
+        weigh_values(trace),
+        add_to_stream(trace),
+        count_heads(trace),
+        tie_projections(trace),
     ]
-    if question.costs:
-        steps.append(measure_quadratic_cost(question))
-    token, place = question.label(question.row), f"layer {question.layer}, head {question.head}"
+    if trace.costs:
+        steps.append(measure_quadratic_cost(trace))
+    token, head = trace.label(trace.row), f"layer {trace.layer}, head {trace.head}"
     return Lesson(
-        title=f"How “{token}” attends in {place} of {question.model_name}",
+        title=f"How “{token}” attends in {head} of {trace.model_name}",
         introduction=[
-            f"Text: {question.sentence.text!r}",
+            f"Text: {trace.sentence.text!r}",
             (
-                "Every number below is computed by this model for this text. Layers, heads, tokens and rows "
-                "count from 0. T is the number of tokens, D the width of a token's vector, H the number of "
-                "heads, K the width of a head."
+                "All numbers are computed by this model for this text. Layers, heads, tokens and rows are "
+                "counted from 0. T is the number of tokens, D the hidden size, H the number of heads, "
+                "and K the head size."
             ),
         ],
         steps=steps,

@@ -1,39 +1,39 @@
-"""The steps about what a head means: how many heads agree, what q.k is not, and what it costs."""
+"""Lesson steps on interpretation and cost: agreement of heads, tied projections and quadratic cost."""
 
 from attnlens_analysis.teach.content import Bars, Grid, Step, Table, number, percent
 from attnlens_analysis.teach.numbers import chance_of_own, is_own_largest, joined
-from attnlens_analysis.teach.values import Question
+from attnlens_analysis.teach.values import HeadTrace
 
 _KB = 1000
 
 
-def count_heads(question: Question) -> Step:
+def count_heads(trace: HeadTrace) -> Step:
     """Count the heads in which the token attends more to the target than to the rival."""
-    row, to, than = question.row, question.target, question.rival
-    by_layer = {layer: values.weights[:, row, to] for layer, values in question.layers.items()}
+    row, target_row, rival_row = trace.row, trace.target, trace.rival
+    by_layer = {layer: values.weights[:, row, target_row] for layer, values in trace.layers.items()}
     total = sum(len(weights) for weights in by_layer.values())
     best_layer = max(by_layer, key=lambda layer: float(by_layer[layer].max()))
     best_head = int(by_layer[best_layer].argmax())
-    token, target = question.label(row), question.label(to)
-    text = [(f"Does “{token}” attend to “{target}”? Most in layer {best_layer}, head {best_head}: "
+    token, target = trace.label(row), trace.label(target_row)
+    text = [(f"Does “{token}” attend to “{target}”? Strongest in layer {best_layer}, head {best_head}: "
             f"{number(by_layer[best_layer].max())}.")]  # fmt: skip
-    if than is not None:
-        rival = question.label(than)
+    if rival_row is not None:
+        rival = trace.label(rival_row)
         more = sum(
-            int((weights > question.layers[layer].weights[:, row, than]).sum())
+            int((weights > trace.layers[layer].weights[:, row, rival_row]).sum())
             for layer, weights in by_layer.items()
         )
         text.append(
-            f"In {more} of {total} heads “{token}” gives “{target}” more than “{rival}”; if heads tossed a "
-            f"coin, it would be {total / 2:g}."
+            f"In {more} of {total} heads, “{token}” attends more to “{target}” than to “{rival}”. By chance, "
+            f"it would be {total / 2:g}."
         )
     width = max(len(weights) for weights in by_layer.values())
     return Step(
-        title="One head sees it; does the model?",
+        title="One head attends to it; does the model use it?",
         formula="a[layer, head, token, target] over all layers and heads",
         text=text,
         picture=Grid(
-            f"The weight that “{token}” gives “{target}”: a row for each layer, a column for each head",
+            f"Weight from “{token}” to “{target}”: one row per layer, one column per head",
             [f"layer {layer}" for layer in by_layer],
             [str(head) for head in range(width)],
             [[*weights.tolist(), *[0.0] * (width - len(weights))] for weights in by_layer.values()],
@@ -41,74 +41,74 @@ def count_heads(question: Question) -> Step:
         to_try=[
             (
                 "Change the text so that the answer should change (“tired” to “wide”), and count again with "
-                f"--to and --rather-than. A head that gives “{target}” the same weight then does not resolve "
-                "the word."
+                f"--to and --rather-than. A head with the same weight on “{target}” does not resolve the "
+                "reference."
             )
         ],
-        caveat="A head picked because it fits the story will fit it. What a token's weights do to the result "
-        "is another question than where they go.",
+        caveat="A head selected to match an expectation will match it. Where a head attends does not show "
+        "how it affects the result.",
     )
 
 
-def tie_projections(question: Question) -> Step:
-    """Show that tokens do not attend to themselves by nature, and would if queries were keys."""
-    layers = question.layers.values()
+def tie_projections(trace: HeadTrace) -> Step:
+    """Show that tokens do not generally attend to themselves, but would if queries were keys."""
+    layers = trace.layers.values()
     own = float(joined(is_own_largest(each.weights) for each in layers).mean())
     chance = chance_of_own(joined(each.allowed for each in layers))
     tied = float(joined(is_own_largest(each.weights_with(query=each.key)) for each in layers).mean())
-    labels = question.sentence.labels
+    labels = trace.sentence.labels
     return Step(
-        title="A token does not attend to itself by nature",
-        formula="q_i·k_i is no |x_i|²: W_q and W_k differ, so the diagonal is nothing special",
+        title="Tokens do not generally attend to themselves",
+        formula="q_i·k_i is not |x_i|²: W_q and W_k differ, so the diagonal is not special",
         text=[
             (
-                f"The diagonal is the largest weight in {percent(own)} of the rows of all heads; by "
-                f"chance it would be in {percent(chance)}."
+                f"The diagonal has the largest weight in {percent(own)} of the rows of all heads. By chance, "
+                f"it would be {percent(chance)}."
             ),
-            f"With W_q := W_k, that is q := k, it is the largest in {percent(tied)}.",
+            f"With W_q = W_k, and therefore q = k, it would be {percent(tied)}.",
         ],
         picture=Grid(
-            f"All weights of layer {question.layer}, head {question.head}: a row for each token",
+            f"All weights of layer {trace.layer}, head {trace.head}: one row per token",
             labels,
             labels,
-            question.values.weights[question.head].tolist(),
+            trace.values.weights[trace.head].tolist(),
         ),
         to_try=[
-            "Tie the projections, with d from above:",
+            "Tie the projections, with d from step 3:",
             's = d["scale"] * d["k"] @ d["k"].T + d["bias"]',
-            "(s.argmax(-1) == np.arange(len(s))).mean()  # of this head",
+            "(s.argmax(-1) == np.arange(len(s))).mean()  # for this head",
         ],
-        caveat="Dot products measure likeness only where both sides come from the same map. The model never "
-        "saw tied projections in training.",
+        caveat="A dot product measures similarity only if both vectors come from the same projection. The "
+        "model was not trained with tied projections.",
     )
 
 
-def measure_quadratic_cost(question: Question) -> Step:
-    """Show time and size against length."""
-    lengths = [length for length, _, _ in question.costs]
-    times = [milliseconds for _, milliseconds, _ in question.costs]
+def measure_quadratic_cost(trace: HeadTrace) -> Step:
+    """Show how time and size grow with the length."""
+    lengths = [length for length, _, _ in trace.costs]
+    times = [milliseconds for _, milliseconds, _ in trace.costs]
     table = Table(
         ("tokens", "all maps, kB", "time, ms"),
-        [(f"{length:,}", f"{size / _KB:,.0f}", f"{ms:,.1f}") for length, ms, size in question.costs],
+        [(f"{length:,}", f"{size / _KB:,.0f}", f"{ms:,.1f}") for length, ms, size in trace.costs],
     )
-    (first, fast, small), (last, slow, large) = question.costs[0], question.costs[-1]
+    (first, fast, small), (last, slow, large) = trace.costs[0], trace.costs[-1]
     return Step(
-        title="The cost grows with the square of the length",
-        formula="T x T weights for each head; T² K products for the scores and as many for the context",
+        title="The cost grows quadratically with the length",
+        formula="T x T weights per head; T² K multiplications each for the scores and the context",
         text=[
             (
-                f"From {first} to {last} tokens, x{last / first:.3g}, the maps grow "
+                f"From {first} to {last} tokens (x{last / first:.3g}), the size of the maps grows "
                 f"x{large / small:,.0f} and the time of the graph x{slow / fast:.3g}. Projections and "
-                "feed-forward grow with T, and have the larger part of a short text's time."
+                "feed-forward layers grow linearly with T and dominate for short texts."
             ),
         ],
         picture=Bars(
-            "Milliseconds of the graph with attention, one thread",
+            "Run time of the attention graph in milliseconds, one thread",
             [f"{length:,} tokens" for length in lengths],
             times,
             decimals=1,
         ),
-        to_try=["See which part takes the time at each length:", "attnlens profile DIR --lengths 16..4096"],
-        caveat=f"Measured on this machine. The model takes {question.max_positions:,} tokens at most.",
+        to_try=["Profile the parts of the model by length:", "attnlens profile DIR --lengths 16..4096"],
+        caveat=f"Measured on this machine. The model supports up to {trace.max_positions:,} tokens.",
         table=table,
     )

@@ -1,4 +1,4 @@
-"""The arithmetic of the steps, in float64. T tokens, H heads, K head width."""
+"""Arithmetic of the lesson steps, in float64. T tokens, H heads, K head size."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sharpness:
-    """How sharp rows of weights are, each figure a mean over them.
+    """Sharpness of attention rows, averaged over rows.
 
     Attributes:
-        entropy: - sum a log a, in nats; 0 where one weight is 1.
-        largest: the largest weight.
-        trace: of the Jacobian of the softmax, sum a (1 - a): how far the weights follow the scores. At 0
-            nothing passes back to the scores in training.
+        entropy: -sum a ln(a), in nats. 0 if one weight is 1.
+        largest: Largest weight.
+        trace: Trace of the softmax Jacobian, sum a (1 - a). If 0, no gradient reaches the scores.
     """
 
     entropy: float
@@ -27,15 +26,15 @@ class Sharpness:
 
 
 def softmax(scores: Array, allowed: npt.NDArray[np.bool_]) -> Array:
-    """Return the weights (..., T) of scores (..., T), 0 at places that are not allowed."""
+    """Return the weights (..., T) of scores (..., T), with 0 at masked positions."""
     shifted = np.where(allowed, scores, -np.inf)
-    powers: Array = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
-    weights: Array = powers / powers.sum(axis=-1, keepdims=True)
+    exponentials: Array = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
+    weights: Array = exponentials / exponentials.sum(axis=-1, keepdims=True)
     return weights
 
 
 def sharpness(weights: Array) -> Sharpness:
-    """Measure rows of weights (..., T)."""
+    """Compute the sharpness of weights (..., T)."""
     logarithms = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     return Sharpness(
         entropy=float(-(weights * logarithms).sum(axis=-1).mean()),
@@ -45,27 +44,27 @@ def sharpness(weights: Array) -> Sharpness:
 
 
 def is_own_largest(weights: Array) -> npt.NDArray[np.bool_]:
-    """Return for each row of (..., T, T) whether no weight is above that of the token itself."""
+    """Return whether each row of (..., T, T) has its largest weight on the diagonal."""
     largest: npt.NDArray[np.bool_] = weights.argmax(axis=-1) == np.arange(weights.shape[-1])
     return largest
 
 
 def joined(parts: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:
-    """Return the rows of several layers, each (H, T) or (H, T, T), as one array."""
+    """Concatenate arrays of several layers, each (H, T) or (H, T, T)."""
     return np.concatenate(list(parts))
 
 
 def chance_of_own(allowed: npt.NDArray[np.bool_]) -> float:
-    """Return in which share of the rows (..., T, T) the token itself would be by chance."""
+    """Return the expected share of rows (..., T, T) with the largest weight on the diagonal by chance."""
     return float((1.0 / allowed.sum(axis=-1)).mean())
 
 
 def norms(vectors: Array) -> Array:
-    """Return the length of each vector (..., K)."""
+    """Return the Euclidean norm of each vector (..., K)."""
     lengths: Array = np.linalg.norm(vectors, axis=-1)
     return lengths
 
 
 def cosine(first: Array, second: Array) -> float:
-    """Return the cosine of the angle between two vectors."""
+    """Return the cosine similarity of two vectors."""
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))

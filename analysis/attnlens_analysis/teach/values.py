@@ -1,7 +1,7 @@
-"""What a model computes for one text inside of its attention. T tokens, D width, H heads, K head width.
+"""Computes the intermediate values of attention for one text. T tokens, D hidden size, H heads, K head size.
 
-The bundle's attention graph is copied in memory, and inner values are made outputs of the copy. Nothing is
-written, and PyTorch is not needed.
+Intermediate values are added as outputs to an in-memory copy of the bundle's attention graph. PyTorch is not
+needed.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +17,18 @@ import onnxruntime as ort
 
 from attnlens_analysis.errors import NotTeachableError, UnknownHeadError, UnknownTokenError
 from attnlens_analysis.structure import read_proto, structure_of
-from attnlens_analysis.teach.graph import LayerNames, find_layer, refuse_mechanism
+from attnlens_analysis.teach.graph import LayerNames, check_mechanism, find_layer
 from attnlens_analysis.teach.numbers import Array, softmax
 from attnlens_analysis.teach.tokens import Sentence, largest, read_sentence
 from attnlens_server.bundle import Bundle, OutputRole, open_bundle
 
-# A masked score has this much or more taken off: half of what the exported encoders take off.
+# Threshold for masked scores: half of the mask value of exported encoders.
 _MASKED = -(2.0**14)
 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """The values of a layer, each as `LayerNames` says, of one text and in float64.
+    """Values of a layer for one text, in float64. See `LayerNames`.
 
     Attributes:
         entering: (T, D).
@@ -40,8 +41,8 @@ class LayerValues:
         context: (H, T, K).
         output: (T, D).
         residual: (T, D).
-        scale: what q.k is multiplied by.
-        is_rotated: q and k are rotated by their positions.
+        scale: Scale of q.k.
+        is_rotated: Whether rotary embeddings are applied to q and k.
     """
 
     entering: Array
@@ -59,22 +60,22 @@ class LayerValues:
 
     @cached_property
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """(H, T, T): where a token may attend."""
-        may: npt.NDArray[np.bool_] = self.scores - self.products > _MASKED
-        return may
+        """(H, T, T) positions that are not masked."""
+        allowed: npt.NDArray[np.bool_] = self.scores - self.products > _MASKED
+        return allowed
 
     @cached_property
     def biases(self) -> Array:
-        """(H, T, T): what is added to scaled products, 0 where a token may not attend."""
+        """(H, T, T) terms added to the scaled products, with 0 at masked positions."""
         return np.where(self.allowed, self.scores - self.products, 0.0)
 
     @property
     def has_biases(self) -> bool:
-        """Whether scores are more than products of queries and keys."""
+        """Whether terms other than the mask are added to the scaled products."""
         return bool(np.abs(self.biases).max() > 1e-4)  # noqa: PLR2004 - above the rounding of fp32
 
     def weights_with(self, *, scale: float | None = None, query: Array | None = None) -> Array:
-        """Return the weights (H, T, T) as they would be with another scale or other queries."""
+        """Recompute the weights (H, T, T) with another scale or other queries."""
         queries = self.query if query is None else query
         products = queries @ self.key.swapaxes(-1, -2)
         factor = self.scale if scale is None else scale
@@ -82,32 +83,32 @@ class LayerValues:
 
     @property
     def weights_without_scale(self) -> Array:
-        """The weights without their scale; with 1 / sqrt(K) where they have none."""
+        """Weights without the scale, or with 1 / sqrt(K) if the model has none."""
         return self.weights_with(scale=self.other_scale)
 
     @property
     def other_scale(self) -> float:
-        """What the model's scale is compared with."""
+        """Scale to compare the scale of the model with."""
         return 1.0 if self.scale != 1.0 else self.query.shape[-1] ** -0.5
 
 
 @dataclass(frozen=True)
-class Question:
-    """One token in one head, and everything that is needed to say what happens there.
+class HeadTrace:
+    """The values of one token in one head, with the context needed to explain them.
 
     Attributes:
-        model_name: of the bundle.
-        sentence: the text.
-        layers: the values of each layer that is a softmax, by its number.
-        num_layers: of the model.
-        final: (T, D), what leaves the last layer.
-        layer: the layer asked about.
-        head: the head.
-        row: the number of the token.
-        target: the number of the token that it should attend to.
-        rival: the number of another one, None: the text has no other.
-        costs: (length, milliseconds, bytes of all maps) for texts of some lengths.
-        max_positions: the longest text that the encoder takes.
+        model_name: Model name.
+        sentence: Tokenized text.
+        layers: Values of each layer with softmax attention, by layer index.
+        num_layers: Number of layers of the model.
+        final: (T, D) output of the last layer.
+        layer: Index of the selected layer.
+        head: Index of the selected head.
+        row: Index of the selected token.
+        target: Index of the token whose attention is explained.
+        rival: Index of the token to compare the target with. None if the text has no other tokens.
+        costs: (length, milliseconds, bytes of all maps) for texts of several lengths.
+        max_positions: Maximum length that the encoder supports.
     """
 
     model_name: str
@@ -125,26 +126,47 @@ class Question:
 
     @property
     def values(self) -> LayerValues:
-        """Those of the layer asked about."""
+        """Values of the selected layer."""
         return self.layers[self.layer]
 
     @property
     def leaving(self) -> Array:
-        """(T, D): the residual stream behind the layer, as far as it is known."""
+        """(T, D) residual stream after the layer, or the final output if unknown."""
         following = self.layers.get(self.layer + 1)
         return self.final if following is None else following.residual
 
     @property
     def leaving_is_next(self) -> bool:
-        """Whether `leaving` is really right behind the layer."""
+        """Whether `leaving` is the direct output of the layer."""
         return self.layer + 1 in self.layers or self.layer == self.num_layers - 1
 
     def label(self, row: int) -> str:
-        """Return the token's spelling."""
+        """Return the label of a token."""
         return self.sentence.labels[row]
 
+    def save(self, file: BinaryIO) -> None:
+        """Save the values of the head in NPZ format.
 
-def ask(
+        The arrays are x (T, D), q, k, v and context (T, K), scores, bias and weights (T, T), scale and tokens
+        (T,), with scores = scale * q k^T + bias. The bias is a large negative number at masked positions.
+        """
+        values, head = self.values, self.head
+        np.savez_compressed(
+            file,
+            x=values.entering,
+            q=values.query[head],
+            k=values.key[head],
+            v=values.value[head],
+            context=values.context[head],
+            scores=values.scores[head],
+            bias=(values.scores - values.products)[head],
+            weights=values.weights[head],
+            scale=np.float64(values.scale),
+            tokens=np.array(self.sentence.labels),
+        )
+
+
+def trace_head(
     directory: Path,
     text: str,
     token: str,
@@ -154,88 +176,89 @@ def ask(
     target: str | None = None,
     rival: str | None = None,
     lengths: Sequence[int] = (),
-) -> Question:
-    """Run a text and choose what is to be explained.
+) -> HeadTrace:
+    """Compute the attention of a text and select the head to explain.
 
     Args:
-        directory: a bundle.
-        text: one text; no prompt is put before it.
-        token: whose row: its spelling, word or number.
-        layer: from 0, negative from the end; None: the one with `head`.
-        head: likewise; None: that which gives most to `target`, or where there is none to a token that is
-            neither special nor next to this one.
-        target: the token that it is asked about; None: the one that it gives most to there.
-        rival: what the target is compared with; None: the next.
-        lengths: those at which the cost is measured, as far as the model takes them.
+        directory: Bundle directory.
+        text: Text. No prompt is added.
+        token: Token to follow: its string, word or index.
+        layer: Layer index, possibly negative. If None, it is selected together with the head.
+        head: Head index, possibly negative. If None, the head with the largest weight on `target`, or on any
+            token that is neither special nor adjacent if there is no target.
+        target: Token whose attention is explained. Defaults to the token with the largest weight.
+        rival: Token to compare the target with. Defaults to the token with the next largest weight.
+        lengths: Lengths at which to measure the cost. Lengths beyond the maximum of the model are ignored.
 
     Raises:
-        AnalysisError: the message says what is the matter.
-        attnlens_server.errors.StartupError: the bundle can't be used.
+        AnalysisError: The arguments are invalid, or the attention of the model cannot be explained.
+        attnlens_server.errors.StartupError: The bundle is invalid.
         ImportError: `onnx` is not installed.
     """
     bundle = open_bundle(directory)
     sentence = read_sentence(bundle, text)
     row = sentence.find(token)
-    wanted = _number("layer", layer, bundle.model.num_layers)
+    requested_layer = _resolve_index("layer", layer, bundle.model.num_layers)
     hidden = bundle.model.outputs.hidden_state("attention").name
-    graph, names = bundle.graph_path("attention"), _names(bundle, wanted)
+    graph, names = bundle.graph_path("attention"), _names(bundle, requested_layer)
     layers, final = compute(graph, names, hidden, sentence.input_ids)
-    others, places = _other_tokens(sentence, row)
-    asked = None if target is None else sentence.find(target)
-    wanted, chosen = _choose(layers, wanted, head, row, places if asked is None else [asked])
-    weights = layers[wanted].weights[chosen, row]
-    to = largest(weights, others)[0] if asked is None else asked
-    rest = [place for place in largest(weights, others) if place != to]
-    than = sentence.find(rival) if rival is not None else (rest[0] if rest else None)
+    others, distant = _other_tokens(sentence, row)
+    requested_target = None if target is None else sentence.find(target)
+    candidates = distant if requested_target is None else [requested_target]
+    selected_layer, selected_head = _select_head(layers, requested_layer, head, row, candidates)
+    weights = layers[selected_layer].weights[selected_head, row]
+    target_row = largest(weights, others)[0] if requested_target is None else requested_target
+    remaining = [index for index in largest(weights, others) if index != target_row]
+    rival_row = sentence.find(rival) if rival is not None else next(iter(remaining), None)
     usable = [length for length in lengths if length <= bundle.model.max_positions]
-    return Question(
+    return HeadTrace(
         model_name=bundle.model.name,
         sentence=sentence,
         layers=layers,
         num_layers=bundle.model.num_layers,
         final=final,
-        layer=wanted,
-        head=chosen,
+        layer=selected_layer,
+        head=selected_head,
         row=row,
-        target=to,
-        rival=than,
+        target=target_row,
+        rival=rival_row,
         costs=measure_cost(bundle, usable) if usable else (),
         max_positions=bundle.model.max_positions,
     )
 
 
 def _other_tokens(sentence: Sentence, row: int) -> tuple[npt.NDArray[np.bool_], Sequence[int]]:
-    """Return which tokens are neither special nor `row`, and the places of those not next to it, if any."""
+    """Return which tokens are neither special nor `row`, and the indices of non-adjacent ones, if any."""
     distances = np.abs(np.arange(len(sentence)) - row)
     others = ~sentence.is_special & (distances > 0)
     if not others.any():
-        raise UnknownTokenError("TEXT has no token beside that one: give a longer text")
-    far = others & (distances > 1)
-    return others, largest(np.zeros(len(sentence)), far if far.any() else others)
+        raise UnknownTokenError("TEXT has no other token. Use a longer text.")
+    distant = others & (distances > 1)
+    return others, largest(np.zeros(len(sentence)), distant if distant.any() else others)
 
 
 def compute(
     path: Path, names: Mapping[int, LayerNames], hidden: str, input_ids: npt.NDArray[np.int64]
 ) -> tuple[dict[int, LayerValues], Array]:
-    """Return the values of layers by their number, and the token vectors (T, D) at the end.
+    """Compute the values of each layer and the final token vectors (T, D).
 
     Args:
-        path: of an attention graph.
-        names: what it calls the values of each layer.
-        hidden: what it calls the token vectors.
-        input_ids: (1, T).
+        path: Path of the attention graph.
+        names: Value names by layer index.
+        hidden: Name of the token vectors.
+        input_ids: (1, T) token ids.
     """
-    wanted = list(dict.fromkeys([hidden, *(name for each in names.values() for name in each.wanted)]))
-    session = _open_with(path, wanted)
-    arrays = dict(zip(wanted, session.run(wanted, _feed(session, input_ids)), strict=True))
+    outputs = list(dict.fromkeys([hidden, *(name for each in names.values() for name in each.outputs)]))
+    session = _open_with(path, outputs)
+    arrays = dict(zip(outputs, session.run(outputs, _feed(session, input_ids)), strict=True))
     exact = {name: array[0].astype(np.float64) for name, array in arrays.items()}
     return {layer: _layer_values(each, exact) for layer, each in names.items()}, exact[hidden]
 
 
 def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, float, int]]:
-    """Return for each length: it, the milliseconds of the attention graph, and the bytes of all maps in fp32.
+    """Return (length, milliseconds of the attention graph, bytes of all maps in fp32) for each length.
 
-    The milliseconds are those of the quickest of 5 runs on one thread.
+    The time is the minimum of 5 runs on one thread.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -255,31 +278,31 @@ def measure_cost(bundle: Bundle, lengths: Sequence[int]) -> list[tuple[int, floa
     return costs
 
 
-def _names(bundle: Bundle, wanted: int | None) -> dict[int, LayerNames]:
-    """Find the values of each layer that can be taken apart; `wanted` must be one, else any.
+def _names(bundle: Bundle, required: int | None) -> dict[int, LayerNames]:
+    """Locate the values of each layer that can be decomposed.
 
     Raises:
-        NotTeachableError: it is not, or none is.
+        NotTeachableError: The required layer or, if None, every layer cannot be decomposed.
     """
     graph = structure_of(read_proto(bundle.graph_path("attention")))
     outputs = bundle.model.outputs.layers(OutputRole.ATTENTION_WEIGHTS)
-    found: dict[int, LayerNames] = {}
-    refusal = NotTeachableError("the model has no layer with attention weights")
+    names: dict[int, LayerNames] = {}
+    last_error = NotTeachableError("the model has no layer with attention weights")
     for layer, described in enumerate(bundle.manifest.architecture.layers):
         try:
-            refuse_mechanism(layer, described.attention)
-            found[layer] = find_layer(graph, layer, outputs[layer].name)
+            check_mechanism(layer, described.attention)
+            names[layer] = find_layer(graph, layer, outputs[layer].name)
         except NotTeachableError as error:
-            refusal = error
-            if layer == wanted:
+            last_error = error
+            if layer == required:
                 raise
-    if not found:
-        raise refusal
-    return found
+    if not names:
+        raise last_error
+    return names
 
 
 def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:
-    """Open a copy of a graph with more outputs; its weights stay in their file."""
+    """Open a copy of a graph with additional outputs, using the original weights file."""
     from onnx import TensorProto, helper  # noqa: PLC0415 - of the extra `export`
 
     proto = read_proto(path)
@@ -300,7 +323,7 @@ def _open_with(path: Path, outputs: Sequence[str]) -> ort.InferenceSession:
 def _feed(
     session: ort.InferenceSession, input_ids: npt.NDArray[np.int64]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the inputs for a text of one type without padding."""
+    """Return the graph inputs for a single text without padding."""
     all_inputs = {
         "input_ids": input_ids,
         "attention_mask": np.ones_like(input_ids),
@@ -326,27 +349,27 @@ def _layer_values(names: LayerNames, arrays: Mapping[str, Array]) -> LayerValues
     )
 
 
-def _number(kind: str, number: int | None, count: int) -> int | None:
+def _resolve_index(kind: str, number: int | None, count: int) -> int | None:
     if number is None:
         return None
     if not -count <= number < count:
-        raise UnknownHeadError(f"there is no {kind} {number}: give 0 to {count - 1}, or -{count} to -1")
+        raise UnknownHeadError(f"{kind} {number} does not exist. Use 0 to {count - 1}, or -{count} to -1.")
     return number % count
 
 
-def _choose(
+def _select_head(
     layers: Mapping[int, LayerValues],
     layer: int | None,
     head: int | None,
     row: int,
-    places: Sequence[int],
+    targets: Sequence[int],
 ) -> tuple[int, int]:
-    """Return the layer and head: those given, the rest where the token gives most to one of `places`."""
-    best, place = -1.0, (0, 0)
+    """Return the given layer and head, or those with the largest weight from `row` to one of `targets`."""
+    best, selected = -1.0, (0, 0)
     for number in layers if layer is None else [layer]:
         weights = layers[number].weights
-        known = _number("head", head, len(weights))
-        for each in range(len(weights)) if known is None else [known]:
-            if (highest := float(weights[each, row, list(places)].max())) > best:
-                best, place = highest, (number, each)
-    return place
+        requested = _resolve_index("head", head, len(weights))
+        for each in range(len(weights)) if requested is None else [requested]:
+            if (highest := float(weights[each, row, list(targets)].max())) > best:
+                best, selected = highest, (number, each)
+    return selected

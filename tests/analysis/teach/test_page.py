@@ -1,4 +1,4 @@
-"""docs/how_attention_works.md and its pictures, against what the model says now."""
+"""docs/how_attention_works.md and its charts match the current output of the model."""
 
 import re
 import runpy
@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")  # what writes the page imports the exporter
+pytest.importorskip("torch")  # required by docs/regenerate.py
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, PICTURES = DOCS / "how_attention_works.md", sorted((DOCS / "pictures").glob("attention_*.svg"))
-# With or without an exponent.
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def fresh(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the page, written again elsewhere."""
+def regenerated(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the regenerated page and charts."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "pictures").mkdir()
     for name in ("regenerate.py", PAGE.name):
@@ -27,21 +26,23 @@ def fresh(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize("place", ["page", *[f"pictures/{picture.name}" for picture in PICTURES]])
-def test_the_page_and_its_pictures_are_those_of_the_model(fresh: Path, place: str) -> None:
-    committed = DOCS / (PAGE.name if place == "page" else place)
-    # Colours are made of the numbers beside them.
-    now, then = (
+@pytest.mark.parametrize("name", ["page", *[f"pictures/{picture.name}" for picture in PICTURES]])
+def test_the_page_and_its_charts_are_up_to_date(regenerated: Path, name: str) -> None:
+    committed = DOCS / (PAGE.name if name == "page" else name)
+    # Fill colors are derived from the numbers.
+    actual, expected = (
         re.sub(r"fill='#\w+'", "", path.read_text("utf-8"))
-        for path in (fresh / committed.relative_to(DOCS), committed)
+        for path in (regenerated / committed.relative_to(DOCS), committed)
     )
-    assert NUMBER.sub("#", now) == NUMBER.sub("#", then)
-    # Another processor may round otherwise.
-    numbers, expected = (np.array(NUMBER.findall(text), np.float64) for text in (now, then))
-    np.testing.assert_allclose(numbers, expected, rtol=1e-3, atol=2e-4)
+    assert NUMBER.sub("#", actual) == NUMBER.sub("#", expected)
+    # Rounding differs between processors.
+    actual_numbers, expected_numbers = (
+        np.array(NUMBER.findall(text), np.float64) for text in (actual, expected)
+    )
+    np.testing.assert_allclose(actual_numbers, expected_numbers, rtol=1e-3, atol=2e-4)
 
 
-def test_the_page_shows_every_picture() -> None:
+def test_the_page_shows_every_chart() -> None:
     page = PAGE.read_text("utf-8")
     assert len(PICTURES) == 6
     for picture in PICTURES:

@@ -1,4 +1,4 @@
-"""What is found in a graph, against the same encoder in PyTorch."""
+"""Values located in attention graphs match the same encoder in PyTorch."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 from attnlens_analysis.errors import NotTeachableError
 from attnlens_analysis.structure import read_proto, structure_of
-from attnlens_analysis.teach.graph import find_layer, refuse_mechanism
+from attnlens_analysis.teach.graph import check_mechanism, find_layer
 from attnlens_analysis.teach.values import LayerValues, compute
 from attnlens_export.graph.trace import TracedGraph, trace
 from attnlens_export.graph.write import write_embedded
@@ -22,7 +22,7 @@ IDS = np.arange(3, 16, dtype=np.int64)[None]
 
 
 def traced(name: str) -> tuple[Encoder, TracedGraph]:
-    """A BERT, or the mixture with norms placed as `name` says."""
+    """Return a BERT model, or a mixed-mechanism model with the given norm placement."""
     if name != "bert":
         return traced_mixed(name)
     encoder = random_encoder(small_config())
@@ -37,7 +37,7 @@ def computed(graph: TracedGraph, layers: int, path: Path) -> dict[int, LayerValu
 
 
 class Recorded:
-    """What PyTorch computes in each softmax attention, in the order of the layers."""
+    """Records the values of each softmax attention layer in PyTorch."""
 
     def __init__(self, encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scores: list[dict[str, Any]] = []
@@ -58,21 +58,21 @@ class Recorded:
         monkeypatch.setattr("attnlens_model.attention.softmax.attention_weights", record_weights)
         monkeypatch.setattr(MultiHeadSelfAttention, "combine", record_values)
         for layer in encoder.layers:
-            layer.register_forward_pre_hook(lambda _, given: self.entering.append(given[0]))
+            layer.register_forward_pre_hook(lambda _, inputs: self.entering.append(inputs[0]))
         with torch.inference_mode():
             ids = torch.from_numpy(IDS)
             self.maps = encoder(ids, torch.ones_like(ids), output_attentions=True).attentions
 
 
 @pytest.mark.parametrize(("name", "layers"), [("bert", 2), ("pre", 3), ("both", 1)])
-def test_query_key_value_and_the_rest_are_those_of_pytorch(
+def test_values_match_pytorch(
     name: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder, graph = traced(name)
-    found = computed(graph, layers, tmp_path / "graph.onnx")
+    layer_values = computed(graph, layers, tmp_path / "graph.onnx")
     recorded = Recorded(encoder, monkeypatch)
-    assert len(found) == layers
-    for layer, values in found.items():
+    assert len(layer_values) == layers
+    for layer, values in layer_values.items():
         inner = recorded.scores[layer]
         expected = {
             "query": inner["query"],
@@ -83,42 +83,42 @@ def test_query_key_value_and_the_rest_are_those_of_pytorch(
             "residual": recorded.entering[layer],
         }
         for field, tensor in expected.items():
-            found_here = getattr(values, field)
-            np.testing.assert_allclose(found_here, tensor[0], atol=2e-5, err_msg=f"{field} of {layer}")
+            actual = getattr(values, field)
+            np.testing.assert_allclose(actual, tensor[0], atol=2e-5, err_msg=f"{field} of {layer}")
         assert values.scale == pytest.approx(inner["scale"])
         bias = np.zeros(values.scores.shape) if inner["bias"] is None else inner["bias"][0].numpy()
         np.testing.assert_allclose(values.biases, np.where(values.allowed, bias, 0), atol=2e-5)
         np.testing.assert_allclose(values.weights_with(), values.weights, atol=2e-5)
 
 
-def test_a_window_a_rotation_and_biases_are_noticed(tmp_path: Path) -> None:
+def test_windows_rotary_embeddings_and_biases_are_detected(tmp_path: Path) -> None:
     first, second, third = computed(traced("pre")[1], 3, tmp_path / "graph.onnx").values()
     assert (first.is_rotated, second.is_rotated, third.is_rotated) == (True, False, False)
     assert (first.has_biases, second.has_biases, third.has_biases) == (False, True, True)
-    places = np.arange(IDS.shape[1])
-    np.testing.assert_array_equal(third.allowed[0], np.abs(places[:, None] - places) <= 3)
+    positions = np.arange(IDS.shape[1])
+    np.testing.assert_array_equal(third.allowed[0], np.abs(positions[:, None] - positions) <= 3)
     assert first.allowed.all()
-    assert second.other_scale == pytest.approx(6**-0.5)  # it has none of its own
-    assert np.abs(first.key[0] - first.key[1]).max() == 0  # a shared head of keys
+    assert second.other_scale == pytest.approx(6**-0.5)  # the layer has no scale
+    assert np.abs(first.key[0] - first.key[1]).max() == 0  # shared keys
     assert np.abs(first.key[1] - first.key[2]).max() > 0.01
 
 
-def test_every_other_mechanism_is_refused_by_its_name_and_with_a_reason() -> None:
+def test_other_mechanisms_are_rejected_with_a_reason() -> None:
     kinds = set(ATTENTION_KINDS) - {"softmax"}
     assert kinds >= {"longformer", "big_bird", "composed", "disentangled", "mixture", "overlapping"}
     for kind in kinds:
         with pytest.raises(NotTeachableError, match=f"layer 1 is {kind}: its? .*attnlens attend"):
-            refuse_mechanism(1, kind)
-    with pytest.raises(NotTeachableError, match="is new_one: only attention of the kind softmax"):
-        refuse_mechanism(1, "new_one")
+            check_mechanism(1, kind)
+    with pytest.raises(NotTeachableError, match="is new_one: only softmax attention"):
+        check_mechanism(1, "new_one")
 
 
-def test_a_graph_of_another_shape_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
+def test_mismatching_graphs_are_rejected(tmp_path: Path) -> None:
     config = small_config(
         {"attention": {"kind": "disentangled", "num_heads": 4, "terms": "c2p"}, "num_layers": 1}
     )
     graph = trace(new_encoder(config, seed=0), config)
     write_embedded(tmp_path / "graph.onnx", graph.proto, graph.weights)
     structure = structure_of(read_proto(tmp_path / "graph.onnx"))
-    with pytest.raises(NotTeachableError, match="layer 0 can't be taken apart into softmax"):
+    with pytest.raises(NotTeachableError, match="layer 0 cannot be decomposed into softmax"):
         find_layer(structure, 0, "attentions.0")

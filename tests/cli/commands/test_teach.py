@@ -40,7 +40,7 @@ def test_files_take_the_place_of_the_print_and_hold_the_head(
     asked = ("--token", "it", "--to", "animal", "--rather-than", "tired", "--no-cost")
     result = run("teach", minilm_bundle, SENTENCE, *asked, *options)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (0, "", 3)
-    assert "more than “tired”" in files[0].read_text("utf-8")
+    assert "than to “tired”" in files[0].read_text("utf-8")
     ET.fromstring(files[1].read_text("utf-8").partition("\n")[2])
     with np.load(files[2]) as arrays:
         head = dict(arrays)
@@ -58,9 +58,9 @@ def test_files_take_the_place_of_the_print_and_hold_the_head(
     ("args", "message"),
     [
         ((SENTENCE,), "missing option '--token'"),
-        ((SENTENCE, "--token", "dog"), "no token or word 'dog' among: [CLS] the animal"),
-        ((SENTENCE, "--token", "the"), "the stands at 1, 7: give one of these numbers"),
-        ((SENTENCE, "--token", "it", "--layer", "9"), "there is no layer 9: give 0 to 5, or -6 to -1"),
+        ((SENTENCE, "--token", "dog"), "no token or word 'dog' in: [CLS] the animal"),
+        ((SENTENCE, "--token", "the"), "'the' is ambiguous. Use one of the token indices 1, 7"),
+        ((SENTENCE, "--token", "it", "--layer", "9"), "layer 9 does not exist. Use 0 to 5, or -6 to -1"),
         ((SENTENCE, "--token", "it", "--html", "it.txt"), "it.txt must end in .html"),
         ((b"\xff", "--token", "it"), "it is not UTF-8"),
     ],

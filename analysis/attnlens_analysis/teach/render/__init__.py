@@ -1,4 +1,4 @@
-"""A lesson as text for a terminal, as Markdown, and as one HTML file with pictures in it."""
+"""Renders lessons as terminal text, Markdown or HTML with charts."""
 
 from attnlens_analysis.teach.render.html import as_html, picture
 from attnlens_analysis.teach.render.markdown import as_markdown

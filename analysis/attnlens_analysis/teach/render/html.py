@@ -1,4 +1,4 @@
-"""A lesson as one HTML file: no script, nothing loaded from elsewhere, and well-formed as XML."""
+"""Renders a lesson as a static, self-contained HTML page that is also well-formed XML."""
 
 from collections.abc import Iterator
 from html import escape
@@ -9,22 +9,21 @@ from attnlens_analysis.teach.content import Bars, Grid, Lesson, Step, Table
 
 
 def as_html(lesson: Lesson) -> str:
-    """Return the page."""
+    """Render a lesson as an HTML page."""
     body = [f"<p>{escape(paragraph)}</p>" for paragraph in lesson.introduction]
-    for place, step in enumerate(lesson.steps, 1):
-        body += [f"<section><h2>{place}. {escape(step.title)}</h2>", *_step(step), "</section>"]
+    for number, step in enumerate(lesson.steps, 1):
+        body += [f"<section><h2>{number}. {escape(step.title)}</h2>", *_step(step), "</section>"]
     return as_page(lesson.title, "\n".join(body))
 
 
-def picture(drawn: Bars | Grid) -> str:
-    """Return a picture as SVG."""
-    if isinstance(drawn, Bars):
-        return svg.bars(drawn.title, drawn.labels, drawn.values, drawn.marked, drawn.figures)
-    return svg.grid(drawn.title, drawn.rows, drawn.columns, drawn.values)
+def picture(chart: Bars | Grid) -> str:
+    """Render a chart as SVG."""
+    if isinstance(chart, Bars):
+        return svg.bars(chart.title, chart.labels, chart.values, chart.marked, chart.figures)
+    return svg.grid(chart.title, chart.rows, chart.columns, chart.values)
 
 
 def _table(content: Table) -> str:
-    """Return a table."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in content.headings)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in content.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -38,8 +37,8 @@ def _step(step: Step) -> Iterator[str]:
     kind = "bars" if isinstance(step.picture, Bars) else "grid"
     yield f"<figure class='{kind}'>{picture(step.picture)}</figure>"
     if step.caveat:
-        yield f"<p class='mind'><b>Mind:</b> {escape(step.caveat)}</p>"
-    what, *code = step.to_try
-    yield f"<p class='try'><b>Try:</b> {escape(what)}</p>"
+        yield f"<p class='note'><b>Note:</b> {escape(step.caveat)}</p>"
+    suggestion, *code = step.to_try
+    yield f"<p class='try'><b>Try:</b> {escape(suggestion)}</p>"
     if code:
         yield f"<pre>{escape(chr(10).join(code))}</pre>"

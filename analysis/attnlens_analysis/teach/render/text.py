@@ -1,11 +1,11 @@
-"""A lesson, and its pictures, in characters."""
+"""Renders a lesson and its charts as plain text."""
 
 import textwrap
 from collections.abc import Iterator
 
 from attnlens_analysis.teach.content import Bars, Grid, Lesson, Step, Table
 
-# The shade of a number below each limit.
+# Shades for values below each limit.
 _SHADES = {0.02: " ", 0.1: "·", 0.25: "░", 0.5: "▒", 0.75: "▓"}
 _DARKEST = "█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -13,24 +13,24 @@ _MAX_LABEL = 16
 
 
 def as_text(lesson: Lesson, width: int) -> str:
-    """Return the lesson for a terminal of `width` columns."""
+    """Render a lesson for a terminal with `width` columns."""
     lines = [lesson.title, "=" * min(len(lesson.title), width)]
     for paragraph in lesson.introduction:
-        lines += [*_wrapped(paragraph, width), ""]
-    for place, step in enumerate(lesson.steps, 1):
-        lines += [*step_lines(place, step, width), ""]
+        lines += [*_wrap(paragraph, width), ""]
+    for number, step in enumerate(lesson.steps, 1):
+        lines += [*step_lines(number, step, width), ""]
     return "\n".join(lines)
 
 
 def picture_lines(picture: Bars | Grid, width: int) -> list[str]:
-    """Return a picture, its title first, in lines of at most `width` characters where labels allow."""
+    """Render a chart and its title in lines of up to `width` characters, if the labels permit."""
     if isinstance(picture, Bars):
         return [picture.title, *_bars(picture, width)]
     return [picture.title, *_grid(picture)]
 
 
 def table_lines(table: Table) -> list[str]:
-    """Return a table with aligned columns."""
+    """Render a table with aligned columns."""
     cells = [table.headings, *table.rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.headings))]
     return [
@@ -42,31 +42,31 @@ def table_lines(table: Table) -> list[str]:
     ]
 
 
-def step_lines(place: int, step: Step, width: int, *, with_picture: bool = True) -> Iterator[str]:
-    """Yield a step, its number and title first."""
-    yield f"{place}. {step.title}"
+def step_lines(number: int, step: Step, width: int, *, with_picture: bool = True) -> Iterator[str]:
+    """Yield the lines of a step, starting with its number and title."""
+    yield f"{number}. {step.title}"
     yield f"   {step.formula}"
     yield ""
     for paragraph in step.text:
-        yield from _wrapped(paragraph, width)
+        yield from _wrap(paragraph, width)
     if step.table is not None:
         yield from ("", *(f"  {line}" for line in table_lines(step.table)))
     if with_picture:
         yield from ("", *(f"  {line}" for line in picture_lines(step.picture, width - 2)))
     yield ""
     if step.caveat:
-        yield from _wrapped(f"Mind: {step.caveat}", width)
-    what, *code = step.to_try
-    yield from _wrapped(f"Try: {what}", width)
+        yield from _wrap(f"Note: {step.caveat}", width)
+    suggestion, *code = step.to_try
+    yield from _wrap(f"Try: {suggestion}", width)
     yield from (f"  {line}" for line in code)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def short(label: str) -> str:
-    """Return a label cut to what fits before a bar."""
+    """Truncate a label to the maximum width."""
     return label if len(label) <= _MAX_LABEL else label[: _MAX_LABEL - 1] + "…"
 
 
@@ -74,19 +74,19 @@ def _bars(picture: Bars, width: int) -> Iterator[str]:
     labels = [short(label) for label in picture.labels]
     figures = picture.figures
     label_width, figure_width = max(map(len, labels)), max(map(len, figures))
-    room = max(8, min(40, width - label_width - figure_width - 4))
-    top = max((abs(value) for value in picture.values), default=0.0) or 1.0
-    for place, (label, value, figure) in enumerate(zip(labels, picture.values, figures, strict=True)):
-        mark = " <" if place in picture.marked else ""
-        bar = _bar(abs(value) / top * room, negative=value < 0)
+    bar_width = max(8, min(40, width - label_width - figure_width - 4))
+    maximum = max((abs(value) for value in picture.values), default=0.0) or 1.0
+    for index, (label, value, figure) in enumerate(zip(labels, picture.values, figures, strict=True)):
+        mark = " <" if index in picture.marked else ""
+        bar = _bar(abs(value) / maximum * bar_width, negative=value < 0)
         yield f"{label.rjust(label_width)} {figure.rjust(figure_width)} {bar}{mark}".rstrip()
 
 
 def _bar(eighths: float, *, negative: bool) -> str:
     if negative:
         return "-" * round(eighths)
-    whole, rest = divmod(round(eighths * 8), 8)
-    return "█" * whole + (_EIGHTHS[rest] if rest else "")
+    whole, remainder = divmod(round(eighths * 8), 8)
+    return "█" * whole + (_EIGHTHS[remainder] if remainder else "")
 
 
 def _grid(picture: Grid) -> Iterator[str]:

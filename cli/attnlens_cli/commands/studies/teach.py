@@ -13,7 +13,7 @@ from attnlens_cli.files.text_lines import is_sendable
 from attnlens_cli.frame.sections import SectionCommand, in_section
 
 if TYPE_CHECKING:
-    from attnlens_analysis.teach import Question
+    from attnlens_analysis.teach import HeadTrace
 
 EPILOG = """\b
 Example:
@@ -86,40 +86,39 @@ def teach(
         if name
     }
     from attnlens_analysis.errors import TextError, UnknownHeadError, UnknownTokenError
-    from attnlens_analysis.teach import ask
+    from attnlens_analysis.teach import trace_head
 
     lengths = _COST_LENGTHS if cost else ()
     try:
-        question = ask(
+        trace = trace_head(
             directory, text, token, layer=layer, head=head, target=to, rival=rather_than, lengths=lengths
         )
     except (TextError, UnknownHeadError, UnknownTokenError) as error:
         raise click.UsageError(str(error)) from error
-    _write(question, _command(directory, text, token), paths)
+    _write(trace, _command(directory, text, token), paths)
 
 
 def _command(directory: Path, text: str, token: str) -> str:
-    """Return the command line that asks the question, for the reader to extend."""
+    """Return the command line that asks the trace, for the reader to extend."""
     from attnlens_analysis.teach.tokens import shown
 
     return shown(shlex.join(["attnlens", "teach", str(directory), text, "--token", token]))
 
 
-def _write(question: "Question", command: str, paths: dict[str, Path]) -> None:
+def _write(trace: "HeadTrace", command: str, paths: dict[str, Path]) -> None:
     """Write the files that were asked for; print the lesson where there is none to read."""
     from attnlens_analysis.teach import make_lesson
-    from attnlens_analysis.teach.arrays import save_arrays
     from attnlens_analysis.teach.render import as_html, as_markdown, as_text
 
     npz = paths.get(".npz")
-    lesson = make_lesson(question, command, npz.name if npz else "head.npz")
+    lesson = make_lesson(trace, command, npz.name if npz else "head.npz")
     for suffix, render in ((".md", as_markdown), (".html", as_html)):
         if suffix in paths:
             with replacing(paths[suffix]) as file:
                 file.write(render(lesson).encode())
     if npz:
         with replacing(npz) as file:
-            save_arrays(question, file)
+            trace.save(file)
     for path in paths.values():
         click.echo(f"{path}: {lesson.title}", err=True)
     if not paths.keys() & {".md", ".html"}:
