@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnlens_model.attention.heads import HeadProjections
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -20,7 +21,6 @@ from attnlens_model.attention.mechanism import (
     OutputRole,
     Outputs,
 )
-from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask
 from attnlens_model.attention.parts.weights import attention_weights
 
@@ -57,7 +57,7 @@ class ToyAttention(nn.Module):
 
     def __init__(self, config: ToyAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
-        self.heads = HeadProjections(sizes.hidden_size, config.num_heads, config.dropout)
+        self.heads = HeadProjections(config, sizes)
         self.gate = nn.Linear(sizes.hidden_size, config.num_heads)
         self.sharpness = config.sharpness
 

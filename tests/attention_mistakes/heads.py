@@ -11,10 +11,9 @@ from torch import Tensor
 from attention_mistakes.mistake import Changed, Mistake
 from attnlens_model.attention import composed
 from attnlens_model.attention.composed import ComposedSelfAttention, Composition
-from attnlens_model.attention.mixture import LearnedRouter, MixtureSelfAttention
+from attnlens_model.attention.mixture import LearnedRouter, MixtureSelfAttention, TopKMask
 from attnlens_model.attention.overlapping import OverlappingSelfAttention
 from attnlens_model.attention.parts.masks import AttentionMask
-from attnlens_model.attention.parts.selection import LargestOf
 
 
 def _wide_scale(right: Any, self: Any, *args: Any) -> Any:
@@ -62,7 +61,7 @@ def _gates_without_effect(right: Any, self: Any, hidden_states: Tensor, mask: At
 MIXTURE = (
     Mistake("gates without the number of heads", LearnedRouter, "forward", _no_factor),
     Mistake("gates that are not normalised", LearnedRouter, "forward", _not_normalised),
-    Mistake("one head too few", LargestOf, "forward", _one_less),
+    Mistake("one head too few", TopKMask, "forward", _one_less),
     Mistake("no gates for shared heads", LearnedRouter, "forward", _no_shared_gates),
     Mistake("gates that are returned but not used", MixtureSelfAttention, "forward", _gates_without_effect),
 )

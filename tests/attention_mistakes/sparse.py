@@ -67,9 +67,11 @@ LONGFORMER = (
     Mistake("a window one too small", longformer, "make_windows", _window(-1)),
     Mistake("a window one too large", longformer, "make_windows", _window(1)),
     Mistake("a global key in the window as well", longformer, "make_windows", _global_key_twice),
-    Mistake("global tokens projected as others", LongformerSelfAttention, "_global", _local_projections),
-    Mistake("global queries projected as others", LongformerSelfAttention, "_global", _local_query),
-    Mistake("global queries without scale", LongformerSelfAttention, "_global", _no_scale),
+    Mistake(
+        "global tokens projected as others", LongformerSelfAttention, "_attend_globally", _local_projections
+    ),
+    Mistake("global queries projected as others", LongformerSelfAttention, "_attend_globally", _local_query),
+    Mistake("global queries without scale", LongformerSelfAttention, "_attend_globally", _no_scale),
     Mistake("global places instead of tokens", SharedWindows, "forward", _places),
 )
 

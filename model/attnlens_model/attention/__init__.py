@@ -1,1 +1,1 @@
-"""Attention: one module for each mechanism, and what mechanisms share."""
+"""Attention mechanisms, one module each. `parts` holds the components that they share."""

@@ -1,4 +1,4 @@
-"""The table of attention mechanisms. Adding one means adding its module to this package and a line here."""
+"""Registry of attention mechanisms. To add one, add its module to this package and its configuration here."""
 
 from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.composed import ComposedAttentionConfig

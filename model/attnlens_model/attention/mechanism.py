@@ -1,11 +1,13 @@
-"""What an attention mechanism is to the encoder: a configuration that makes its modules.
+"""The interface between an attention mechanism and the encoder.
 
-A mechanism is a module of this package with a subclass of `AttentionConfig`, and a line in `kinds`. Its parts
-are of two kinds. A layer's own module turns the hidden states into the layer's context and outputs by role. A
-module that layers of equal configuration share computes, once for each batch, what these need beside the
-hidden states: masks, rotations, biases.
+A mechanism is a module of this package with a subclass of `AttentionConfig`, registered in `kinds`, that
+builds two kinds of torch modules:
 
-Letters in shapes: B batch, T tokens, D width, H heads.
+- the layer module, one per layer, maps hidden states to the layer's context and its outputs by role;
+- the shared module runs once per batch and computes the inputs that all layers with the same configuration
+  need in addition to hidden states: masks, rotations, biases.
+
+Shape legend: B batch, T tokens, D hidden size, H heads.
 """
 
 from abc import ABC, abstractmethod
@@ -21,35 +23,36 @@ from attnlens_model.config_part import ConfigPart
 from attnlens_model.errors import ConfigError
 
 OutputRole = NewType("OutputRole", str)
-"""What a layer's output is, in lower case with underscores. A mechanism names further roles beside itself."""
+"""Name of a layer output, in snake_case. Mechanisms define additional roles in their own modules."""
 
 ATTENTION_WEIGHTS = OutputRole("attention_weights")
-"""Weights after softmax: what each token takes from each."""
+"""Attention weights after the softmax."""
 
 Layout = Literal["dense", "per_token", "band", "blocks"]
-"""The axes of an output: (B, H, T, T), query by key; (B, T, H); or rows as `attnlens.patterns` has them, of
-a band (B, H, T, 2G + 2w + 1) or of blocks (B, H, T, S * b + 2b)."""
+"""Axes of an output: "dense" is (B, H, T, T), query by key, and "per_token" is (B, T, H). The rows of "band",
+(B, H, T, 2G + 2w + 1), and "blocks", (B, H, T, S * b + 2b), are described in `attnlens.patterns`."""
 
 RowSum = Literal["one", "gate", "unbounded"]
-"""What the numbers of one query (or token) sum to: 1; a gate of the mechanism; anything, of either sign."""
+"""Sum of an output over the keys of one query, or over the heads of one token: 1, a gate of the mechanism, or
+any number."""
 
 Outputs = Mapping[OutputRole, Tensor]
-"""What a layer returns beside its context."""
+"""Outputs of a layer in addition to its context, by role."""
 
 
 class AttentionOutput(NamedTuple):
-    """The description of one output of a layer."""
+    """Description of one layer output."""
 
     role: OutputRole
     layout: Layout
     num_heads: int
     row_sum: RowSum
     pattern: Band | BlockTable | None = None
-    """Of a band, or of blocks."""
+    """Sparsity pattern, for the layouts "band" and "blocks"."""
 
 
 class EncoderSizes(NamedTuple):
-    """What a mechanism must know of the encoder around it."""
+    """Properties of the encoder that a mechanism depends on."""
 
     hidden_size: int
     max_tokens: int
@@ -59,22 +62,23 @@ class EncoderSizes(NamedTuple):
 
 
 class BatchInputs(NamedTuple):
-    """What the encoder was given, as modules that layers share need it."""
+    """Inputs of a shared module."""
 
     attention_mask: Tensor
-    """(B, T) int64, 1 for a token and 0 for padding."""
+    """(B, T) int64, 1 for tokens and 0 for padding."""
     keep: Tensor
-    """(B, 1, 1, T), or (B, 1, T, T) in a causal encoder: 1 where a query may attend to a key, else 0."""
+    """(B, 1, 1, T), or (B, 1, T, T) in a causal encoder, floating point: 1 if the query may attend to the
+    key, otherwise 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(ConfigPart, ABC, path="attention"):
-    """Base of the configurations of all mechanisms.
+    """Base class for the configuration of a mechanism.
 
     Attributes:
-        kind: the mechanism; its name in `attnlens_model.attention.kinds`.
+        kind: Name of the mechanism in `attnlens_model.attention.kinds`.
         num_heads: H.
-        dropout: probability of dropping an attention weight, in training.
+        dropout: Dropout probability of attention weights during training.
     """
 
     kind: str
@@ -86,81 +90,87 @@ class AttentionConfig(ConfigPart, ABC, path="attention"):
         self.require("dropout", 0 <= self.dropout < 1, "must be at least 0 and less than 1")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
-        """Check what depends on the encoder: by default, that heads divide its width.
+        """Validate the configuration against the encoder.
+
+        By default, `num_heads` must divide the hidden size.
 
         Raises:
-            ConfigError: the mechanism does not fit.
+            ConfigError: The mechanism does not fit the encoder.
         """
         if sizes.hidden_size % self.num_heads:
-            widths = range(1, sizes.hidden_size + 1)
-            divisors = [heads for heads in widths if sizes.hidden_size % heads == 0]
-            closest = min(divisors, key=lambda heads: abs(heads - self.num_heads))
+            candidates = range(1, sizes.hidden_size + 1)
+            divisors = [heads for heads in candidates if sizes.hidden_size % heads == 0]
+            nearest = min(divisors, key=lambda heads: abs(heads - self.num_heads))
             raise ConfigError(
                 f"{self.path}.num_heads={self.num_heads} does not divide hidden_size={sizes.hidden_size}: "
-                f"the nearest that does is {closest}"
+                f"the nearest divisor is {nearest}"
             )
 
     def head_dim(self, hidden_size: int) -> int:
-        """Return K, the width of one head."""
+        """Return K, the size of one head."""
         return hidden_size // self.num_heads
 
     @property
     def num_shared_heads(self) -> int:
-        """How many heads keys and values have."""
+        """Number of key-value heads."""
         return self.num_heads
 
     @property
     def reach(self) -> int | None:
-        """How many places away a token sees a key at most; None: as far as there are keys."""
+        """Maximum distance in tokens between a query and its keys. None if unlimited."""
         return None
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Lengths at which its computation changes, such as a window's: parity looks there, and 1 beyond."""
+        """Input lengths at which the computation changes, such as a window size.
+
+        The parity check runs inputs of these lengths and of one more token.
+        """
         return ()
 
     @property
     def operators(self) -> frozenset[str]:
-        """The operators of ONNX that the modules need beside those of BERT; the exporter refuses others."""
+        """ONNX operators that the modules need and BERT does not. The exporter rejects all others."""
         return frozenset()
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
-        """Return what a layer returns, in order: by default the weights of all heads."""
+        """Return the outputs of a layer, in order. By default, the attention weights of all heads."""
         return (AttentionOutput(ATTENTION_WEIGHTS, "dense", self.num_heads, "one"),)
 
     @abstractmethod
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
-        """Return a fresh module of one layer.
+        """Return a randomly initialized layer module.
 
-        Its `forward` takes hidden states (B, T, D) and then what the shared module returns, and returns the
-        context (B, T, D) and the `Outputs`.
+        Its `forward` takes hidden states (B, T, D) followed by the elements of the shared module's result,
+        and returns the context (B, T, D) and the `Outputs`.
         """
 
-    def make_shared(self, sizes: EncoderSizes) -> nn.Module:  # noqa: ARG002 - others need them
-        """Return the module that layers of this configuration share: by default it prepares the mask alone.
+    def make_shared(self, sizes: EncoderSizes) -> nn.Module:  # noqa: ARG002 - overrides use it
+        """Return the shared module. By default, it prepares the attention mask.
 
-        Its `forward` takes `BatchInputs` and returns the tuple of what each layer needs beside hidden states.
+        Its `forward` takes `BatchInputs` and returns a tuple of layer inputs.
         """
         return SharedMask()
 
 
 class ChoosingModule(nn.Module, ABC):
-    """A module that decides between whole things by comparing numbers, as a router does between heads.
+    """Base class for modules that make a discrete choice by comparing numbers, such as a router of heads.
 
-    Where two numbers are nearly equal, rounding decides: two exact programs may choose differently, and what
-    follows differs altogether. Parity compares texts in which nothing is so close.
+    If the compared numbers are nearly equal, rounding decides, and two correct runtimes may return entirely
+    different results. The parity check therefore excludes texts with such near-ties.
     """
 
     @abstractmethod
-    def margins(self, output: Any) -> Tensor:  # noqa: ANN401 - whatever `forward` returns
-        """Return how far apart the chosen and the next are, (B, T), on a scale of about 1.
+    def margins(self, output: Any) -> Tensor:  # noqa: ANN401 - any result of `forward`
+        """Return the margin (B, T) between the chosen and the next-best option, on a scale of about 1.
 
-        `output` is what `forward` has returned.
+        Args:
+            output: The result of `forward`.
         """
 
 
 class SharedMask(nn.Module):
-    """The mask of padding, and of what comes later in a causal encoder, in the forms that attention needs."""
+    """Prepares the padding mask, combined with the causal mask in a causal encoder."""
 
     def forward(self, inputs: BatchInputs) -> tuple[AttentionMask]:
         """Return the mask, broadcastable to (B, H, T, T)."""

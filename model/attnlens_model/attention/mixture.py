@@ -1,24 +1,24 @@
-"""Attention in which each token chooses among heads: some are shared by all tokens, of the others it takes K.
+"""Mixture-of-head attention (MoH): each token selects some of the heads.
 
 Jin et al. 2024, "MoH: Multi-Head Attention as Mixture-of-Head Attention" (https://arxiv.org/abs/2410.11842).
-Of H heads the first S are shared, and E = H - S are routed. A token with the vector x gives each head a gate,
-by which the head's result is multiplied before the projection to the output. The weights of all heads are
-computed, and are what they would be without gates. With p = softmax(routed x), of which the A largest are
-chosen, the gates of shared heads, and of chosen ones, are
+Of the H heads, the first S are shared by all tokens and the other E = H - S are routed: each token selects A
+of them. The result of each head is multiplied by a gate before the output projection. Attention weights are
+computed for all heads and do not depend on the gates.
 
-    "paper" (equations 5 and 6):
-        a1 * softmax(shared x),      a2 * p,                             [a1, a2] = softmax(balance x)
-    "code":
-        a1 * S * softmax(shared x),  a2 * A * p / sum of the chosen p,   [a1, a2] = 2 * softmax(balance x)
+For a token with hidden state x and p = softmax(routed x), whose A largest elements are selected, the gates of
+shared and of selected heads are, with [a1, a2] = softmax(balance x),
 
-"code" is the published program, https://github.com/SkyworkAI/MoH: its gates are 1 where the three projections
-are 0. A single shared head has 1 for its softmax, without a projection. Where there are no shared heads, or
-none but these, a1 and a2 are absent.
+    "paper" (equations 5 and 6):  a1 * softmax(shared x),          a2 * p
+    "code":                       2 * a1 * S * softmax(shared x),  2 * a2 * A * p / (sum of the selected p)
 
-The router "norm" (section 4.4, for models that were trained without gates) has no projections: heads whose
-queries are longest are chosen, p = softmax(length / standard deviation of lengths), and gates are 1 or 0.
+"code" is the published implementation (https://github.com/SkyworkAI/MoH). If the three projections are 0, its
+gates are 1. For a single shared head, softmax(shared x) is 1 and has no projection. If all heads are shared
+or all are routed, the factors a1 and a2 are omitted, together with the factor 2.
 
-Letters in shapes: B batch, T tokens, D width, H heads, K head width, S shared heads, E routed heads.
+The router "norm" (section 4.4, for models trained without gates) has no projections. It selects the heads
+with the longest queries, with p = softmax(length / standard deviation of lengths), and its gates are 1 or 0.
+
+Shape legend: B batch, T tokens, D hidden size, H heads, K head size, S shared heads, E routed heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnlens_model.attention.heads import HeadProjections
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -38,27 +39,25 @@ from attnlens_model.attention.mechanism import (
     OutputRole,
     Outputs,
 )
-from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask
-from attnlens_model.attention.parts.selection import LargestOf
 from attnlens_model.attention.parts.weights import attention_weights
 
 HEAD_GATES = OutputRole("head_gates")
-"""How much a token takes from each head: (B, T, H), at least 0, and 0 where a head was not chosen."""
+"""Gate of each token and head, (B, T, H): at least 0, and 0 for heads that the token did not select."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureAttentionConfig(AttentionConfig):
-    """Heads among which each token chooses.
+    """Configuration of mixture-of-head attention.
 
     Attributes:
-        shared_heads: how many heads, the first ones, all tokens take.
-        active_heads: how many of the others a token takes; 0 only where all heads are shared.
-        router: "learned": heads are chosen, and gates computed, by projections of a token's vector. "norm":
-            those with the longest queries are chosen, and gates are 1.
-        gates: "code": as the published program computes them. "paper": as the paper's equations do. Of no
-            effect for the router "norm".
-        bias: whether the projections to queries, keys, values and output have biases.
+        shared_heads: S, the number of heads shared by all tokens.
+        active_heads: A, the number of routed heads that each token selects. 0 only if all heads are shared.
+        router: "learned" selects heads and computes gates by projections of hidden states. "norm" selects the
+            heads with the longest queries, with gates of 1.
+        gates: "code" for the formula of the published implementation, "paper" for the paper's. Ignored if the
+            router is "norm".
+        bias: Whether the query, key, value and output projections have biases.
     """
 
     kind: Literal["mixture"] = "mixture"
@@ -70,128 +69,157 @@ class MixtureAttentionConfig(AttentionConfig):
 
     def _check(self) -> None:
         super()._check()
-        is_possible = 0 <= self.shared_heads <= self.num_heads
-        self.require("shared_heads", is_possible, f"must be from 0 to num_heads={self.num_heads}")
+        is_valid = 0 <= self.shared_heads <= self.num_heads
+        self.require("shared_heads", is_valid, f"must be from 0 to num_heads={self.num_heads}")
         routed = self.routed_heads
-        lowest = min(1, routed)
-        limit = f"must be from {lowest} to num_heads - shared_heads = {routed}"
-        self.require("active_heads", lowest <= self.active_heads <= routed, limit)
-        has_norms = self.router == "learned" or routed > 1
-        self.require("router", has_norms, "must be 'learned' where fewer than two heads are routed")
+        minimum = min(1, routed)
+        limit = f"must be from {minimum} to num_heads - shared_heads = {routed}"
+        self.require("active_heads", minimum <= self.active_heads <= routed, limit)
+        is_valid = self.router == "learned" or routed > 1
+        self.require("router", is_valid, "must be 'learned' if fewer than two heads are routed")
 
     @property
     def routed_heads(self) -> int:
-        """E, how many heads tokens choose from."""
+        """E, the number of heads that tokens select from."""
         return self.num_heads - self.shared_heads
 
     @property
     def operators(self) -> frozenset[str]:
-        """The operators of ONNX that the modules need beside those of BERT."""
-        choosing = {"Clip", "ReduceSum", "Sign"} if self.routed_heads else set()
-        return frozenset(choosing | ({"Concat"} if self.routed_heads and self.shared_heads else set()))
+        """ONNX operators that the modules need and BERT does not."""
+        selection = {"Clip", "ReduceSum", "Sign"} if self.routed_heads else set()
+        return frozenset(selection | ({"Concat"} if self.routed_heads and self.shared_heads else set()))
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
-        """Return what a layer returns, in order."""
+        """Return the outputs of a layer: the weights of all heads and the gates."""
         return (*super().outputs(), AttentionOutput(HEAD_GATES, "per_token", self.num_heads, "unbounded"))
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
-        """Return a fresh module of one layer."""
+        """Return a randomly initialized layer module."""
         return MixtureSelfAttention(self, sizes)
 
 
 class Routing(NamedTuple):
-    """What a router decides for each token."""
+    """Result of a router."""
 
     gates: Tensor
-    """(B, T, H): what each head's result is multiplied by."""
+    """(B, T, H): factor applied to the result of each head."""
     probabilities: Tensor
-    """(B, T, E): p. In a module without routed heads E is 0."""
+    """(B, T, E): p. E is 0 if all heads are shared."""
     chosen: Tensor
-    """(B, T, E): 1 for heads that were chosen, else 0; without gradient."""
+    """(B, T, E): 1 for selected heads, otherwise 0. It has no gradient."""
 
 
 def load_balance_loss(routing: Routing, attention_mask: Tensor) -> Tensor:
-    """Return what keeps routers from always taking the same heads, a scalar: E * sum over e of P[e] * f[e].
+    """Return the load balance loss, a scalar: E * sum over e of P[e] * f[e].
 
-    P is the mean of the probabilities over tokens and f the share of tokens that chose a head: equation 7 of
-    the paper times E, as the published program has it, whose training adds 0.01 times the mean over layers.
-    Where choices are even it is the number of active heads.
+    P is the mean probability over tokens, and f the fraction of tokens that selected a head. This is equation
+    7 of the paper times E, as in the published implementation, whose training adds 0.01 times the mean over
+    layers. For evenly distributed selections, the loss is the number of active heads.
 
     Args:
-        routing: of one layer.
-        attention_mask: (B, T), 1 for a token and 0 for padding, which does not count; at least one token.
+        routing: Routing of one layer.
+        attention_mask: (B, T), 1 for tokens and 0 for padding, which is ignored. At least one token is
+            required.
     """
     live = attention_mask.to(routing.probabilities.dtype)[..., None]  # (B, T, 1)
-    number = live.sum()
-    mean = (routing.probabilities * live).sum(dim=(0, 1)) / number  # (E,)
-    share = (routing.chosen * live).sum(dim=(0, 1)) / number  # (E,)
-    return mean.shape[0] * (mean * share).sum()
+    num_tokens = live.sum()
+    mean = (routing.probabilities * live).sum(dim=(0, 1)) / num_tokens  # (E,)
+    fraction = (routing.chosen * live).sum(dim=(0, 1)) / num_tokens  # (E,)
+    return mean.shape[0] * (mean * fraction).sum()
 
 
 @contextmanager
 def recorded_routing(encoder: nn.Module) -> Iterator[Sequence[Routing]]:
-    """Collect what the routers in `encoder` decide, layer by layer, while the context is open.
+    """Record the results of all routers in `encoder`, in layer order, while the context is open.
 
     with recorded_routing(encoder) as routings:
         output = encoder(ids, mask)
     loss = task(output) + 0.01 * sum(load_balance_loss(r, mask) for r in routings) / len(routings)
     """
-    found: list[Routing] = []
+    routings: list[Routing] = []
 
-    def keep(_router: nn.Module, _args: object, routing: Routing) -> None:
-        found.append(routing)
+    def append(_router: nn.Module, _args: object, routing: Routing) -> None:
+        routings.append(routing)
 
     routers = [module for module in encoder.modules() if isinstance(module, _Router)]
-    hooks = [router.register_forward_hook(keep) for router in routers]
+    hooks = [router.register_forward_hook(append) for router in routers]
     try:
-        yield found
+        yield routings
     finally:
         for hook in hooks:
             hook.remove()
 
 
+class TopKMask(nn.Module):
+    """Marks the `count` largest of E numbers. Ties are resolved in favor of the first.
+
+    The rank of a number is how many numbers precede it in descending order. This takes E x E comparisons,
+    which is cheap because E is a number of heads.
+    """
+
+    earlier: Tensor
+
+    def __init__(self, num_choices: int, count: int) -> None:
+        super().__init__()
+        self.count = count
+        # 1 if number j precedes number i. Allocate on CPU explicitly so the buffer has values when the model
+        # is built on the meta device.
+        earlier = torch.ones(num_choices, num_choices, device="cpu").tril(diagonal=-1)
+        self.register_buffer("earlier", earlier, persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """(..., E) -> (..., E): 1 for the largest numbers, otherwise 0. It has no gradient."""
+        numbers = numbers.detach()
+        order = torch.sign(
+            numbers[..., None, :] - numbers[..., :, None]
+        )  # (..., E, E): 1 if j is larger than i
+        is_ahead = (2.0 * order + self.earlier).clamp(0.0, 1.0)
+        rank = is_ahead.sum(dim=-1)  # (..., E), integers
+        return (self.count - rank).clamp(0.0, 1.0)
+
+
 class _Router(ChoosingModule):
-    """Chooses heads for tokens: `forward` takes their vectors (B, T, D) and queries (B, H, T, K)."""
+    """Base class of routers, whose `forward` takes hidden states (B, T, D) and queries (B, H, T, K)."""
 
     def margins(self, routing: Routing) -> Tensor:
-        """Return, for each token, how much more probable the last head chosen is than the next: (B, T)."""
+        """Return the difference (B, T) between the lowest selected and the highest other probability."""
         probabilities, chosen = routing.probabilities, routing.chosen
-        # Probabilities are below 2: with all heads chosen, or none to choose from, nothing is close.
-        out = probabilities.new_full((*probabilities.shape[:-1], 1), -2.0)
-        least = torch.cat([probabilities + 4.0 * (1.0 - chosen), out + 4.0], dim=-1).amin(dim=-1)
-        most = torch.cat([probabilities - 4.0 * chosen, out], dim=-1).amax(dim=-1)
-        return least - most
+        # Probabilities are below 2, so the margin is large if there are no selected or no other heads.
+        outside = probabilities.new_full((*probabilities.shape[:-1], 1), -2.0)
+        lowest = torch.cat([probabilities + 4.0 * (1.0 - chosen), outside + 4.0], dim=-1).amin(dim=-1)
+        highest = torch.cat([probabilities - 4.0 * chosen, outside], dim=-1).amax(dim=-1)
+        return lowest - highest
 
 
 class LearnedRouter(_Router):
-    """Gates by projections of a token's vector, which start Xavier-uniform and have no biases."""
+    """Computes gates by projections of hidden states, with Xavier-uniform weights and no biases."""
 
-    def __init__(self, config: MixtureAttentionConfig, width: int) -> None:
+    def __init__(self, config: MixtureAttentionConfig, hidden_size: int) -> None:
         super().__init__()
         shared, routed, active = config.shared_heads, config.routed_heads, config.active_heads
         self.num_shared, self.num_active, self.is_paper = shared, active, config.gates == "paper"
-        self.shared = nn.Linear(width, shared, bias=False) if shared > 1 else None
-        self.routed = nn.Linear(width, routed, bias=False) if routed else None
-        self.balance = nn.Linear(width, 2, bias=False) if shared and routed else None
-        self.largest = LargestOf(routed, active)
+        self.shared = nn.Linear(hidden_size, shared, bias=False) if shared > 1 else None
+        self.routed = nn.Linear(hidden_size, routed, bias=False) if routed else None
+        self.balance = nn.Linear(hidden_size, 2, bias=False) if shared and routed else None
+        self.largest = TopKMask(routed, active)
         for projection in (self.shared, self.routed, self.balance):
             if projection is not None:
                 nn.init.xavier_uniform_(projection.weight)
 
-    def forward(self, hidden_states: Tensor, query: Tensor) -> Routing:  # noqa: ARG002 - others need it
-        """Return the gates and how they came about."""
-        first, none = hidden_states[..., :1] * 0.0 + 1.0, hidden_states[..., :0]  # (B, T, 1), (B, T, 0)
-        shared = none
+    def forward(self, hidden_states: Tensor, query: Tensor) -> Routing:  # noqa: ARG002 - see `_Router`
+        """Return the routing for each token."""
+        ones, empty = hidden_states[..., :1] * 0.0 + 1.0, hidden_states[..., :0]  # (B, T, 1), (B, T, 0)
+        shared = empty
         if self.num_shared:
-            shared = first if self.shared is None else self.shared(hidden_states).softmax(dim=-1)
+            shared = ones if self.shared is None else self.shared(hidden_states).softmax(dim=-1)
             shared = shared if self.is_paper else shared * float(self.num_shared)  # (B, T, S)
         if self.routed is None:
-            return Routing(shared, none, none)
+            return Routing(shared, empty, empty)
         logits = self.routed(hidden_states)  # (B, T, E)
         probabilities, chosen = logits.softmax(dim=-1), self.largest(logits)
         routed = probabilities * chosen
         if not self.is_paper:
-            # The sum is at least A / E, so that nothing need keep it from 0.
+            # The sum is at least A / E, so no epsilon is needed.
             routed = routed * float(self.num_active) / routed.sum(dim=-1, keepdim=True)
         if self.balance is None:
             return Routing(routed, probabilities, chosen)
@@ -202,20 +230,21 @@ class LearnedRouter(_Router):
 
 
 class NormRouter(_Router):
-    """Gates of 1 for shared heads and for those with the longest queries, else 0. It has no parameters.
+    """Selects the heads with the longest queries. It has no parameters.
 
-    The standard deviation is that of the token's E lengths, with E - 1 for the number of them.
+    The gates of shared and selected heads are 1. The standard deviation is the sample standard deviation (E -
+    1) of the token's E query lengths.
     """
 
     def __init__(self, config: MixtureAttentionConfig, head_dim: int) -> None:
         super().__init__()
         self.num_shared, self.head_dim = config.shared_heads, head_dim
-        self.largest = LargestOf(config.routed_heads, config.active_heads)
+        self.largest = TopKMask(config.routed_heads, config.active_heads)
 
-    def forward(self, hidden_states: Tensor, query: Tensor) -> Routing:  # noqa: ARG002 - others need it
-        """Return the gates and how they came about."""
+    def forward(self, hidden_states: Tensor, query: Tensor) -> Routing:  # noqa: ARG002 - see `_Router`
+        """Return the routing for each token."""
         routed = query[:, self.num_shared :]  # (B, E, T, K)
-        # Mean squares have the order of lengths; their sums could leave fp16's range.
+        # Mean squares have the same order as lengths. Sums of squares could overflow fp16.
         squares = (routed * routed * (1.0 / self.head_dim)).sum(dim=-1).transpose(1, 2)  # (B, T, E)
         chosen = self.largest(squares)
         gates = torch.cat([chosen[..., :1] * 0.0 + 1.0] * self.num_shared + [chosen], dim=-1)
@@ -223,34 +252,33 @@ class NormRouter(_Router):
 
 
 def _softmax_of_lengths(squares: Tensor) -> Tensor:
-    """(B, T, E) -> (B, T, E). Only training and parity look at it: it is no part of a graph."""
-    smallest = torch.finfo(squares.dtype).tiny  # an empty query has no direction to become longer in
-    lengths = squares.clamp(min=smallest).sqrt()
-    centred = lengths - lengths.mean(dim=-1, keepdim=True)
-    variance = (centred * centred).sum(dim=-1, keepdim=True) / (squares.shape[-1] - 1)
-    return (lengths / variance.clamp(min=smallest).sqrt()).softmax(dim=-1)
+    """(B, T, E) -> (B, T, E). Used only in training and the parity check, not part of an exported graph."""
+    tiny = torch.finfo(squares.dtype).tiny  # keeps the gradient finite for a query of zeros
+    lengths = squares.clamp(min=tiny).sqrt()
+    centered = lengths - lengths.mean(dim=-1, keepdim=True)
+    variance = (centered * centered).sum(dim=-1, keepdim=True) / (squares.shape[-1] - 1)
+    return (lengths / variance.clamp(min=tiny).sqrt()).softmax(dim=-1)
 
 
 class MixtureSelfAttention(HeadProjections):
-    """Multi-head self-attention with a gate for each token and head."""
+    """Multi-head self-attention with a gate per token and head."""
 
     def __init__(self, config: MixtureAttentionConfig, sizes: EncoderSizes) -> None:
-        super().__init__(sizes.hidden_size, config.num_heads, config.dropout, bias=config.bias)
+        super().__init__(config, sizes, bias=config.bias)
         is_learned = config.router == "learned"
         self.router = (
             LearnedRouter(config, sizes.hidden_size) if is_learned else NormRouter(config, self.head_dim)
         )
 
     def forward(self, hidden_states: Tensor, mask: AttentionMask) -> tuple[Tensor, Outputs]:
-        """Attend.
+        """Compute the attention of one layer.
 
         Args:
             hidden_states: (B, T, D), floating point.
-            mask: which keys each query may attend to.
+            mask: Keys that each query may attend to.
 
         Returns:
-            The context (B, T, D), the weights (B, H, T, T) as they are before dropout, without gates, and the
-            gates (B, T, H).
+            The context (B, T, D), the weights (B, H, T, T) before gates and dropout, and the gates (B, T, H).
         """
         query, key, value = self.project(hidden_states)  # (B, H, T, K) each
         weights = attention_weights(query, key, mask, self.scale)  # (B, H, T, T)

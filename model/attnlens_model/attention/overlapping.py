@@ -1,13 +1,15 @@
-"""Attention whose heads overlap: each head also sees some components of its two neighbours.
+"""Overlapping heads: each head also uses some components of its two neighbors.
 
 Zhang et al. 2024, "Improving Vision Transformers by Overlapping Heads in Multi-Head Self-Attention"
-(https://arxiv.org/abs/2410.14874). The queries, keys and values of all heads lie side by side. Head h takes
-its own K components of each, the last o of head h - 1 and the first o of head h + 1; where there is no
-neighbour, zeros. Scores are scaled by 1 / sqrt(K), not by the width K + 2 o.
+(https://arxiv.org/abs/2410.14874). With the projected query of all heads concatenated, head h uses
 
-It is plain attention with heads of width K + 2 o whose projections repeat rows of smaller ones.
+    (last o components of head h - 1, K components of head h, first o components of head h + 1)
 
-Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K), O width with both overlaps
+and likewise for keys and values. The first and the last head are padded with zeros. Scores are scaled by
+1 / sqrt(K), not by the overlapping head size K + 2 o. This is equivalent to multi-head attention with heads
+of size K + 2 o whose projections share rows.
+
+Shape legend: B batch, T tokens, D hidden size, H heads, K head size (D = H * K), O overlapping head size
 (O = K + 2 o), L layers.
 """
 
@@ -17,22 +19,22 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnlens_model.attention.heads import HeadProjections
 from attnlens_model.attention.mechanism import ATTENTION_WEIGHTS, AttentionConfig, EncoderSizes, Outputs
-from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask
 from attnlens_model.attention.parts.weights import attention_weights
 
 OverlapPattern = Literal["depth", "depth + 1", "half depth", "half depth + 1"]
-"""How the overlap grows with the depth of a layer, which is counted from 0."""
+"""Overlap as a function of the layer index, which starts at 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverlappingAttentionConfig(AttentionConfig):
-    """Heads that share components with their neighbours.
+    """Configuration of attention with overlapping heads.
 
     Attributes:
-        overlap: o, how many components of each neighbour a head sees; at most the width of a head.
-        bias: whether the projections to queries, keys, values and output have biases.
+        overlap: o, the number of components used from each neighbor. At most the head size.
+        bias: Whether the query, key, value and output projections have biases.
     """
 
     kind: Literal["overlapping"] = "overlapping"
@@ -44,33 +46,38 @@ class OverlappingAttentionConfig(AttentionConfig):
         self.require("overlap", self.overlap >= 0, "must be at least 0")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
-        """Check what depends on the encoder: that heads divide its width, and that neighbours are enough."""
+        """Validate the number of heads and the overlap."""
         super().check_sizes(sizes)
-        width = self.head_dim(sizes.hidden_size)
-        limit = f"must be at most {width}, the width of a head: a head overlaps with its neighbours alone"
-        self.require("overlap", self.overlap <= width, limit)
+        head_dim = self.head_dim(sizes.hidden_size)
+        limit = f"must be at most {head_dim}, the head size: a head overlaps only with its direct neighbors"
+        self.require("overlap", self.overlap <= head_dim, limit)
 
     @property
     def operators(self) -> frozenset[str]:
-        """The operators of ONNX that the modules need beside those of BERT."""
+        """ONNX operators that the modules need and BERT does not."""
         return frozenset({"Concat"} if self.overlap else ())
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
-        """Return a fresh module of one layer."""
+        """Return a randomly initialized layer module."""
         return OverlappingSelfAttention(self, sizes)
 
 
 def layer_overlaps(pattern: OverlapPattern, num_layers: int, *, reverse: bool = False) -> tuple[int, ...]:
-    """Return the overlap of each layer in one of the published patterns.
+    """Return the overlap of each layer for a published pattern.
 
-    With l the layer's number from 0, "depth" is l, "depth + 1" is l + 1, "half depth" is l // 2 and
-    "half depth + 1" is l // 2 + 1; `reverse` takes L - 1 - l for l. The authors' code
-    (https://github.com/ZTX-100/MOHSA) has "depth" as its default. `attention` of a configuration is then
+    For layer index l, "depth" is l, "depth + 1" is l + 1, "half depth" is l // 2 and "half depth + 1" is
+    l // 2 + 1. The authors' code (https://github.com/ZTX-100/MOHSA) defaults to "depth". To use a pattern,
+    set `attention` of an encoder configuration to
 
         [{"kind": "overlapping", "num_heads": H, "overlap": overlap} for overlap in layer_overlaps(...)]
 
+    Args:
+        pattern: Name of the pattern.
+        num_layers: L.
+        reverse: Whether to replace l by L - 1 - l.
+
     Raises:
-        ValueError: there is no such pattern.
+        ValueError: The pattern is unknown.
     """
     divisor_and_start = {
         "depth": (1, 0),
@@ -86,24 +93,24 @@ def layer_overlaps(pattern: OverlapPattern, num_layers: int, *, reverse: bool = 
 
 
 class OverlappingSelfAttention(HeadProjections):
-    """Self-attention with H heads that overlap; only the projection to the output has more weights for it."""
+    """Multi-head self-attention with overlapping heads. Only the output projection is larger."""
 
     def __init__(self, config: OverlappingAttentionConfig, sizes: EncoderSizes) -> None:
-        super().__init__(sizes.hidden_size, config.num_heads, config.dropout, bias=config.bias)
+        super().__init__(config, sizes, bias=config.bias)
         self.overlap = config.overlap
         width = config.num_heads * (self.head_dim + 2 * self.overlap)
         self.output = nn.Linear(width, sizes.hidden_size, bias=config.bias)
         self.reset_parameters()
 
     def forward(self, hidden_states: Tensor, mask: AttentionMask) -> tuple[Tensor, Outputs]:
-        """Attend.
+        """Compute the attention of one layer.
 
         Args:
             hidden_states: (B, T, D), floating point.
-            mask: which keys each query may attend to.
+            mask: Keys that each query may attend to.
 
         Returns:
-            The context (B, T, D), and the weights (B, H, T, T) as they are before dropout.
+            The context (B, T, D), and the weights (B, H, T, T) before dropout.
         """
         query, key, value = (
             self.overlapping_heads(projection(hidden_states))  # (B, H, T, O)
@@ -117,8 +124,8 @@ class OverlappingSelfAttention(HeadProjections):
         own = torch.unflatten(projected, -1, (self.num_heads, self.head_dim))  # (B, T, H, K)
         if not self.overlap:
             return own.transpose(1, 2)
-        # A product, since ONNX has no other zeros of this shape without arithmetic on shapes.
-        nothing = own[:, :, :1, : self.overlap] * 0.0  # (B, T, 1, o)
-        before = torch.cat([nothing, own[:, :, :-1, self.head_dim - self.overlap :]], dim=2)  # (B, T, H, o)
-        after = torch.cat([own[:, :, 1:, : self.overlap], nothing], dim=2)
-        return torch.cat([before, own, after], dim=-1).transpose(1, 2)
+        # A product, because other ways to create zeros of this shape in ONNX need arithmetic on shapes.
+        zeros = own[:, :, :1, : self.overlap] * 0.0  # (B, T, 1, o)
+        previous = torch.cat([zeros, own[:, :, :-1, self.head_dim - self.overlap :]], dim=2)  # (B, T, H, o)
+        following = torch.cat([own[:, :, 1:, : self.overlap], zeros], dim=2)
+        return torch.cat([previous, own, following], dim=-1).transpose(1, 2)

@@ -1,7 +1,20 @@
-"""Multi-head self-attention: scaled dot products, perhaps with rotation, biases by distance, or a window.
+"""Multi-head self-attention with scaled dot products (Vaswani et al. 2017, section 3.2).
 
-Letters in shapes: B batch, T tokens, D width, H heads, K head width (D = H * K in most families), G heads of
-keys and values (G = H unless heads share them).
+    softmax(query key^T * scale + bias) value
+
+Optional variants, which can be combined:
+
+- grouped-query attention: query heads share key-value heads (Ainslie et al. 2023,
+  https://arxiv.org/abs/2305.13245);
+- norms of queries, keys and values, per head or over all heads. An RMSNorm of each head's query and key
+  (Henry et al. 2020, https://arxiv.org/abs/2010.04245) has the form of Qwen3; Gemma 4 and EmbeddingGemma 2
+  also normalize each head's value, without a weight;
+- rotary position embedding (`parts.rotary`);
+- position biases (`parts.alibi`, `parts.relative_bias`);
+- a sliding window, applied as a mask.
+
+Shape legend: B batch, T tokens, D hidden size, H heads, G key-value heads (G = H unless heads share keys and
+values), K head size (D = H * K by default).
 """
 
 from dataclasses import dataclass
@@ -10,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnlens_model.attention.heads import HeadProjections
 from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
@@ -18,41 +32,38 @@ from attnlens_model.attention.mechanism import (
     Outputs,
 )
 from attnlens_model.attention.parts.alibi import AlibiBias
-from attnlens_model.attention.parts.heads import HeadProjections
 from attnlens_model.attention.parts.masks import AttentionMask, prepare_mask, window_keep_mask
 from attnlens_model.attention.parts.relative_bias import (
     RelativeBiasConfig,
     RelativePositionBias,
     RelativePositionBuckets,
-    bias_table,
-    biases_of,
+    look_up_biases,
+    make_bias_table,
 )
 from attnlens_model.attention.parts.rotary import RotaryConfig, RotaryTables, Rotation, rotate
 from attnlens_model.attention.parts.weights import attention_weights
 from attnlens_model.config_part import is_positive
+from attnlens_model.norm import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAttentionConfig(AttentionConfig):
-    """Scaled dot-product attention, by itself or with rotation, a bias by distance, or a window.
+    """Configuration of scaled dot-product attention. The eps of all norms is `norm.eps` of the encoder.
 
     Attributes:
-        head_size: K, the width of one head; None means hidden_size / num_heads.
-        num_key_value_heads: how many heads keys and values have, each shared by equally many consecutive
-            heads of queries; None means `num_heads`.
-        scale: what the dot products of queries and keys are multiplied by; None means 1 / sqrt(K).
-        bias: whether the projections to queries, keys, values and output have biases.
-        key_bias: whether that to keys has one where the others do.
-        output_bias: whether that to the output has one; None means as `bias` says.
-        head_norm: whether the query and the key of each head go through an RMSNorm, before rotation; its eps
-            is `norm.eps`.
-        value_norm: whether the value of each head goes through an RMSNorm without a weight; its eps is
-            `norm.eps`.
-        window: a token sees the keys at most so many places away; None means all.
-        rotary: how queries and keys are turned by their positions; None means that they are not.
-        relative_bias: the biases by distance that are added to scores; None means none.
-        alibi: whether the distance of two tokens is taken off their score, times a slope of each head.
-        projection_norm: whether projected queries and keys go through a LayerNorm each, over all heads.
+        head_size: K. Defaults to hidden_size / num_heads.
+        num_key_value_heads: G, each shared by H / G consecutive query heads. Defaults to `num_heads`.
+        scale: Factor applied to the dot products. Defaults to 1 / sqrt(K).
+        bias: Whether the query, key, value and output projections have biases.
+        key_bias: Whether the key projection has a bias. Ignored if `bias` is False.
+        output_bias: Whether the output projection has a bias. Defaults to `bias`.
+        head_norm: Whether to apply an RMSNorm to each head's query and key, before rotation.
+        value_norm: Whether to apply an RMSNorm without a weight to each head's value.
+        window: Maximum distance between a query and its keys, in tokens. If None, it is unlimited.
+        rotary: Rotary position embedding of queries and keys. If None, they are not rotated.
+        relative_bias: Learned position bias added to scores, if any.
+        alibi: Whether to add linear biases (ALiBi) to scores.
+        projection_norm: Whether to apply a LayerNorm over all heads to projected queries and keys.
     """
 
     kind: Literal["softmax"] = "softmax"
@@ -76,100 +87,79 @@ class SoftmaxAttentionConfig(AttentionConfig):
             value = getattr(self, name)
             self.require(name, value is None or value >= 1, "must be at least 1, or null")
         shared = self.num_key_value_heads
-        divides = shared is None or (shared >= 1 and self.num_heads % shared == 0)
-        self.require("num_key_value_heads", divides, f"must divide num_heads={self.num_heads}, or be null")
-        is_usable = self.scale is None or is_positive(self.scale)
-        self.require("scale", is_usable, "must be greater than 0, or null")
-        has_one = not (self.alibi and self.relative_bias)
-        self.require(
-            "alibi", has_one, "must be false where there is a relative_bias: scores get one of the two"
-        )
+        is_divisor = shared is None or (shared >= 1 and self.num_heads % shared == 0)
+        self.require("num_key_value_heads", is_divisor, f"must divide num_heads={self.num_heads}, or be null")
+        is_valid = self.scale is None or is_positive(self.scale)
+        self.require("scale", is_valid, "must be greater than 0, or null")
+        is_valid = not (self.alibi and self.relative_bias)
+        self.require("alibi", is_valid, "must be false if relative_bias is set: choose one position bias")
 
     def check_sizes(self, sizes: EncoderSizes) -> None:
-        """Check what depends on the encoder: that heads divide its width, and that they can be rotated."""
+        """Validate the number of heads, and that the head size is even if heads are rotated."""
         if self.head_size is None:
             super().check_sizes(sizes)
-        width = self.head_dim(sizes.hidden_size)
-        limit = f"must be null for heads of the odd width {width}: rotation pairs the components"
-        self.require("rotary", self.rotary is None or width % 2 == 0, limit)
+        head_dim = self.head_dim(sizes.hidden_size)
+        limit = f"must be null for the odd head size {head_dim}: rotation applies to pairs of components"
+        self.require("rotary", self.rotary is None or head_dim % 2 == 0, limit)
 
     def head_dim(self, hidden_size: int) -> int:
-        """Return K, the width of one head."""
+        """Return K, the size of one head."""
         return self.head_size or hidden_size // self.num_heads
 
     @property
     def num_shared_heads(self) -> int:
-        """How many heads keys and values have."""
+        """Number of key-value heads."""
         return self.num_key_value_heads or self.num_heads
 
     @property
     def reach(self) -> int | None:
-        """How many places away a token sees a key at most; None: as far as there are keys."""
+        """Maximum distance in tokens between a query and its keys. None if unlimited."""
         return self.window
 
     @property
-    def _has_biases_per_layer(self) -> bool:
-        return self.relative_bias is not None and self.relative_bias.per_layer
-
-    @property
     def operators(self) -> frozenset[str]:
-        """The operators of ONNX that the modules need beside those of BERT."""
-        # Concat swaps the halves of queries and keys, and repeats heads that are shared.
-        joining = {"Concat"} if self.rotary or self.num_key_value_heads else set()
-        # The distance of two tokens, cut at the window.
+        """ONNX operators that the modules need and BERT does not."""
+        # Rotation swaps the halves of a head, and grouped-query attention repeats heads.
+        concatenation = {"Concat"} if self.rotary or self.num_key_value_heads else set()
         window = {"Abs", "Clip"} if self.window else set()
         alibi = {"Abs"} if self.alibi else set()
         norms = {"ReduceSum", "Sqrt"} if self.head_norm or self.value_norm else set()
-        return frozenset(joining | window | alibi | norms)
+        return frozenset(concatenation | window | alibi | norms)
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
-        """Return a fresh module of one layer."""
-        return MultiHeadSelfAttention(
-            sizes.hidden_size,
-            self.num_heads,
-            self.dropout,
-            head_dim=self.head_size,
-            num_key_value_heads=self.num_key_value_heads,
-            scale=self.scale,
-            bias=self.bias,
-            projection_norm_eps=sizes.layer_norm_eps if self.projection_norm else None,
-            key_bias=self.key_bias,
-            relative_bias=self.relative_bias if self._has_biases_per_layer else None,
-            output_bias=self.output_bias,
-            head_norm_eps=sizes.layer_norm_eps if self.head_norm else None,
-            value_norm_eps=sizes.layer_norm_eps if self.value_norm else None,
-        )
+        """Return a randomly initialized layer module."""
+        return MultiHeadSelfAttention(self, sizes)
 
     def make_shared(self, sizes: EncoderSizes) -> nn.Module:
-        """Return the module that computes mask, bias and rotation."""
-        return SharedSoftmaxParts(self, sizes)
+        """Return the module that computes the mask, the position bias and the rotation."""
+        return SharedSoftmaxInputs(self, sizes)
 
 
-class SharedSoftmaxParts(nn.Module):
-    """The mask, the bias by distance and the rotation of all layers of one configuration."""
+class SharedSoftmaxInputs(nn.Module):
+    """Computes the mask, position bias and rotation for all layers with the same configuration."""
 
     positions: Tensor
 
     def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()
-        limit, bias, rotary = sizes.max_tokens, config.relative_bias, config.rotary
+        max_tokens, bias, rotary = sizes.max_tokens, config.relative_bias, config.rotary
         self.relative_bias = self.buckets = None
         if bias is not None and bias.per_layer:
-            self.buckets = RelativePositionBuckets(bias, limit)
+            self.buckets = RelativePositionBuckets(bias, max_tokens)
         elif bias is not None:
-            self.relative_bias = RelativePositionBias(bias, config.num_heads, limit)
-        self.alibi = AlibiBias(config.num_heads, limit) if config.alibi else None
+            self.relative_bias = RelativePositionBias(bias, config.num_heads, max_tokens)
+        self.alibi = AlibiBias(config.num_heads, max_tokens) if config.alibi else None
         head_dim = config.head_dim(sizes.hidden_size)
-        self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, limit)
+        self.rotary = None if rotary is None else RotaryTables(rotary, head_dim, max_tokens)
         self.window = config.window
         if self.window is not None:
-            # The device is named so that the values exist even when the rest is built without storage.
-            self.register_buffer("positions", torch.arange(limit, device="cpu"), persistent=False)
+            # Allocate on CPU explicitly so the buffer has values when the model is built on the meta device.
+            self.register_buffer("positions", torch.arange(max_tokens, device="cpu"), persistent=False)
 
     def forward(
         self, inputs: BatchInputs
     ) -> tuple[AttentionMask, Tensor | None, Rotation | None, Tensor | None]:
-        """Return what `MultiHeadSelfAttention` takes beside hidden states."""
+        """Return the inputs of `MultiHeadSelfAttention` in addition to hidden states."""
         num_tokens, keep = inputs.attention_mask.shape[1], inputs.keep
         if self.window is not None:
             keep = keep * window_keep_mask(self.positions[:num_tokens], self.window).to(keep.dtype)
@@ -182,41 +172,26 @@ class SharedSoftmaxParts(nn.Module):
 
 
 class MultiHeadSelfAttention(HeadProjections):
-    """Self-attention with H heads; `num_heads=1` is plain attention."""
+    """Multi-head self-attention with scaled dot products."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        *,
-        head_dim: int | None = None,
-        num_key_value_heads: int | None = None,
-        scale: float | None = None,
-        bias: bool = True,
-        key_bias: bool = True,
-        output_bias: bool | None = None,
-        head_norm_eps: float | None = None,
-        value_norm_eps: float | None = None,
-        projection_norm_eps: float | None = None,
-        relative_bias: RelativeBiasConfig | None = None,
-    ) -> None:
-        """Make the projections, as `HeadProjections`, and a table for biases of the layer's own, if any."""
+    def __init__(self, config: SoftmaxAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__(
-            hidden_size,
-            num_heads,
-            dropout,
-            head_dim=head_dim,
-            num_key_value_heads=num_key_value_heads,
-            scale=scale,
-            bias=bias,
-            key_bias=key_bias,
-            output_bias=output_bias,
-            head_norm_eps=head_norm_eps,
-            value_norm_eps=value_norm_eps,
-            projection_norm_eps=projection_norm_eps,
+            config, sizes, bias=config.bias, key_bias=config.key_bias, output_bias=config.output_bias
         )
-        self.relative_bias = None if relative_bias is None else bias_table(relative_bias, num_heads)
+        if config.scale is not None:
+            self.scale = config.scale
+        eps, head_dim = sizes.layer_norm_eps, self.head_dim
+        self.query_norm = RMSNorm(head_dim, eps) if config.head_norm else None
+        self.key_norm = RMSNorm(head_dim, eps) if config.head_norm else None
+        self.value_norm = RMSNorm(head_dim, eps, weight=False) if config.value_norm else None
+        self.query_projection_norm = self.key_projection_norm = None
+        if config.projection_norm:
+            self.query_projection_norm = nn.LayerNorm(self.num_heads * head_dim, eps=eps)
+            self.key_projection_norm = nn.LayerNorm(self.num_key_value_heads * head_dim, eps=eps)
+        bias = config.relative_bias
+        self.relative_bias = (
+            make_bias_table(bias, self.num_heads) if bias is not None and bias.per_layer else None
+        )
 
     def forward(
         self,
@@ -226,23 +201,46 @@ class MultiHeadSelfAttention(HeadProjections):
         rotation: Rotation | None = None,
         buckets: Tensor | None = None,
     ) -> tuple[Tensor, Outputs]:
-        """Attend.
+        """Compute the attention of one layer.
 
         Args:
             hidden_states: (B, T, D), floating point.
-            keep_mask: as for `attention_weights`.
-            position_bias: as for `attention_weights`.
-            rotation: turns queries and keys; None leaves them as they are.
-            buckets: (T, T, 1) int64, of query and key, where the layer has biases of its own.
+            keep_mask: See `attention_weights`.
+            position_bias: See `attention_weights`.
+            rotation: Rotation of queries and keys, if any.
+            buckets: (T, T, 1) int64, query by key: relative position buckets, if the layer has its own
+                biases.
 
         Returns:
-            The context (B, T, D), and the weights (B, H, T, T) as they are before dropout.
+            The context (B, T, D), and the weights (B, H, T, T) before dropout.
         """
         query, key, value = self.project(hidden_states)  # (B, H, T, K), (B, G, T, K) twice
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         if self.relative_bias is not None and buckets is not None:
-            position_bias = biases_of(buckets, self.relative_bias)  # (1, H, T, T)
+            position_bias = look_up_biases(buckets, self.relative_bias)  # (1, H, T, T)
         key, value = self.repeat_heads(key), self.repeat_heads(value)  # (B, H, T, K)
         weights = attention_weights(query, key, keep_mask, self.scale, position_bias)  # (B, H, T, T)
         return self.combine(weights, value), {ATTENTION_WEIGHTS: weights}
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project (B, T, D) and normalize: query (B, H, T, K), key and value (B, G, T, K)."""
+        query, key = self.query(hidden_states), self.key(hidden_states)  # (B, T, H * K), (B, T, G * K)
+        if self.query_projection_norm is not None and self.key_projection_norm is not None:
+            query, key = self.query_projection_norm(query), self.key_projection_norm(key)
+        query, key = self.split_heads(query, self.num_heads), self.split_heads(key, self.num_key_value_heads)
+        value = self.split_heads(self.value(hidden_states), self.num_key_value_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.value_norm is not None:
+            value = self.value_norm(value)
+        return query, key, value
+
+    def repeat_heads(self, shared: Tensor) -> Tensor:
+        """(B, G, T, K) -> (B, H, T, K)."""
+        if self.num_key_value_heads == self.num_heads:
+            return shared
+        times = self.num_heads // self.num_key_value_heads
+        # Slices and one Concat, because some ONNX runtimes lack Expand.
+        heads = [shared[:, head : head + 1] for head in range(self.num_key_value_heads)]
+        return torch.cat([head for head in heads for _ in range(times)], dim=1)

@@ -1,4 +1,4 @@
-"""Attention between blocks against a dense one in numpy, whatever is padding; no text changes another."""
+"""BigBird attention against a dense NumPy reference, with all kinds of padding."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from attnlens_model.attention.parts.random_blocks import draw_random_blocks
 Array = npt.NDArray[np.float64]
 
 WIDTH, HEADS = 12, 3
-# Block size, random blocks, longest input, meaning. The last blocks of the longest input are not whole.
+# Block size, random blocks, maximum length, kind of random blocks. The last block of the maximum length is
+# incomplete in most cases.
 KINDS = [
     (4, 1, 62, "original"),
     (4, 1, 62, "first_block"),
@@ -28,15 +29,15 @@ KINDS = [
 
 
 class Layer:
-    """One layer in float64, with what layers share."""
+    """A layer and its shared module in float64."""
 
-    def __init__(self, size: int, num_random: int, longest: int, meaning: str) -> None:
+    def __init__(self, size: int, num_random: int, longest: int, random_blocks: str) -> None:
         self.size, self.num_random, self.longest = size, num_random, longest
         self.config = BigBirdAttentionConfig(
             num_heads=HEADS,
             block_size=size,
             num_random_blocks=num_random,
-            random_blocks=meaning,  # type: ignore[arg-type] # of a parametrised test
+            random_blocks=random_blocks,  # type: ignore[arg-type] # parametrized
             seed=3,
             table_tokens=longest,
         )
@@ -48,7 +49,7 @@ class Layer:
 
     @property
     def num_full(self) -> int:
-        """The longest text that attends fully."""
+        """The maximum length of full attention."""
         return (5 + 2 * self.num_random) * self.size
 
     def lengths(self) -> Iterator[int]:
@@ -57,14 +58,14 @@ class Layer:
         yield from (self.longest - 1, self.longest)
 
     def run(self, hidden: Tensor, mask: Tensor) -> tuple[Array, Array]:
-        """The context and the weights in rows."""
+        """Return the context and the weights in block layout."""
         with torch.no_grad():
-            (parts,) = self.shared(BatchInputs(mask, mask.double()[:, None, None]))
-            context, outputs = self.module(hidden, parts)
+            (inputs,) = self.shared(BatchInputs(mask, mask.double()[:, None, None]))
+            context, outputs = self.module(hidden, inputs)
         return context.numpy(), outputs[ATTENTION_WEIGHTS].numpy()
 
     def expected(self, hidden: Tensor, mask: Tensor) -> tuple[Array, Array]:
-        """The context and the dense weights (H, T, T) of one text (T, D), by the definition."""
+        """Return the context and the dense weights (H, T, T) for one text (T, D), by definition."""
         with torch.no_grad():
             query, key, value = (
                 projection(hidden).unflatten(-1, (HEADS, -1)).transpose(0, 1).numpy()
@@ -87,7 +88,7 @@ class Layer:
         return weights
 
     def _times(self, head: int, count: int) -> npt.NDArray[np.int64]:
-        """How often each block attends to each, of a text with `count` blocks."""
+        """Return how often each block attends to each other one in a text of `count` blocks."""
         times = np.ones((count, count), dtype=np.int64)
         if count <= 5 + 2 * self.num_random:
             return times
@@ -110,7 +111,7 @@ def draw(batch: int, length: int) -> Tensor:
     return 3 * torch.randn(batch, length, WIDTH, dtype=torch.float64, generator=generator)
 
 
-def test_weights_and_context_are_those_of_the_definition_wherever_padding_is(layer: Layer) -> None:
+def test_weights_and_context_match_a_dense_reference_for_any_padding(layer: Layer) -> None:
     for length in layer.lengths():
         hidden, mask = draw(6, length), torch.ones(6, length, dtype=torch.int64)
         mask[1, max(1, length // 2) :] = 0
@@ -134,7 +135,7 @@ def test_weights_and_context_are_those_of_the_definition_wherever_padding_is(lay
             assert (rows[text, :, dead] == 0).all()
 
 
-def test_a_text_gives_the_same_alone_in_a_batch_and_with_padding_on_its_right(layer: Layer) -> None:
+def test_a_text_gives_the_same_result_alone_in_a_batch_and_right_padded(layer: Layer) -> None:
     longest, full = layer.longest, layer.num_full
     hidden = draw(4, longest)
     lengths = [longest, full, full + 1, 1]
@@ -146,7 +147,7 @@ def test_a_text_gives_the_same_alone_in_a_batch_and_with_padding_on_its_right(la
         np.testing.assert_allclose(rows[text, :, :length], alone[0], rtol=0, atol=1e-13)
 
 
-def test_a_short_text_in_between_changes_nothing_for_a_long_one(layer: Layer) -> None:
+def test_a_short_text_does_not_affect_a_later_long_one(layer: Layer) -> None:
     hidden, mask = draw(1, layer.longest), torch.ones(1, layer.longest, dtype=torch.int64)
     before = layer.run(hidden, mask)
     layer.run(hidden[:, : layer.num_full], mask[:, : layer.num_full])
@@ -154,27 +155,27 @@ def test_a_short_text_in_between_changes_nothing_for_a_long_one(layer: Layer) ->
         np.testing.assert_array_equal(first, second)
 
 
-def test_parity_looks_at_the_longest_full_text_and_at_two_numbers_of_blocks_beyond() -> None:
+def test_edges_are_the_block_size_and_the_lengths_around_full_attention() -> None:
     layer = Layer(4, 2, 79, "original")
     assert layer.config.edges == (4, layer.num_full, layer.num_full + 4) == (4, 36, 40)
 
 
-def test_some_layers_attend_to_a_block_more_than_once() -> None:
-    """Else the reference above could not tell that from once."""
+def test_every_table_lists_some_block_more_than_once() -> None:
+    """Otherwise, the tests above would not check that repeated blocks are counted repeatedly."""
     for kind in KINDS:
         layer = Layer(*kind)
         times = np.stack([layer._times(head, layer.longest // layer.size) for head in range(HEADS)])
         assert times.max() > 1
 
 
-def test_half_precision_stays_finite_whatever_is_masked() -> None:
+def test_fp16_results_are_finite_for_any_mask() -> None:
     layer = Layer(4, 1, 62, "original")
     module, shared = layer.module.half(), layer.shared.half()
     mask = torch.ones(3, 62, dtype=torch.int64)
     mask[1] = 0
     mask[2, 20:] = 0
-    (parts,) = shared(BatchInputs(mask, mask.half()[:, None, None]))
-    context, outputs = module(draw(3, 62).half(), parts)
+    (inputs,) = shared(BatchInputs(mask, mask.half()[:, None, None]))
+    context, outputs = module(draw(3, 62).half(), inputs)
     assert context.isfinite().all()
     rows = outputs[ATTENTION_WEIGHTS]
     assert rows.dtype == torch.float16
@@ -182,14 +183,14 @@ def test_half_precision_stays_finite_whatever_is_masked() -> None:
     assert (rows[1] == 0).all()
 
 
-def test_a_table_of_random_blocks_is_the_same_ever_after() -> None:
+def test_random_blocks_are_reproducible() -> None:
     tables = [draw_random_blocks(12, 4096, 64, 3, seed) for seed in (0, 11)]
     assert [table.shape for table in tables] == [(12, 62, 3)] * 2
     digests = [hashlib.sha256(table.astype("<i4").tobytes()).hexdigest()[:16] for table in tables]
     assert digests == ["c46970d98425a1ce", "fd5862370db994a1"]
 
 
-def test_random_blocks_that_are_missing_are_marked() -> None:
+def test_missing_random_blocks_are_minus_one() -> None:
     table = draw_random_blocks(2, 28, 4, 3, 0)
     assert table.shape == (2, 5, 3)
     assert table.min() == -1
@@ -207,15 +208,15 @@ def test_random_blocks_that_are_missing_are_marked() -> None:
         ("table_tokens", 0, "must be at least 1"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(field: str, value: object, message: str) -> None:
+def test_an_invalid_value_is_rejected_by_name(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"attention\.{field}=.*{message}"):
-        BigBirdAttentionConfig(num_heads=2, **{field: value})  # type: ignore[arg-type] # that is the test
+        BigBirdAttentionConfig(num_heads=2, **{field: value})  # type: ignore[arg-type] # invalid on purpose
 
 
-def test_what_does_not_fit_the_encoder_is_refused() -> None:
+def test_a_configuration_that_does_not_fit_the_encoder_is_rejected() -> None:
     config = BigBirdAttentionConfig(num_heads=2, table_tokens=60)
     sizes = EncoderSizes(8, 61, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-12)
-    with pytest.raises(ConfigError, match="table_tokens=60: must be at least 61, the longest input"):
+    with pytest.raises(ConfigError, match="table_tokens=60: must be at least 61, the maximum input length"):
         config.check_sizes(sizes)
     with pytest.raises(ConfigError, match="is_causal must be false"):
         config.check_sizes(sizes._replace(max_tokens=60, is_causal=True))

@@ -1,4 +1,4 @@
-"""Dynamically composed heads against numpy, entry by entry, and what must hold whatever the weights are."""
+"""Dynamically composed heads against a NumPy reference, and invariants for any weights."""
 
 import math
 from typing import Any
@@ -25,7 +25,12 @@ from attention_reference import (
     softmax,
     split,
 )
-from attnlens_model import ATTENTION_WEIGHTS, ConfigError, MultiHeadSelfAttention
+from attnlens_model import (
+    ATTENTION_WEIGHTS,
+    ConfigError,
+    MultiHeadSelfAttention,
+    SoftmaxAttentionConfig,
+)
 from attnlens_model.attention.composed import (
     ATTENTION_COMPOSED,
     ComposedAttentionConfig,
@@ -53,7 +58,7 @@ def make(width: int = WIDTH, dropout: float = 0.0, **changes: Any) -> ComposedSe
 
 
 def kernel(projections: KernelProjections, row: Array) -> Array:
-    """The matrix (H, H), to a head from a head, of one token (D,)."""
+    """Return the matrix (H, H), composed head by head, for one token (D,)."""
     inner = linear(projections.hidden, row)
     inner = inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
     rank = projections.rank
@@ -65,7 +70,7 @@ def kernel(projections: KernelProjections, row: Array) -> Array:
 
 
 def composed(module: Composition | None, heads: Array, rows: Array) -> Array:
-    """(B, H, T, T) -> (B, H, T, T), one pair of tokens after the other."""
+    """(B, H, T, T) -> (B, H, T, T), computed for each pair of tokens separately."""
     if module is None:
         return heads
     result = np.zeros_like(heads)
@@ -83,7 +88,7 @@ def composed(module: Composition | None, heads: Array, rows: Array) -> Array:
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_every_entry_is_composed_by_its_query_and_its_key(parts: dict[str, Any], padding: str) -> None:
+def test_weights_and_context_match_a_numpy_reference(parts: dict[str, Any], padding: str) -> None:
     module = make(**parts)
     randomised(module)
     rows, keep = hidden(3, 5, WIDTH), padded(3, 5)[padding]
@@ -107,7 +112,7 @@ def test_every_entry_is_composed_by_its_query_and_its_key(parts: dict[str, Any],
         assert not tensor.detach().numpy()[masked].any()
 
 
-def test_composed_weights_are_no_distribution() -> None:
+def test_composed_weights_are_not_a_probability_distribution() -> None:
     module = make()
     randomised(module)
     outputs = module(hidden(2, 6, WIDTH), None)[1]
@@ -117,9 +122,10 @@ def test_composed_weights_are_no_distribution() -> None:
     assert (outputs[ATTENTION_COMPOSED] < 0).any()
 
 
-def test_without_kernels_it_is_plain_attention() -> None:
+def test_without_composition_it_equals_softmax_attention() -> None:
     module = make(static=True)
-    plain = MultiHeadSelfAttention(WIDTH, HEADS).double().eval()
+    config = SoftmaxAttentionConfig(num_heads=HEADS, dropout=0.0)
+    plain = MultiHeadSelfAttention(config, sizes(WIDTH)).double().eval()
     randomised(module)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -136,20 +142,20 @@ def test_without_kernels_it_is_plain_attention() -> None:
         assert (tensor - expected_outputs[ATTENTION_WEIGHTS]).abs().max() < 1e-15
 
 
-def test_a_text_gives_the_same_alone_and_padding_weighs_nothing() -> None:
+def test_a_text_gives_the_same_result_alone_and_padded() -> None:
     check_row_alone(small_config({"attention": {"kind": "composed", "num_heads": 4, "static": True}}))
 
 
-def test_dropout_acts_in_training_only_and_never_on_what_is_handed_out() -> None:
+def test_dropout_applies_only_in_training_and_not_to_outputs() -> None:
     check_dropout(lambda dropout: make(dropout=dropout), WIDTH)
 
 
 @pytest.mark.parametrize("parts", [{"static": True}, {"rank": 1, "after_softmax": False}], ids=str)
-def test_its_gradients_are_those_of_its_numbers(parts: dict[str, Any]) -> None:
+def test_gradients_match_finite_differences(parts: dict[str, Any]) -> None:
     check_gradients(make(width=6, **parts), 6)
 
 
-def test_fresh_kernels_have_the_published_deviations() -> None:
+def test_kernels_are_initialized_with_the_published_standard_deviations() -> None:
     torch.manual_seed(0)
     width, heads = 512, 32
     config = ComposedAttentionConfig(num_heads=heads, static=True)
@@ -179,11 +185,11 @@ def test_fresh_kernels_have_the_published_deviations() -> None:
         ({"rank": 0}, r"attention\.rank=0: must be at least 1"),
         (
             {"before_softmax": False, "after_softmax": False},
-            r"before_softmax=False: must be true where after",
+            r"before_softmax=False: must be true if after",
         ),
-        ({"by_query": False, "by_key": False}, r"by_query=False: must be true where by_key and static are"),
+        ({"by_query": False, "by_key": False}, r"by_query=False: must be true if by_key and static are"),
     ],
 )
-def test_a_composition_of_nothing_is_refused(values: dict[str, object], message: str) -> None:
+def test_an_empty_composition_is_rejected(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": {"kind": "composed", "num_heads": 4} | values})

@@ -1,4 +1,4 @@
-"""Disentangled attention: buckets and scores against hand-made ones and the published implementation."""
+"""Disentangled attention: buckets and scores against hand-computed values and the published code."""
 
 import math
 from pathlib import Path
@@ -53,7 +53,7 @@ PUBLISHED: dict[str, object] = {
 }
 
 
-def test_buckets_by_hand() -> None:
+def test_buckets_match_hand_computed_values() -> None:
     # 4 + ceil(log(distance / 4) / log(15 / 4) * 3): 4 * 3.75 ** (1 / 3) = 6.2, 4 * 3.75 ** (2 / 3) = 9.7
     last_of_bucket = [*range(5), 6, 9, 15]
     buckets = bucketed_distances(29, 8, 16)
@@ -67,14 +67,14 @@ def test_buckets_by_hand() -> None:
     ("num_buckets", "farthest", "longest"),
     [(256, 512, 512), (256, 512, 2048), (8, 16, 64), (9, 64, 64), (8, 33, 64), (2, 5, 9), (64, 512, 512)],
 )
-def test_buckets_are_those_of_transformers(num_buckets: int, farthest: int, longest: int) -> None:
+def test_buckets_match_transformers(num_buckets: int, farthest: int, longest: int) -> None:
     distances = torch.arange(longest)
     expected = make_log_bucket_position(distances, num_buckets, farthest).long()
     assert bucketed_distances(longest - 1, num_buckets, farthest) == expected.tolist()
 
 
-def test_where_a_logarithm_is_a_whole_number_rounding_does_not_decide() -> None:
-    # 12 / 9 is the square root of 16 / 9: half of the 8 steps, which fp32 takes for a little more.
+def test_buckets_are_exact_where_the_logarithm_is_an_integer() -> None:
+    # 12 / 9 is the square root of 16 / 9, so the logarithm is exactly 4 of 8 steps. fp32 rounds it up.
     assert bucketed_distances(12, 18, 17)[12] == 9 + 4
     fp32 = make_log_bucket_position(torch.tensor([12]), 18, 17)
     assert fp32.item() == 9 + 5
@@ -83,22 +83,22 @@ def test_where_a_logarithm_is_a_whole_number_rounding_does_not_decide() -> None:
 def modules(config: EncoderConfig) -> tuple[DisentangledSelfAttention, DistanceEmbeddings]:
     attention = config.attention
     assert isinstance(attention, DisentangledAttentionConfig)
-    part = DistanceEmbeddings(attention, config.sizes).double()
-    return DisentangledSelfAttention(attention, config.sizes).double().eval(), part
+    embeddings = DistanceEmbeddings(attention, config.sizes).double()
+    return DisentangledSelfAttention(attention, config.sizes).double().eval(), embeddings
 
 
 @pytest.mark.parametrize(("terms", "is_shared"), [("c2p", False), ("p2c", True), ("c2p|p2c", False)])
 def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
     config = changed(CONFIG, {"attention.terms": terms, "attention.share_att_key": is_shared})
-    attention, part = modules(config)
+    attention, embeddings = modules(config)
     states = torch.randn(1, 30, 12, dtype=torch.float64)
-    distances = part(30)
+    distances = embeddings(30)
     weights = attention(states, None, distances)[1][ATTENTION_WEIGHTS]
     query, key, _ = attention.project(states)
     buckets = bucketed_distances(29, 8, 16)
 
     def projected(module: torch.nn.Module, row: int, head: int) -> torch.Tensor:
-        vector: torch.Tensor = module(part.table.weight[row])
+        vector: torch.Tensor = module(embeddings.table.weight[row])
         return vector[head * 4 : head * 4 + 4]
 
     for head, i in ((0, 0), (1, 12), (2, 29)):
@@ -118,16 +118,16 @@ def test_a_score_is_the_sum_of_its_terms(terms: str, is_shared: bool) -> None:
         assert torch.allclose(torch.stack(scores).softmax(0), weights[0, head, i], rtol=0, atol=1e-14)
 
 
-def test_distances_built_without_storage_have_their_rows() -> None:
+def test_rows_have_values_on_the_meta_device() -> None:
     with torch.device("meta"):
-        _, part = modules(changed(CONFIG, {"positions.max_position_embeddings": 17}))
-    # Keys far behind the query take the last row, keys far ahead the first: there is one row more for those.
-    assert part.rows[:8].tolist() == [0, 1, 1, 1, 1, 1, 1, 2]
-    assert part.rows[-8:].tolist() == [14, 15, 15, 15, 15, 15, 15, 15]
-    assert list(part.state_dict()) == ["table.weight"]
+        _, embeddings = modules(changed(CONFIG, {"positions.max_position_embeddings": 17}))
+    # Keys far before the query have the last row, keys far after it the first.
+    assert embeddings.rows[:8].tolist() == [0, 1, 1, 1, 1, 1, 1, 2]
+    assert embeddings.rows[-8:].tolist() == [14, 15, 15, 15, 15, 15, 15, 15]
+    assert list(embeddings.state_dict()) == ["table.weight"]
 
 
-def test_the_published_configuration() -> None:
+def test_the_published_configuration_is_read() -> None:
     config = EncoderConfig.from_dict(PUBLISHED | {"max_relative_positions": -1, "attention_head_size": 64})
     attention = config.attention
     assert isinstance(attention, DisentangledAttentionConfig)
@@ -165,7 +165,7 @@ def test_the_published_configuration() -> None:
         ({"conv_kernel_size": 3, "conv_act": "elu"}, "convolution.activation='elu' is not supported"),
     ],
 )
-def test_what_is_not_implemented_is_refused_by_name(change: dict[str, object], message: str) -> None:
+def test_unsupported_published_values_are_rejected_by_name(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         EncoderConfig.from_dict(PUBLISHED | change)
     assert message in str(caught.value)
@@ -180,18 +180,18 @@ def test_what_is_not_implemented_is_refused_by_name(change: dict[str, object], m
         ({"attention.terms": "p2p"}, "attention.terms='p2p' is not supported: choose one of c2p, p2c, c2p|"),
     ],
 )
-def test_what_another_kind_of_attention_has_is_refused(change: dict[str, object], message: str) -> None:
+def test_keys_of_other_attention_kinds_are_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         changed(CONFIG, change)
     assert message in str(caught.value)
 
 
-def test_position_embeddings_that_no_encoder_reads_are_reported(tmp_path: Path) -> None:
+def test_unused_position_embeddings_are_reported(tmp_path: Path) -> None:
     keys = ("relative_attention", "pos_att_type", "position_biased_input")
     model = OddModel("DebertaV2", {key: PUBLISHED[key] for key in keys} | {"num_hidden_layers": 1}).make()
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     tensors = {f"deberta.{name}": tensor for name, tensor in model.state_dict().items()}
-    unread = "deberta.embeddings.position_embeddings.weight"
-    torch.save(tensors | {unread: torch.zeros(64, 96)}, tmp_path / "pytorch_model.bin")
-    assert load_checkpoint(tmp_path).unused_tensors == (unread,)
+    unused = "deberta.embeddings.position_embeddings.weight"
+    torch.save(tensors | {unused: torch.zeros(64, 96)}, tmp_path / "pytorch_model.bin")
+    assert load_checkpoint(tmp_path).unused_tensors == (unused,)

@@ -1,6 +1,6 @@
-"""What holds for every mechanism, in an encoder of two layers: each text is computed by itself, every time.
+"""Invariants of every mechanism: the result for a text does not depend on other texts or on padding.
 
-Letters in shapes: B batch, T tokens, D width, H heads.
+Shape legend: B batch, T tokens, D hidden size, H heads.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from attnlens_model import AttentionOutput, Encoder, EncoderOutput, new_encoder
 from attnlens_model.attention.kinds import ATTENTION_KINDS
 from configs import small_config
 
-# Of each mechanism the form that depends most on what else is in a batch; a text of 40 tokens is long to all.
+# For each mechanism, the variant that depends most on the rest of the batch. 40 tokens exceed every window.
 CASES: dict[str, Any] = {
     "softmax": {"kind": "softmax", "num_heads": 4, "window": 5},
     "disentangled": {"kind": "disentangled", "num_heads": 4, "terms": "c2p|p2c", "distance_buckets": 8},
@@ -28,7 +28,7 @@ CASES: dict[str, Any] = {
     "composed": {"kind": "composed", "num_heads": 3},
 }
 LONG = 40
-# Below, at and above what changes: windows, and the 28 tokens up to which BigBird attends fully.
+# Around the windows and the 28 tokens up to which BigBird uses full attention.
 LENGTHS = [1, 5, 28, 29, 33, LONG]
 
 
@@ -39,7 +39,7 @@ def test_every_mechanism_has_a_case() -> None:
 
 @pytest.fixture(params=CASES)
 def encoder(request: pytest.FixtureRequest) -> Encoder:
-    """With every parameter moved away from its start: fresh kernels hardly do anything."""
+    """Return an encoder with perturbed parameters: newly initialized kernels have almost no effect."""
     sizes = {"hidden_size": 24, "positions.max_position_embeddings": LONG + 8}
     encoder = new_encoder(small_config(sizes | {"attention": CASES[request.param]}), seed=0)
     generator = torch.Generator().manual_seed(1)
@@ -62,7 +62,7 @@ def run(encoder: Encoder, ids: Tensor, mask: Tensor | None = None) -> EncoderOut
 
 
 def named(encoder: Encoder, output: EncoderOutput) -> list[tuple[AttentionOutput, Tensor]]:
-    """What each layer returns, with its description."""
+    """Return the outputs of all layers with their descriptions."""
     return [
         (described, layer[described.role])
         for number, layer in enumerate(output.layers)
@@ -71,19 +71,19 @@ def named(encoder: Encoder, output: EncoderOutput) -> list[tuple[AttentionOutput
 
 
 def of_text(encoder: Encoder, output: EncoderOutput, text: int, length: int) -> list[Tensor]:
-    """All that a text of `length` tokens at the left got: hidden states (T, D) and outputs of layers."""
-    found = [output.last_hidden_state[text, :length]]
+    """Return the hidden states (T, D) and layer outputs for a right-padded text of `length` tokens."""
+    tensors = [output.last_hidden_state[text, :length]]
     for described, tensor in named(encoder, output):
         if described.layout == "per_token":
-            found.append(tensor[text, :length])
+            tensors.append(tensor[text, :length])
         else:
             num_columns = length if described.layout == "dense" else None
-            found.append(tensor[text, :, :length, :num_columns])
-    return found
+            tensors.append(tensor[text, :, :length, :num_columns])
+    return tensors
 
 
 def dense(described: AttentionOutput, rows: Tensor, mask: Tensor) -> npt.NDArray[np.floating]:
-    """The weights (H, T, T) of a text; in a pattern up to its last token, and nothing is said beyond it."""
+    """Return the weights (H, T, T) of a text, cut after its last token if they have a sparse layout."""
     end = int(mask.nonzero()[-1]) + 1
     cut = rows[:, :end].numpy()
     if isinstance(described.pattern, Band):
@@ -96,11 +96,11 @@ def dense(described: AttentionOutput, rows: Tensor, mask: Tensor) -> npt.NDArray
     return weights
 
 
-def test_no_text_leaves_anything_behind_for_the_next(encoder: Encoder) -> None:
+def test_results_do_not_depend_on_previous_texts(encoder: Encoder) -> None:
     first = run(encoder, draw(2, LONG))
     for length in LENGTHS:
         run(encoder, draw(1, length))
-        # Other places are padding, in a batch of the same shape.
+        # A batch of the same shape with different padding.
         run(encoder, draw(2, LONG), (torch.arange(LONG) < length).long().expand(2, -1))
         again = run(encoder, draw(2, LONG))
         for text in (0, 1):
@@ -108,23 +108,23 @@ def test_no_text_leaves_anything_behind_for_the_next(encoder: Encoder) -> None:
             assert all(torch.equal(before, after) for before, after in pairs)
 
 
-def test_a_text_gives_the_same_alone_in_a_batch_and_with_more_padding_on_its_right(encoder: Encoder) -> None:
+def test_a_text_gives_the_same_result_alone_in_a_batch_and_right_padded(encoder: Encoder) -> None:
     encoder = encoder.double()
     ids = draw(len(LENGTHS), LONG)
     mask = (torch.arange(LONG)[None] < torch.tensor(LENGTHS)[:, None]).long()
-    # What stands at padding is of no effect.
+    # The ids of padding are random and have no effect.
     together = run(encoder, ids, mask)
     more = torch.zeros(len(LENGTHS), 8, dtype=torch.int64)
     wider = run(encoder, torch.cat([ids, more], dim=1), torch.cat([mask, more], dim=1))
     for text, length in enumerate(LENGTHS):
         alone = of_text(encoder, run(encoder, ids[text : text + 1, :length]), 0, length)
         for output in (together, wider):
-            for expected, found in zip(alone, of_text(encoder, output, text, length), strict=True):
+            for expected, actual in zip(alone, of_text(encoder, output, text, length), strict=True):
                 limit = 1e-12 * max(1.0, float(expected.abs().max()))
-                assert (found - expected).abs().max() < limit
+                assert (actual - expected).abs().max() < limit
 
 
-def test_padding_weighs_nothing_and_a_text_of_padding_nothing_at_all(encoder: Encoder) -> None:
+def test_padding_has_zero_weight_and_an_empty_text_has_only_zeros(encoder: Encoder) -> None:
     for length in LENGTHS:
         for padding, keep in padded(5, length).items():
             mask = torch.from_numpy(keep.astype(np.int64))
@@ -144,7 +144,7 @@ def test_padding_weighs_nothing_and_a_text_of_padding_nothing_at_all(encoder: En
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_finite_whatever_is_padding(encoder: Encoder, dtype: torch.dtype) -> None:
+def test_half_precision_results_are_finite_for_any_padding(encoder: Encoder, dtype: torch.dtype) -> None:
     encoder = encoder.to(dtype)
     for length in LENGTHS:
         for keep in padded(5, length).values():

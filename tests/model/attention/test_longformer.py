@@ -1,6 +1,6 @@
-"""Longformer's attention against a float64 numpy version of it, written here from the paper for one text.
+"""Longformer attention against a float64 NumPy reference for one text, written from the paper.
 
-Padding takes places, which counts for distances, and no token sees it.
+Padding takes up positions, so it counts in distances, but no token attends to it.
 """
 
 import math
@@ -32,7 +32,7 @@ WIDTH, HEADS = 12, 3
 SIZES = EncoderSizes(WIDTH, 200, is_causal=False, hidden_dropout=0.0, layer_norm_eps=1e-5)
 Form = Literal["blocks", "dense"]
 FORMS: list[Form] = ["blocks", "dense"]
-# One block of queries; several, with one and with two blocks of keys on each side.
+# Input lengths by window, for one or several blocks of queries with one or two blocks of keys on each side.
 WINDOWS = {1: [1, 2, 3, 4, 7], 4: [1, 3, 4, 5, 8, 9, 13, 14], 40: [1, 31, 32, 33, 40, 41, 64, 65, 81, 122]}
 
 
@@ -44,29 +44,29 @@ def projected(layer: nn.Linear, rows: Array) -> Array:
 def reference(
     layer: LongformerSelfAttention, hidden: Array, mask: npt.NDArray[np.int64], window: int, num_global: int
 ) -> tuple[Array, Array]:
-    """Context (T, D) and weights (H, T, T) of one text."""
-    live = [int(place) for place in np.flatnonzero(mask)]
-    chosen = live[:num_global]
+    """Return the context (T, D) and the weights (H, T, T) for one text."""
+    live = [int(position) for position in np.flatnonzero(mask)]
+    global_tokens = live[:num_global]
     size = WIDTH // HEADS
     heads, weights = np.zeros_like(hidden), np.zeros((HEADS, len(mask), len(mask)))
     local = layer.query, layer.key, layer.value
     for i in live:
-        own = (layer.global_query, layer.global_key, layer.global_value) if i in chosen else local
-        seen = [j for j in live if i in chosen or j in chosen or abs(i - j) <= window]
+        own = (layer.global_query, layer.global_key, layer.global_value) if i in global_tokens else local
+        visible = [j for j in live if i in global_tokens or j in global_tokens or abs(i - j) <= window]
         query, keys, values = (
             projected(part, rows) for part, rows in zip(own, (hidden[i], hidden, hidden), strict=True)
         )
         for head in range(HEADS):
             part = slice(head * size, (head + 1) * size)
-            scores = np.array([query[part] @ keys[j, part] for j in seen]) / math.sqrt(size)
+            scores = np.array([query[part] @ keys[j, part] for j in visible]) / math.sqrt(size)
             exponentials = np.exp(scores - scores.max())
-            weights[head, i, seen] = exponentials / exponentials.sum()
+            weights[head, i, visible] = exponentials / exponentials.sum()
             heads[i, part] = weights[head, i] @ values[:, part]
     return projected(layer.output, heads), weights
 
 
 def masks(tokens: int) -> Tensor:
-    """(6, T): no padding, right, left, in the middle, every third token, nothing but padding."""
+    """Return masks (6, T): no padding, right, left, middle, every third token, only padding."""
     rows = torch.ones(6, tokens, dtype=torch.int64)
     rows[1, (tokens + 1) // 2 :] = 0
     rows[2, : tokens // 2] = 0
@@ -98,15 +98,15 @@ def attend(
     config: LongformerAttentionConfig, layer: LongformerSelfAttention, hidden: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     shared = config.make_shared(SIZES)
-    [sight] = shared(BatchInputs(mask, mask.to(hidden.dtype)[:, None, None, :]))
+    [inputs] = shared(BatchInputs(mask, mask.to(hidden.dtype)[:, None, None, :]))
     with torch.no_grad():
-        context, outputs = layer(hidden, sight)
+        context, outputs = layer(hidden, inputs)
     assert list(outputs) == [ATTENTION_WEIGHTS]
     return context, outputs[ATTENTION_WEIGHTS]
 
 
 def dense(config: LongformerAttentionConfig, weights: Tensor, mask: Tensor) -> Array:
-    """(B, H, T, T) of either form."""
+    """Return the weights (B, H, T, T) for either form."""
     [output] = config.outputs()
     if output.layout == "dense":
         return weights.numpy()
@@ -118,7 +118,7 @@ def dense(config: LongformerAttentionConfig, weights: Tensor, mask: Tensor) -> A
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_global", [0, 1, 2, 3])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_attention_is_what_the_paper_says(window: int, num_global: int, form: Form) -> None:
+def test_weights_and_context_match_the_paper(window: int, num_global: int, form: Form) -> None:
     config, layer = make(window, num_global, form)
     for tokens in WINDOWS[window]:
         mask = masks(tokens)
@@ -129,7 +129,7 @@ def test_attention_is_what_the_paper_says(window: int, num_global: int, form: Fo
             expected = reference(layer, hidden[text].numpy(), live, window, num_global)
             assert np.abs(context[text].numpy() - expected[0]).max() < 1e-12
             assert np.abs(weights[text] - expected[1]).max() < 1e-12
-            # Padding gives and takes exactly nothing.
+            # Padding has exactly zero weight as a query and as a key.
             assert not weights[text][:, live == 0].any()
             assert not weights[text][:, :, live == 0].any()
 
@@ -151,7 +151,7 @@ def test_rows_sum_to_one_and_are_finite_in_every_dtype(form: Form, dtype: torch.
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_global", [0, 2])
-def test_a_text_gets_the_same_result_alone_in_a_batch_and_padded_on_either_side(
+def test_a_text_gives_the_same_result_alone_in_a_batch_and_padded_on_either_side(
     num_global: int, form: Form
 ) -> None:
     config, layer = make(4, num_global, form)
@@ -164,14 +164,14 @@ def test_a_text_gets_the_same_result_alone_in_a_batch_and_padded_on_either_side(
         padded = torch.zeros(2, hidden.shape[1], dtype=torch.int64)
         padded[0, left : left + tokens] = 1
         context, rows = attend(config, layer, hidden, padded)
-        place = slice(left, left + tokens)
-        assert (context[0, place] - alone[0]).abs().max() < 1e-14
+        span = slice(left, left + tokens)
+        assert (context[0, span] - alone[0]).abs().max() < 1e-14
         weights, narrow = dense(config, rows, padded)[0], dense(config, alone_rows, mask)[0]
-        assert np.abs(weights[:, place, place] - narrow).max() < 1e-14
+        assert np.abs(weights[:, span, span] - narrow).max() < 1e-14
 
 
 def encoder_of(form: Form, num_global: int = 1) -> tuple[EncoderConfig, Encoder]:
-    """Two windows, and a layer that sees all."""
+    """Return an encoder with two different windows and a layer of full attention."""
     layers = [
         {"kind": "longformer", "num_heads": 4, "window": 3, "num_global_tokens": num_global, "form": form},
         {"kind": "softmax", "num_heads": 4},
@@ -183,7 +183,7 @@ def encoder_of(form: Form, num_global: int = 1) -> tuple[EncoderConfig, Encoder]
 
 
 @pytest.mark.parametrize("num_global", [0, 2])
-def test_both_forms_are_the_same_encoder_where_windows_differ_from_layer_to_layer(num_global: int) -> None:
+def test_both_forms_agree_if_windows_differ_between_layers(num_global: int) -> None:
     (config, blocks), (_, whole) = encoder_of("blocks", num_global), encoder_of("dense", num_global)
     for tokens in (1, 3, 4, 32, 33, 34, 65, 90):
         mask = masks(tokens)
@@ -199,7 +199,7 @@ def test_both_forms_are_the_same_encoder_where_windows_differ_from_layer_to_laye
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out(form: Form) -> None:
+def test_dropout_applies_only_in_training_and_not_to_weights(form: Form) -> None:
     config, layer = make(3, 2, form, dropout=0.5)
     hidden, mask = torch.randn(2, 9, WIDTH, dtype=torch.float64), torch.ones(2, 9, dtype=torch.int64)
     context, rows = attend(config, layer, hidden, mask)
@@ -208,19 +208,19 @@ def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out(form:
     dropped, dropped_rows = attend(config, layer, hidden, mask)
     assert torch.equal(rows, dropped_rows)
     changed = (dropped - context).abs().amax(-1)
-    # Global tokens, which are the first two, as well as the others.
+    # The first two tokens are global.
     assert (changed[:, :2] > 1e-3).all()
     assert (changed[:, 2:] > 1e-3).any()
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_parameter_learns_and_no_gradient_is_lost_to_padding(form: Form) -> None:
+def test_every_parameter_has_a_gradient_and_padding_has_none(form: Form) -> None:
     config, layer = make(4, 2, form)
     mask = masks(13)
     hidden = torch.randn(6, 13, WIDTH, dtype=torch.float64, requires_grad=True)
-    [sight] = config.make_shared(SIZES)(BatchInputs(mask, mask.double()[:, None, None, :]))
-    context, outputs = layer(hidden, sight)
-    # Squared: weights of a row have a constant sum.
+    [inputs] = config.make_shared(SIZES)(BatchInputs(mask, mask.double()[:, None, None, :]))
+    context, outputs = layer(hidden, inputs)
+    # Squared, because the sum of each row of weights is constant.
     (context.square().sum() + outputs[ATTENTION_WEIGHTS].square().sum()).backward()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
@@ -228,21 +228,21 @@ def test_every_parameter_learns_and_no_gradient_is_lost_to_padding(form: Form) -
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()
-        # The same number added to all scores of a query changes no weight.
+        # A key bias adds a constant to all scores of a query, which does not change the weights.
         assert (parameter.grad.abs().max() > 1e-9) == (not name.endswith("key.bias"))
 
 
-def test_without_global_tokens_there_are_no_projections_for_them() -> None:
+def test_without_global_tokens_there_are_no_global_projections() -> None:
     names = {name.partition(".")[0] for name, _ in make(3, 0, "blocks")[1].named_parameters()}
     assert names == {"query", "key", "value", "output"}
 
 
-def test_a_configuration_says_what_a_layer_returns_and_where_it_changes() -> None:
+def test_a_configuration_describes_its_outputs_and_edges() -> None:
     config, _ = make(40, 2, "blocks")
     [output] = config.outputs()
     assert (output.layout, output.num_heads, output.row_sum) == ("band", HEADS, "one")
     assert output.pattern == Band(40, 2)
-    # 40 places away from one that is not global.
+    # Two global tokens, one local token and the 40 tokens of its window.
     assert config.edges == (block_size(40), 43) == (32, 43)
     whole, _ = make(40, 2, "dense")
     assert [output.layout for output in whole.outputs()] == ["dense"]
@@ -259,12 +259,12 @@ def test_a_configuration_says_what_a_layer_returns_and_where_it_changes() -> Non
         ({"window": 4, "num_heads": 5}, r"num_heads=5 does not divide hidden_size=48"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(values: dict[str, object], message: str) -> None:
+def test_an_invalid_configuration_is_rejected(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": {"kind": "longformer", "num_heads": 4} | values})
 
 
-def test_a_causal_encoder_cannot_have_it() -> None:
+def test_a_causal_encoder_rejects_it() -> None:
     attention = {"kind": "longformer", "num_heads": 4, "window": 4}
     with pytest.raises(ConfigError, match=r"attention\.kind='longformer': .*is_causal=true"):
         small_config({"is_causal": True, "attention": attention})

@@ -1,4 +1,4 @@
-"""The mixture of heads against numpy, and what its gates must be whatever the weights are."""
+"""Mixture-of-head attention against a NumPy reference, and invariants of its gates for any weights."""
 
 import itertools
 import math
@@ -35,14 +35,14 @@ from attnlens_model.attention.mixture import (
     MixtureSelfAttention,
     NormRouter,
     Routing,
+    TopKMask,
     load_balance_loss,
     recorded_routing,
 )
-from attnlens_model.attention.parts.selection import LargestOf
 from configs import small_config
 
 WIDTH, HEADS = 24, 6
-# Shared, active: none shared, one, several, all; all that are routed.
+# Numbers of shared and active heads.
 CHOICES = [(0, 2), (1, 2), (2, 3), (4, 1), (6, 0), (2, 4), (0, 6)]
 ROUTERS = [("learned", "code"), ("learned", "paper"), ("norm", "code")]
 
@@ -56,7 +56,7 @@ def make(
 
 
 def top(values: Array, count: int) -> Array:
-    """1 for the `count` largest, of equal ones the first, as ONNX's TopK takes them."""
+    """Return 1 for the `count` largest values, the first of equal ones, like ONNX TopK."""
     marks = np.zeros_like(values)
     order = np.argsort(-values, axis=-1, kind="stable")[..., :count]
     np.put_along_axis(marks, order, 1.0, axis=-1)
@@ -64,23 +64,23 @@ def top(values: Array, count: int) -> Array:
 
 
 def learned_gates(router: LearnedRouter, rows: Array, shared: int, active: int, gates: str) -> Array:
-    is_code, nothing = gates == "code", np.zeros((*rows.shape[:2], 0))
-    of_shared = nothing
+    is_code = gates == "code"
+    shared_gates = np.zeros((*rows.shape[:2], 0))
     if shared:
         ones = np.ones((*rows.shape[:2], 1))
-        of_shared = softmax(linear(router.shared, rows)) if router.shared is not None else ones
-        of_shared = of_shared * (shared if is_code else 1)
+        shared_gates = softmax(linear(router.shared, rows)) if router.shared is not None else ones
+        shared_gates = shared_gates * (shared if is_code else 1)
     if router.routed is None:
-        return of_shared
+        return shared_gates
     probabilities = softmax(linear(router.routed, rows))
     chosen = probabilities * top(probabilities, active)
     if is_code:
         epsilon = np.finfo(np.float64).eps
         chosen = active * chosen / np.maximum(chosen.sum(axis=-1, keepdims=True), epsilon)
     if router.balance is None:
-        return np.concatenate([of_shared, chosen], axis=-1)
+        return np.concatenate([shared_gates, chosen], axis=-1)
     balance = softmax(linear(router.balance, rows)) * (2 if is_code else 1)
-    return np.concatenate([balance[..., :1] * of_shared, balance[..., 1:] * chosen], axis=-1)
+    return np.concatenate([balance[..., :1] * shared_gates, balance[..., 1:] * chosen], axis=-1)
 
 
 def norm_gates(query: Array, shared: int, active: int) -> Array:
@@ -93,11 +93,11 @@ def norm_gates(query: Array, shared: int, active: int) -> Array:
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize(("router", "gates"), ROUTERS)
 @pytest.mark.parametrize(("shared", "active"), CHOICES)
-def test_gates_and_context_are_what_paper_and_program_say(
+def test_gates_and_context_match_the_paper_and_the_published_code(
     shared: int, active: int, router: str, gates: str, padding: str
 ) -> None:
     if router == "norm" and shared == HEADS:
-        return  # refused, see below
+        return  # an invalid configuration
     module = make(shared, active, router, gates)
     randomised(module)
     rows, keep = hidden(3, 7, WIDTH), padded(3, 7)[padding]
@@ -122,18 +122,18 @@ def test_gates_and_context_are_what_paper_and_program_say(
 
 
 @pytest.mark.parametrize(("shared", "active"), CHOICES)
-def test_routers_of_zeros_give_each_active_head_exactly_one(shared: int, active: int) -> None:
+def test_a_router_of_zeros_gives_each_active_head_a_gate_of_one(shared: int, active: int) -> None:
     module = make(shared, active)
     for parameter in module.router.parameters():
         nn.init.zeros_(parameter)
     gates = module(torch.randn(2, 5, WIDTH), None)[1][HEAD_GATES]
-    # All are tied: the first are taken. A softmax of three or six is not exactly a third or a sixth.
+    # All heads are tied, so the first are selected. Their softmax is not exactly 1/3 or 1/6.
     expected = torch.tensor([1.0] * (shared + active) + [0.0] * (HEADS - shared - active))
     assert (gates - expected).abs().max() < 2e-7
 
 
 @pytest.mark.parametrize(("shared", "active"), CHOICES)
-def test_gates_sum_to_what_the_formulas_imply(shared: int, active: int) -> None:
+def test_gate_sums_follow_from_the_formulas(shared: int, active: int) -> None:
     rows = hidden(2, 9, WIDTH)
     for gates in ("code", "paper"):
         module = make(shared, active, "learned", gates)
@@ -151,7 +151,7 @@ def test_gates_sum_to_what_the_formulas_imply(shared: int, active: int) -> None:
             assert largest_difference(total, expected) < 1e-13
 
 
-def test_the_weights_are_those_of_plain_attention_whatever_the_gates() -> None:
+def test_weights_do_not_depend_on_gates() -> None:
     module = make(2, 2)
     randomised(module)
     rows = hidden(2, 9, WIDTH)
@@ -165,16 +165,16 @@ def test_the_weights_are_those_of_plain_attention_whatever_the_gates() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_largest_are_marked_and_of_equal_ones_the_first(dtype: torch.dtype) -> None:
+def test_the_mask_marks_the_largest_numbers_and_the_first_of_equal_ones(dtype: torch.dtype) -> None:
     values = torch.tensor(list(itertools.product([0.0, 1.0, 1.0 + 2**-10, -3.0], repeat=4)), dtype=dtype)
     for count in range(5):
-        marks = LargestOf(4, count).to(dtype)(values)
+        marks = TopKMask(4, count).to(dtype)(values)
         assert np.array_equal(marks.numpy(), top(values.numpy(), count))
     neighbours = torch.tensor([1e-8, np.nextafter(np.float32(1e-8), np.float32(1))], dtype=torch.float32)
-    assert LargestOf(2, 1)(neighbours).tolist() == [0.0, 1.0]
+    assert TopKMask(2, 1)(neighbours).tolist() == [0.0, 1.0]
 
 
-def test_a_query_of_nothing_has_gates_and_finite_gradients() -> None:
+def test_a_query_of_zeros_has_gates_and_finite_gradients() -> None:
     module = make(2, 2, "norm")
     with recorded_routing(module) as routings:
         context, outputs = module(torch.zeros(1, 3, WIDTH), None)
@@ -183,22 +183,22 @@ def test_a_query_of_nothing_has_gates_and_finite_gradients() -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
-def test_a_text_gives_the_same_alone_and_padding_weighs_nothing() -> None:
+def test_a_text_gives_the_same_result_alone_and_padded() -> None:
     mixture = {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2}
     for changes in ({}, {"gates": "paper"}, {"router": "norm"}):
         check_row_alone(small_config({"attention": mixture | changes}))
 
 
-def test_dropout_acts_in_training_only_and_never_on_what_is_handed_out() -> None:
+def test_dropout_applies_only_in_training_and_not_to_outputs() -> None:
     check_dropout(lambda dropout: make(2, 2, dropout=dropout), WIDTH)
 
 
 @pytest.mark.parametrize(("router", "gates"), ROUTERS)
-def test_its_gradients_are_those_of_its_numbers(router: str, gates: str) -> None:
+def test_gradients_match_finite_differences(router: str, gates: str) -> None:
     check_gradients(make(2, 2, router, gates), WIDTH)
 
 
-def test_the_load_balance_loss_counts_live_tokens_alone() -> None:
+def test_the_load_balance_loss_ignores_padding() -> None:
     module = make(2, 2)
     randomised(module)
     rows, keep = hidden(3, 8, WIDTH), padded(3, 8)["middle"]
@@ -223,7 +223,7 @@ def test_the_load_balance_loss_counts_live_tokens_alone() -> None:
     assert load_balance_loss(even, torch.ones(1, 4)).item() == 2.0
 
 
-def test_routings_are_recorded_layer_by_layer_and_only_while_asked_for() -> None:
+def test_routings_are_recorded_in_layer_order_while_the_context_is_open() -> None:
     mixture = {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2}
     softmax_layer = {"kind": "softmax", "num_heads": 4}
     encoder = new_encoder(small_config({"num_layers": 3, "attention": [mixture, softmax_layer]}), seed=0)
@@ -237,7 +237,7 @@ def test_routings_are_recorded_layer_by_layer_and_only_while_asked_for() -> None
     assert len(routings) == 2
 
 
-def test_margins_are_the_gap_between_the_last_chosen_and_the_next() -> None:
+def test_margins_are_the_gap_between_the_last_selected_and_the_next_head() -> None:
     probabilities = torch.tensor([[[0.5, 0.2, 0.3], [0.4, 0.35, 0.25]]], dtype=torch.float64)
     router = make(0, 2).router
     for count, expected in [(1, [0.2, 0.05]), (2, [0.1, 0.1])]:
@@ -250,7 +250,7 @@ def test_margins_are_the_gap_between_the_last_chosen_and_the_next() -> None:
     assert (router.margins(nothing) > 1).all()
 
 
-def test_fresh_routers_are_xavier_uniform_without_biases() -> None:
+def test_routers_are_initialized_xavier_uniform_without_biases() -> None:
     torch.manual_seed(0)
     config = MixtureAttentionConfig(num_heads=64, shared_heads=32, active_heads=8)
     router = MixtureSelfAttention(config, sizes(512)).router
@@ -271,10 +271,10 @@ def test_fresh_routers_are_xavier_uniform_without_biases() -> None:
         ({"shared_heads": 5}, r"attention\.shared_heads=5: must be from 0 to num_heads=4"),
         ({"active_heads": 4}, r"attention\.active_heads=4: must be from 1 to num_heads - shared_heads = 3"),
         ({"active_heads": 0}, r"attention\.active_heads=0: must be from 1 to num_heads - shared_heads = 3"),
-        ({"shared_heads": 3, "active_heads": 1, "router": "norm"}, r"router='norm': must be 'learned' where"),
+        ({"shared_heads": 3, "active_heads": 1, "router": "norm"}, r"router='norm': must be 'learned' if"),
     ],
 )
-def test_impossible_numbers_of_heads_are_refused(values: dict[str, object], message: str) -> None:
+def test_an_invalid_number_of_heads_is_rejected(values: dict[str, object], message: str) -> None:
     mixture = {"kind": "mixture", "num_heads": 4, "shared_heads": 1, "active_heads": 2}
     with pytest.raises(ConfigError, match=message):
         small_config({"attention": mixture | values})

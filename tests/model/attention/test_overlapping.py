@@ -1,4 +1,4 @@
-"""Overlapping heads against numpy, and against plain attention with repeated rows of weights."""
+"""Overlapping heads against a NumPy reference, and against softmax attention with repeated weight rows."""
 
 import math
 
@@ -24,7 +24,12 @@ from attention_reference import (
     sizes,
     softmax,
 )
-from attnlens_model import ATTENTION_WEIGHTS, ConfigError, MultiHeadSelfAttention
+from attnlens_model import (
+    ATTENTION_WEIGHTS,
+    ConfigError,
+    MultiHeadSelfAttention,
+    SoftmaxAttentionConfig,
+)
 from attnlens_model.attention.overlapping import (
     OverlappingAttentionConfig,
     OverlappingSelfAttention,
@@ -42,7 +47,7 @@ def make(overlap: int, dropout: float = 0.0, width: int = WIDTH, *, bias: bool =
 
 
 def components(overlap: int) -> list[list[int]]:
-    """What each head sees, as places in the row of all heads; -1 stands for a zero."""
+    """Return the components that each head uses, as indices in the concatenated heads. -1 is a zero."""
     wide = [-1] * overlap + list(range(WIDTH)) + [-1] * overlap
     return [wide[head * HEAD_DIM : (head + 1) * HEAD_DIM + 2 * overlap] for head in range(HEADS)]
 
@@ -50,13 +55,13 @@ def components(overlap: int) -> list[list[int]]:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("overlap", [0, 1, 3, HEAD_DIM])
-def test_heads_see_the_ends_of_their_neighbours(overlap: int, padding: str, bias: bool) -> None:
+def test_heads_use_components_of_their_neighbors(overlap: int, padding: str, bias: bool) -> None:
     module, rows, keep = randomised(make(overlap, bias=bias)), hidden(3, 6, WIDTH), padded(3, 6)[padding]
     assert isinstance(module, OverlappingSelfAttention)
 
     def heads(projection: nn.Linear) -> Array:
         with_zero = np.pad(linear(projection, rows.numpy()), [(0, 0), (0, 0), (0, 1)])
-        return np.stack([with_zero[..., places] for places in components(overlap)], axis=1)
+        return np.stack([with_zero[..., indices] for indices in components(overlap)], axis=1)
 
     query, key, value = (heads(projection) for projection in (module.query, module.key, module.value))
     weights = softmax(scores_of(query, key, keep, 1 / math.sqrt(HEAD_DIM)))
@@ -68,20 +73,21 @@ def test_heads_see_the_ends_of_their_neighbours(overlap: int, padding: str, bias
 
 
 @pytest.mark.parametrize("overlap", [1, 3, HEAD_DIM])
-def test_it_is_plain_attention_with_repeated_rows_of_weights(overlap: int) -> None:
+def test_it_equals_softmax_attention_with_repeated_weight_rows(overlap: int) -> None:
     module, rows, mask = randomised(make(overlap)), hidden(3, 6, WIDTH), mask_of(padded(3, 6)["middle"])
     assert isinstance(module, OverlappingSelfAttention)
-    plain = MultiHeadSelfAttention(
-        WIDTH, HEADS, head_dim=HEAD_DIM + 2 * overlap, scale=1 / math.sqrt(HEAD_DIM)
-    ).double()
-    places = torch.tensor(components(overlap)).flatten()
+    config = SoftmaxAttentionConfig(
+        num_heads=HEADS, head_size=HEAD_DIM + 2 * overlap, scale=1 / math.sqrt(HEAD_DIM)
+    )
+    plain = MultiHeadSelfAttention(config, sizes(WIDTH)).double()
+    indices = torch.tensor(components(overlap)).flatten()
     with torch.no_grad():
         for name in ("query", "key", "value"):
             source, target = module.get_submodule(name), plain.get_submodule(name)
             for parameter in ("weight", "bias"):
                 values = source.get_parameter(parameter)
                 with_zero = torch.cat([values, torch.zeros_like(values[:1])])
-                target.get_parameter(parameter).copy_(with_zero[places])
+                target.get_parameter(parameter).copy_(with_zero[indices])
         plain.output.load_state_dict(module.output.state_dict())
         context, outputs = module(rows, mask)
         expected, expected_outputs = plain.eval()(rows, mask)
@@ -89,29 +95,29 @@ def test_it_is_plain_attention_with_repeated_rows_of_weights(overlap: int) -> No
     assert (context - expected).abs().max() < 1e-14
 
 
-def test_without_overlap_it_is_plain_attention() -> None:
+def test_without_overlap_it_equals_softmax_attention() -> None:
     torch.manual_seed(1)
     module = make(0).eval()
-    plain = MultiHeadSelfAttention(WIDTH, HEADS).eval()
+    plain = MultiHeadSelfAttention(SoftmaxAttentionConfig(num_heads=HEADS), sizes(WIDTH)).eval()
     plain.load_state_dict(module.state_dict())
     rows = torch.randn(2, 5, WIDTH)
     assert torch.equal(module(rows, None)[0], plain(rows)[0])
 
 
-def test_a_text_gives_the_same_alone_and_padding_weighs_nothing() -> None:
+def test_a_text_gives_the_same_result_alone_and_padded() -> None:
     pattern = [{"kind": "overlapping", "num_heads": 4, "overlap": overlap} for overlap in (0, 5)]
     check_row_alone(small_config({"attention": pattern}))
 
 
-def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out() -> None:
+def test_dropout_applies_only_in_training_and_not_to_weights() -> None:
     check_dropout(lambda dropout: make(2, dropout), WIDTH)
 
 
-def test_its_gradients_are_those_of_its_numbers() -> None:
+def test_gradients_match_finite_differences() -> None:
     check_gradients(make(1, width=6), 6)
 
 
-def test_only_the_projection_to_the_output_grows_with_the_overlap() -> None:
+def test_only_the_output_projection_grows_with_the_overlap() -> None:
     torch.manual_seed(2)
     config = OverlappingAttentionConfig(num_heads=4, overlap=16)
     module = OverlappingSelfAttention(config, sizes(256))
@@ -124,7 +130,7 @@ def test_only_the_projection_to_the_output_grows_with_the_overlap() -> None:
         assert not projection.bias.any()
 
 
-def test_the_published_patterns_of_overlaps() -> None:
+def test_layer_overlaps_follow_the_published_patterns() -> None:
     assert layer_overlaps("depth", 5) == (0, 1, 2, 3, 4)
     assert layer_overlaps("depth + 1", 5) == (1, 2, 3, 4, 5)
     assert layer_overlaps("half depth", 5) == (0, 0, 1, 1, 2)
@@ -135,7 +141,7 @@ def test_the_published_patterns_of_overlaps() -> None:
         layer_overlaps("width", 3)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("overlap", "limit"), [(-1, "at least 0"), (13, "at most 12, the width of a head")])
-def test_a_head_overlaps_with_its_neighbours_alone(overlap: int, limit: str) -> None:
+@pytest.mark.parametrize(("overlap", "limit"), [(-1, "at least 0"), (13, "at most 12, the head size")])
+def test_an_overlap_out_of_range_is_rejected(overlap: int, limit: str) -> None:
     with pytest.raises(ConfigError, match=rf"attention\.overlap={overlap}: must be {limit}"):
         small_config({"attention": {"kind": "overlapping", "num_heads": 4, "overlap": overlap}})

@@ -1,4 +1,4 @@
-"""Rotation by position: the formula, the dtype that it is computed in, and where the tables live."""
+"""Rotary position embedding and window masks: formula, precision and storage."""
 
 import copy
 import math
@@ -29,35 +29,35 @@ CONFIG = small_config(
 )
 
 
-def test_a_pair_turns_by_its_frequency_times_the_position() -> None:
+def test_a_pair_is_rotated_by_its_frequency_times_the_position() -> None:
     tables = RotaryTables(RotaryConfig(theta=50.0, divisor=2.5), head_dim=6, max_tokens=9)
     vector = torch.tensor([1.0, 2.0, -3.0, 0.5, -0.25, 4.0])
-    turned = rotate(vector.expand(1, 1, 9, 6), tables(9))[0, 0]
+    rotated = rotate(vector.expand(1, 1, 9, 6), tables(9))[0, 0]
     for position in range(9):
         for pair in range(3):
             angle = position * 50.0 ** (-2 * pair / 6) / 2.5
             a, b = float(vector[pair]), float(vector[pair + 3])
-            assert float(turned[position, pair]) == pytest.approx(
+            assert float(rotated[position, pair]) == pytest.approx(
                 a * math.cos(angle) - b * math.sin(angle), abs=1e-6
             )
-            assert float(turned[position, pair + 3]) == pytest.approx(
+            assert float(rotated[position, pair + 3]) == pytest.approx(
                 b * math.cos(angle) + a * math.sin(angle), abs=1e-6
             )
 
 
-def test_scores_depend_on_the_distance_alone() -> None:
+def test_scores_depend_only_on_relative_positions() -> None:
     tables = RotaryTables(RotaryConfig(theta=10_000.0), head_dim=16, max_tokens=40).double()
     query, key = torch.randn(2, 16, dtype=torch.float64)
-    turned = [rotate(each.expand(1, 1, 40, 16), tables(40))[0, 0] for each in (query, key)]
-    scores = turned[0] @ turned[1].T
+    rotated = [rotate(vector.expand(1, 1, 40, 16), tables(40))[0, 0] for vector in (query, key)]
+    scores = rotated[0] @ rotated[1].T
     for distance in (-20, -1, 0, 7):
-        along = scores.diagonal(distance)
-        assert (along - along[0]).abs().max() < 1e-12
+        diagonal = scores.diagonal(distance)
+        assert (diagonal - diagonal[0]).abs().max() < 1e-12
     assert not torch.allclose(scores.diagonal(1)[:5], scores.diagonal(2)[:5])
 
 
 @pytest.mark.parametrize(("layer", "theta"), [(0, 700.0), (1, 90.0)])
-def test_tables_of_another_dtype_are_rounded_from_float64_once(layer: int, theta: float) -> None:
+def test_tables_of_any_dtype_are_rounded_once_from_float64(layer: int, theta: float) -> None:
     encoder = new_encoder(CONFIG, seed=0)
     name = f"shared.{layer}.rotary.cosines"
     frequencies = theta ** -(torch.arange(0, 6, 2, dtype=torch.float64) / 6)
@@ -68,7 +68,7 @@ def test_tables_of_another_dtype_are_rounded_from_float64_once(layer: int, theta
         assert torch.equal(encoder.to(dtype).get_buffer(name), exact.to(dtype))
 
 
-def test_tables_exist_in_an_encoder_that_is_built_without_storage_and_are_no_weights() -> None:
+def test_tables_have_values_on_the_meta_device_and_are_not_saved() -> None:
     with torch.device("meta"):
         encoder = Encoder(CONFIG)
     exact = RotaryTables(RotaryConfig(theta=700.0), 6, 3000)
@@ -77,32 +77,32 @@ def test_tables_exist_in_an_encoder_that_is_built_without_storage_and_are_no_wei
 
 
 @pytest.mark.parametrize("window", [1, 3, 4096])
-def test_the_window_reaches_as_far_on_both_sides(window: int) -> None:
+def test_the_window_mask_is_symmetric(window: int) -> None:
     positions = torch.arange(0, 9000, 37)
     distance = (positions[:, None] - positions[None, :]).abs()
     assert torch.equal(window_keep_mask(positions, window), (distance <= window).float())
 
 
-def test_local_layers_see_their_neighbourhood_and_global_ones_everything() -> None:
+def test_local_layers_attend_within_the_window_and_global_layers_to_all_tokens() -> None:
     encoder = new_encoder(CONFIG, seed=1)
     ids = torch.randint(0, 50, (2, 11))
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     with torch.no_grad():
         attentions = encoder(ids, mask, output_attentions=True).attentions
-    places = torch.arange(11)
-    near = (places[:, None] - places[None, :]).abs() <= 3
+    positions = torch.arange(11)
+    near = (positions[:, None] - positions[None, :]).abs() <= 3
     for layer, weights in enumerate(attentions):
-        seen = near if layer % 2 else torch.ones_like(near)
+        visible = near if layer % 2 else torch.ones_like(near)
         for row in range(2):
-            allowed = seen & (mask[row] == 1)[None, :]
+            allowed = visible & (mask[row] == 1)[None, :]
             assert ((weights[row] > 0) == allowed).all()
 
 
-def test_half_precision_of_the_mask_does_not_move_the_window() -> None:
+def test_the_window_is_exact_in_fp16_at_large_positions() -> None:
     encoder = new_encoder(CONFIG, seed=1).half()
     ids = torch.randint(0, 50, (1, 2100))
     with torch.no_grad():
         weights = encoder(ids, torch.ones_like(ids), output_attentions=True).attentions[1]
-    # Beyond 2048 half precision can't tell neighbours apart.
+    # fp16 cannot represent all integers above 2048.
     assert ((weights[0, :, 2080] > 0).nonzero()[:, 1].unique() - 2080).tolist() == [-3, -2, -1, 0, 1, 2, 3]

@@ -1,6 +1,7 @@
-"""Attention against a float64 numpy version of it, written here from the paper with loops and -inf."""
+"""Softmax attention against a float64 NumPy reference, written from the paper with loops and -inf."""
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlens_model import ATTENTION_WEIGHTS, AttentionMask, MultiHeadSelfAttention, attention_weights
+from attention_reference import sizes
+from attnlens_model import (
+    ATTENTION_WEIGHTS,
+    AttentionMask,
+    ConfigError,
+    MultiHeadSelfAttention,
+    SoftmaxAttentionConfig,
+    attention_weights,
+)
 from attnlens_model.attention.parts.masks import MASKED_SCORE, causal_keep_mask, prepare_mask
 
 Array = npt.NDArray[np.float64]
@@ -24,7 +33,7 @@ def softmax_row(scores: Array) -> Array:
 def reference(
     module: MultiHeadSelfAttention, hidden: Array, keep: npt.NDArray[np.bool_]
 ) -> tuple[Array, Array]:
-    """Output (B, T, D) and weights (B, H, T, T); `keep` is (B, T, T)."""
+    """Return the output (B, T, D) and weights (B, H, T, T) for a keep-mask (B, T, T)."""
 
     def projected(layer: nn.Linear, rows: Array) -> Array:
         weight = layer.weight.detach().double().numpy()
@@ -48,9 +57,13 @@ def reference(
     return projected(module.output, concatenated), weights
 
 
+def layer(hidden_size: int, num_heads: int, **changes: Any) -> MultiHeadSelfAttention:
+    return MultiHeadSelfAttention(SoftmaxAttentionConfig(num_heads=num_heads, **changes), sizes(hidden_size))
+
+
 def attention(width: int, heads: int, seed: int = 0, dropout: float = 0.0) -> MultiHeadSelfAttention:
     torch.manual_seed(seed)
-    module = MultiHeadSelfAttention(width, heads, dropout)
+    module = layer(width, heads, dropout=dropout)
     for projection in (module.query, module.key, module.value, module.output):
         nn.init.normal_(projection.bias, std=0.5)
         with torch.no_grad():
@@ -61,14 +74,14 @@ def attention(width: int, heads: int, seed: int = 0, dropout: float = 0.0) -> Mu
 def attend(
     module: MultiHeadSelfAttention, hidden: Tensor, keep: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Context (B, T, D) and weights (B, H, T, T)."""
+    """Return the context (B, T, D) and weights (B, H, T, T)."""
     context, outputs = module(hidden, keep)
     assert list(outputs) == [ATTENTION_WEIGHTS]
     return context, outputs[ATTENTION_WEIGHTS]
 
 
 def keep_masks(batch: int, tokens: int) -> dict[str, Tensor]:
-    """Masks that broadcast to (B, H, T, T)."""
+    """Return masks that broadcast to (B, H, T, T)."""
     lengths = torch.arange(1, batch + 1)[:, None]
     right = (torch.arange(tokens)[None] < lengths)[:, None, None, :]
     dead = right.clone()
@@ -87,7 +100,7 @@ def keep_masks(batch: int, tokens: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("case", keep_masks(1, 1))
 @pytest.mark.parametrize(("width", "heads"), [(12, 1), (12, 3), (20, 20)])
-def test_attention_is_what_the_paper_says(width: int, heads: int, case: str) -> None:
+def test_weights_and_context_match_the_paper(width: int, heads: int, case: str) -> None:
     module = attention(width, heads)
     hidden = torch.randn(3, 6, width)
     keep = keep_masks(3, 6)[case]
@@ -104,7 +117,7 @@ def test_attention_is_what_the_paper_says(width: int, heads: int, case: str) -> 
 
 
 @pytest.mark.parametrize("case", keep_masks(1, 1))
-def test_rows_sum_to_one_over_what_is_kept_and_masked_columns_are_exactly_zero(case: str) -> None:
+def test_rows_sum_to_one_and_masked_columns_are_exactly_zero(case: str) -> None:
     query, key = torch.randn(2, 3, 4, 7, 5).mul(4)
     keep = keep_masks(3, 7)[case].expand(3, 4, 7, 7)
     weights = attention_weights(query, key, keep, 1 / math.sqrt(5))
@@ -117,7 +130,7 @@ def test_rows_sum_to_one_over_what_is_kept_and_masked_columns_are_exactly_zero(c
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1.0, 1e3])
-def test_a_fully_masked_row_is_zero_in_every_dtype_and_at_every_size(dtype: torch.dtype, size: float) -> None:
+def test_a_fully_masked_row_is_zero_for_every_dtype_and_magnitude(dtype: torch.dtype, size: float) -> None:
     query = torch.full((1, 1, 3, 4), size).to(dtype)
     key = -query / size
     keep = torch.tensor([[True, True, False], [False, False, False], [False, True, False]])
@@ -127,18 +140,16 @@ def test_a_fully_masked_row_is_zero_in_every_dtype_and_at_every_size(dtype: torc
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_what_is_added_to_a_masked_score_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
+def test_the_mask_bias_is_exact_in_every_dtype(dtype: torch.dtype) -> None:
     assert torch.tensor(MASKED_SCORE, dtype=dtype).item() == MASKED_SCORE
-    # The lowest score of float16 that the sum with it leaves finite.
+    # The lowest fp16 score for which the sum is finite.
     assert (torch.tensor(-32736.0, dtype=dtype) + MASKED_SCORE).isfinite()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked_score", [0.0, 1e3, 1e4, 32_000.0])
-def test_scores_that_are_not_scaled_do_not_climb_over_the_mask(
-    masked_score: float, dtype: torch.dtype
-) -> None:
-    """As in T5: the masked keys have by far the best scores, and weigh nothing."""
+def test_large_unscaled_scores_stay_masked(masked_score: float, dtype: torch.dtype) -> None:
+    """T5 does not scale scores, so masked keys may have much larger scores than the others."""
     query = torch.ones(1, 1, 3, 1, dtype=dtype)
     key = torch.tensor([0.0, masked_score, -1.0, masked_score], dtype=dtype)[None, None, :, None]
     keep = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
@@ -160,7 +171,7 @@ def test_a_mask_may_be_bool_int_float_prepared_or_absent() -> None:
     assert torch.equal(attention_weights(query, key, None, 1.0), all_kept)
 
 
-def test_the_causal_mask_keeps_the_present_and_the_past() -> None:
+def test_the_causal_mask_keeps_current_and_previous_tokens() -> None:
     assert torch.equal(causal_keep_mask(torch.arange(5)), torch.ones(5, 5).tril())
 
 
@@ -185,14 +196,14 @@ def test_gradients_are_finite_when_rows_are_fully_masked() -> None:
         ((0, 5, 6), 2, (0, 5, 6), (0, 2, 5, 5)),
     ],
 )
-def test_shapes(
+def test_outputs_have_the_documented_shapes(
     shape: tuple[int, ...], heads: int, output_shape: tuple[int, ...], weights_shape: tuple[int, ...]
 ) -> None:
     output, weights = attend(attention(shape[-1], heads), torch.randn(shape))
     assert (output.shape, weights.shape) == (output_shape, weights_shape)
 
 
-def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out() -> None:
+def test_dropout_applies_only_in_training_and_not_to_weights() -> None:
     module = attention(16, 2, dropout=0.5)
     hidden = torch.randn(2, 6, 16)
     output, weights = attend(module, hidden)
@@ -204,10 +215,10 @@ def test_dropout_acts_in_training_only_and_never_on_the_weights_handed_out() -> 
     assert (dropped_output - output).abs().max() > 1e-3
 
 
-def test_each_fresh_projection_is_xavier_uniform_by_itself_with_zero_bias() -> None:
+def test_each_projection_is_initialized_xavier_uniform_with_zero_bias() -> None:
     torch.manual_seed(3)
     width = 256
-    module = MultiHeadSelfAttention(width, 4)
+    module = layer(width, 4)
     expected_std = math.sqrt(2 / (width + width))
     for projection in (module.query, module.key, module.value, module.output):
         assert projection.weight.std().item() == pytest.approx(expected_std, rel=0.02)
@@ -216,23 +227,23 @@ def test_each_fresh_projection_is_xavier_uniform_by_itself_with_zero_bias() -> N
     assert not torch.equal(module.query.weight, module.key.weight)
 
 
-@pytest.mark.parametrize("heads", [0, 5])
-def test_a_number_of_heads_that_does_not_divide_the_width_is_refused(heads: int) -> None:
-    with pytest.raises(ValueError, match=f"num_heads={heads} does not divide hidden_size=64"):
-        MultiHeadSelfAttention(64, heads)
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [(0, "num_heads=0: must be at least 1"), (5, "num_heads=5 does not divide hidden_size=64")],
+)
+def test_heads_that_do_not_divide_the_hidden_size_are_rejected(heads: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layer(64, heads)
 
 
-def test_shared_heads_that_do_not_divide_the_heads_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="num_key_value_heads=3 does not divide num_heads=4: choose a divisor"
-    ):
-        MultiHeadSelfAttention(64, 4, num_key_value_heads=3)
+def test_key_value_heads_that_do_not_divide_the_heads_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="num_key_value_heads=3: must divide num_heads=4, or be null"):
+        layer(64, 4, num_key_value_heads=3)
 
 
-def test_normalised_values_have_a_mean_square_of_one_in_each_head() -> None:
+def test_normalized_values_have_unit_mean_square_per_head() -> None:
     torch.manual_seed(2)
-    module = MultiHeadSelfAttention(16, 2, value_norm_eps=1e-12)
-    plain = MultiHeadSelfAttention(16, 2)
+    module, plain = layer(16, 2, value_norm=True), layer(16, 2)
     plain.load_state_dict(module.state_dict())
     hidden = torch.randn(2, 5, 16)
     (query, key, value), expected = module.project(hidden), plain.project(hidden)

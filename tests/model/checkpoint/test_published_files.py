@@ -281,7 +281,7 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (EURO | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
         (EURO | {"rope_theta": "big"}, "rope_theta='big' must be a number"),
         (EURO | {"num_key_value_heads": 4}, "num_key_value_heads=4: must divide num_heads=6"),
-        (EURO | {"head_dim": 15}, "attention.rotary=.*: must be null for heads of the odd width 15"),
+        (EURO | {"head_dim": 15}, "attention.rotary=.*: must be null for the odd head size 15"),
         (MODERNBERT[1] | {"layer_types": ["full_attention"] * 2}, "layer_types=.* is not supported: it .* 3"),
         (MODERNBERT[1] | {"layer_types": ["chunked_attention"] * 3}, "layer_types=.* is not supported: it"),
         (MODERNBERT[1] | {"local_attention": 1}, "local_attention=1 is not supported"),
@@ -294,7 +294,7 @@ T5 = {"model_type": "t5", "vocab_size": 300, "d_model": 96, "num_layers": 2, "nu
         (DEBERTA | {"pos_att_type": "c2p|p2p"}, "pos_att_type='c2p|p2p' is not supported: only c2p, p2c"),
         (DEBERTA | {"relative_attention": False}, "with relative_attention=False is not supported"),
         (ROFORMER | {"rotary_value": True}, "rotary_value=True is not supported: only False is"),
-        (ROFORMER | {"num_attention_heads": 32}, "must be null for heads of the odd width 3"),
+        (ROFORMER | {"num_attention_heads": 32}, "must be null for the odd head size 3"),
         (
             BERT | {"model_type": "ernie", "use_task_id": True, "task_type_vocab_size": -1},
             "task_vocab_size=-1",

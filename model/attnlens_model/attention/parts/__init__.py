@@ -1,1 +1,1 @@
-"""What mechanisms are made of: projections, masks, weights, rotation, biases."""
+"""Components of attention mechanisms: masks, weights, rotary embedding, position biases."""

@@ -1,8 +1,8 @@
-"""Which keys a query may attend to, as numbers: a mask is added, never -inf and never a boolean.
+"""Attention masks as additive biases.
 
-These are the arithmetic forms that every ONNX runtime understands.
+A mask is a finite number added to the score, not -inf or a boolean, because every ONNX runtime supports that.
 
-Letters in shapes: B batch, T tokens, H heads.
+Shape legend: B batch, T tokens, H heads.
 """
 
 from typing import NamedTuple
@@ -11,38 +11,43 @@ import torch
 from torch import Tensor
 
 MASKED_SCORE = -(2.0**15)
-"""What is added to the score of a masked key, in every dtype; fp16 and bfloat16 hold it exactly.
+"""Bias added to the score of a masked key. Exact in fp32, fp16 and bfloat16.
 
-The exponential of a number below -104 is exactly 0 in fp32: a masked score may be up to 32,664 above the best
-live one. In fp16 it may be as low as -32,736 before the sum is infinite. Lower numbers do not help
-runtimes that compute in fp16 or bfloat16: in bfloat16 OpenVINO returns wrong numbers at -1e20 and below, and
-less accurate ones at -1e9.
+The fp32 exponential of a number below -104 is exactly 0, so a masked key gets no weight unless its score
+exceeds the best unmasked score by more than 32,664. In fp16, scores down to -32,736 remain finite when the
+bias is added. Larger magnitudes are worse for runtimes that compute in fp16 or bfloat16: in bfloat16,
+OpenVINO returns wrong results at -1e20 and less accurate ones at -1e9.
 """
 
 
 class AttentionMask(NamedTuple):
-    """A keep-mask in the two forms that attention needs, so that all layers share one computation.
+    """A keep-mask in the two forms that attention needs, computed once for all layers.
 
-    Both are floating point and broadcast to (B, H, T, T).
+    Both are floating point and broadcastable to (B, H, T, T).
     """
 
     keep: Tensor
-    """1 where a query may attend to a key, else 0."""
+    """1 if the query may attend to the key, otherwise 0."""
     bias: Tensor
-    """0 where a query may attend to a key, else `MASKED_SCORE`."""
+    """0 if the query may attend to the key, otherwise `MASKED_SCORE`."""
 
 
 def prepare_mask(keep_mask: Tensor, dtype: torch.dtype) -> AttentionMask:
-    """Turn a keep-mask (bool, int or float; True or 1 = may attend) into both forms, in floating `dtype`."""
+    """Convert a bool, integer or float keep-mask (True or 1: may attend) to both forms in `dtype`."""
     keep = keep_mask.to(dtype)
     return AttentionMask(keep, (1.0 - keep) * MASKED_SCORE)
 
 
 def causal_keep_mask(positions: Tensor) -> Tensor:
-    """Return the (T, T) keep-mask in which a token attends to itself and to those before it.
+    """Return the (T, T) keep-mask in which each token attends to itself and all previous tokens.
 
-    `positions` is (T,) int64: 0, 1, 2 ... The mask is float32, which counts exactly where fp16 does
-    not. Clamping the distance is plain arithmetic, which more ONNX runtimes have than Trilu or a comparison.
+    Clamped distances need only basic arithmetic, which more ONNX runtimes support than Trilu or comparisons.
+
+    Args:
+        positions: (T,) int64, the numbers 0 to T - 1.
+
+    Returns:
+        (T, T) float32, because fp16 cannot represent all positions.
     """
     exact = positions.to(torch.float32)
     distance = exact[:, None] - exact[None, :]  # (T, T)
@@ -50,9 +55,9 @@ def causal_keep_mask(positions: Tensor) -> Tensor:
 
 
 def window_keep_mask(positions: Tensor, window: int) -> Tensor:
-    """Return the (T, T) keep-mask in which a token attends to those at most `window` places away.
+    """Return the (T, T) keep-mask in which each token attends to tokens up to `window` positions away.
 
-    `positions` and the mask are as for `causal_keep_mask`.
+    For the argument and result, see `causal_keep_mask`.
     """
     exact = positions.to(torch.float32)
     distance = (exact[:, None] - exact[None, :]).abs()  # (T, T)

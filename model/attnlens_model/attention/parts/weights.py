@@ -1,11 +1,11 @@
-"""The weights of scaled dot-product attention, as a pure function.
+"""Scaled dot-product attention weights, as a pure function.
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-Vaswani et al. 2017, "Attention Is All You Need", section 3.2. It is written out instead of calling a fused
-kernel because the weights are a result here.
+Vaswani et al. 2017, "Attention Is All You Need", section 3.2. Fused attention kernels are not used because
+they do not return the weights.
 
-Letters in shapes: B batch, T tokens, H heads, K head width.
+Shape legend: B batch, T tokens, H heads, K head size.
 """
 
 from torch import Tensor
@@ -25,14 +25,14 @@ def attention_weights(
     Args:
         query: (B, H, T, K), floating point.
         key: (B, H, T, K), same dtype.
-        keep_mask: True or 1 where a query may attend to a key, else False or 0; broadcastable to
-            (B, H, T, T). An `AttentionMask` is one that was prepared before. None keeps all.
-        scale: what the dot products are multiplied by: 1 / sqrt(K) in the paper.
-        position_bias: same dtype, broadcastable to (B, H, T, T); None adds nothing.
+        keep_mask: True or 1 if the query may attend to the key, broadcastable to (B, H, T, T), or a prepared
+            `AttentionMask`. If None, all keys are kept.
+        scale: Factor applied to the dot products, 1 / sqrt(K) in the paper.
+        position_bias: Bias added to the scores, same dtype, broadcastable to (B, H, T, T).
 
     Returns:
-        (B, H, T, T), same dtype. A row sums to 1, is exactly 0 at masked keys, and all 0 if every key is
-        masked.
+        (B, H, T, T), same dtype. Each row sums to 1 and is exactly 0 at masked keys. If all keys are masked,
+        the row is 0.
     """
     scaled = query if scale == 1.0 else query * scale
     scores = scaled @ key.transpose(-2, -1)  # (B, H, T, T)
@@ -42,9 +42,9 @@ def attention_weights(
 
 
 def masked_softmax(scores: Tensor, keep_mask: Tensor | AttentionMask | None) -> Tensor:
-    """Return softmax(scores) over the keys that the mask keeps; both are as in `attention_weights`."""
+    """Return the softmax of scores (B, H, T, T) over the keys kept by the mask. See `attention_weights`."""
     if keep_mask is None:
         return scores.softmax(dim=-1)
     mask = keep_mask if isinstance(keep_mask, AttentionMask) else prepare_mask(keep_mask, scores.dtype)
-    # The softmax of a fully masked row is not zero: the product makes it so and changes no other row.
+    # The softmax of a fully masked row is not 0. The product sets it to 0 and changes no other row.
     return (scores + mask.bias).softmax(dim=-1) * mask.keep
