@@ -258,7 +258,7 @@ def replies(bundle: Path) -> Arrays:
 
     with local(bundle, threads=1, lanes=1, max_batch_tokens=1) as model:
         info = model.get_model()
-        texts = [text for text in TEXTS if info.text_pairs or isinstance(text, str)]
+        texts = [text for text in TEXTS if info.supports_text_pairs or isinstance(text, str)]
         return {**_method_replies(model, info, texts), **_comparisons(model, info)}
 
 

@@ -15,14 +15,14 @@ class LayerInfo:
         num_heads: H.
         num_key_value_heads: the heads that keys and values have.
         head_size: the width of a head.
-        window: how many places away a token sees at most. 0: all.
+        window_radius: Maximum distance between a token and one that it attends to. 0 if unlimited.
     """
 
     attention: str
     num_heads: int
     num_key_value_heads: int
     head_size: int
-    window: int
+    window_radius: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class Gate:
     Attributes:
         graph: the id of the graph.
         role: which of its outputs.
-        kind: `max_abs_error`, `min_cosine`, `mean_cosine`, `max_fp16_value` or `max_alone_error`.
-        limit, found: the two numbers.
+        kind: `max_abs_error`, `min_cosine`, `mean_cosine`, `max_fp16_value` or `max_batch_difference`.
+        limit, value: the limit and the measured value.
         text_kind: the kind of text that it is about. Empty: all.
     """
 
@@ -100,7 +100,7 @@ class Gate:
     role: str
     kind: str
     limit: float
-    found: float
+    value: float
     text_kind: str
 
 
@@ -112,7 +112,7 @@ class ParityFigure:
     role: str
     max_abs_error: float
     max_abs_error_float64: float
-    torch_abs_error_float64: float
+    torch_max_abs_error_float64: float
     mean_abs_error: float
     p99_abs_error: float
     min_cosine: float
@@ -231,7 +231,7 @@ class ModelInfo:
         exclude_prompt: whether the tokens of a prompt are left out of the pooling.
         prompts: what may be put before a text, by name.
         default_prompt_name: the prompt that is used unless told; empty: none.
-        text_pairs: whether a text may be a pair.
+        supports_text_pairs: whether a text may be a pair.
         max_tokens: the longest input, special tokens included.
         execution_providers: those of ONNX Runtime, the preferred one first; empty with another engine.
         engine: what runs the model: `onnxruntime` or `openvino`. Vectors of different engines may differ in
@@ -269,7 +269,7 @@ class ModelInfo:
     exclude_prompt: bool
     prompts: Mapping[str, str]
     default_prompt_name: str
-    text_pairs: bool
+    supports_text_pairs: bool
     max_tokens: int
     limits: Limits
     execution_providers: tuple[str, ...]

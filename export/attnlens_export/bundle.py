@@ -71,8 +71,8 @@ class ExportOptions:
     Attributes:
         name: the model's name; None: the last part of the hub id or of the directory.
         revision: branch, tag or commit on the hub.
-        task: whose adapters are merged into the weights, where the checkpoint has adapters for tasks; "none":
-            those of no task.
+        adapter_task: Task whose adapters are merged into the weights, or "none". Required if the checkpoint
+            has adapters for tasks.
         seed: for the weights of a fresh encoder.
         pooling: One of `pooling.POOLINGS` instead of what the checkpoint says, required if it says nothing;
             its Dense modules stay.
@@ -99,7 +99,7 @@ class ExportOptions:
 
     name: str | None = None
     revision: str | None = None
-    task: str | None = None
+    adapter_task: str | None = None
     seed: int = 0
     pooling: str | None = None
     normalize: bool | None = None
@@ -154,7 +154,7 @@ class _Model:
     commit: str = ""
     head: Head | None = None
     warnings: tuple[str, ...] = ()
-    task: str = ""
+    adapter_task: str = ""
 
     @property
     def embedder(self) -> Path | None:
@@ -193,7 +193,11 @@ def export_bundle(
     manifest = built.manifest
     is_chosen = options.pooling is not None or options.normalize is not None
     decisions = describe_decisions(
-        manifest, model.directory, is_chosen=is_chosen, has_head=model.head is not None, task=model.task
+        manifest,
+        model.directory,
+        is_chosen=is_chosen,
+        has_head=model.head is not None,
+        adapter_task=model.adapter_task,
     )
     warnings = model.warnings
     if model.directory is not None and not (output / "tokenizer.json").is_file():
@@ -230,7 +234,7 @@ def _load(source: str | Path | EncoderConfig, options: ExportOptions, progress: 
         name = options.name or f"{source.family}-{source.num_layers}x{source.hidden_size}"
         model = _Model(_fresh(source, options.seed), source, None, f"config+seed:{options.seed}", name)
     else:
-        checkpoint = load_checkpoint(source, options.revision, chosen, task=options.task)
+        checkpoint = load_checkpoint(source, options.revision, chosen, adapter_task=options.adapter_task)
         model = _of_checkpoint(checkpoint, options)
     # Control characters, and the halves of characters that stand for bytes of a path that are not UTF-8.
     for text in (model.name, model.source):
@@ -268,7 +272,7 @@ def _of_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> _Model:
         checkpoint.commit,
         head,
         tuple(warnings),
-        checkpoint.task,
+        checkpoint.adapter_task,
     )
 
 
@@ -304,7 +308,7 @@ def _build(directory: Path, model: _Model, options: ExportOptions, progress: Pro
     missing = write_contributions(fp32, model.embedder, pooling)
     progress("Writing the configuration", "", 0, 1)
     has_data = (directory / DATA_PATH).is_file()
-    write_config(directory, model.directory, config, external_data=has_data, task=model.task)
+    write_config(directory, model.directory, config, external_data=has_data, adapter_task=model.adapter_task)
     write_pooling(directory, model.embedder, config.vector_size, pooling, max_tokens)
     write_prompts(directory, prompts)
     stated = {precision.path: precision.write(fp32, progress) for precision in options.precisions}

@@ -116,7 +116,7 @@ def _reference(
     if source is None:
         return rebuild_encoder(directory / EMBEDDINGS_PATH, config), "the weights inside the bundle"
     chosen = partial(with_choices_of, config)
-    checkpoint = load_checkpoint(source, revision, chosen, task=read_task(directory) or None)
+    checkpoint = load_checkpoint(source, revision, chosen, adapter_task=read_task(directory) or None)
     if checkpoint.config != config:
         raise SourceError(f"{source} is another encoder: {checkpoint.config} instead of {config}")
     return checkpoint.encoder, f"the checkpoint {checkpoint.source}"

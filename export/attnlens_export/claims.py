@@ -30,8 +30,8 @@ _DERIVED = (
     "max_tokens",
     "prompts",
     "default_prompt_name",
-    "text_pairs",
-    "task",
+    "supports_text_pairs",
+    "adapter_task",
 )
 # How the first value of an enum ends, which says nothing.
 _UNSPECIFIED = "_UNSPECIFIED"

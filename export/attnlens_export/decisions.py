@@ -13,7 +13,7 @@ _HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
 
 
 def describe_decisions(
-    manifest: Manifest, source: Path | None, *, is_chosen: bool, has_head: bool, task: str = ""
+    manifest: Manifest, source: Path | None, *, is_chosen: bool, has_head: bool, adapter_task: str = ""
 ) -> tuple[str, ...]:
     """Return a line each on embeddings, prompts, the longest input and, where there is one, the task.
 
@@ -22,7 +22,8 @@ def describe_decisions(
         source: the checkpoint's directory; None for a fresh encoder.
         is_chosen: whether pooling or normalization was asked for.
         has_head: whether the checkpoint is used for something else than embeddings.
-        task: whose adapters were merged into the weights, or `NO_TASK`; empty: the checkpoint has none.
+        adapter_task: Task whose adapters were merged into the weights, or `NO_TASK`. Empty if the checkpoint
+            has no adapters.
     """
     if source is not None and not has_head and (source / MODULES_FILE).exists():
         origin = "changed from what the checkpoint says" if is_chosen else "as the checkpoint says"
@@ -41,7 +42,7 @@ def describe_decisions(
         f"embeddings: {'; '.join(_steps(manifest))}; {width} components ({origin})",
         f"prompts: {_prompts(manifest)}",
         f"longest input: {longest}",
-        *_task(task),
+        *_task(adapter_task),
     )
 
 

@@ -99,8 +99,8 @@ def describe_facts(directory: Path, config: EncoderConfig) -> Manifest:
         max_tokens=read_max_tokens(directory, config),
         prompts=prompts.texts,
         default_prompt_name=prompts.default_name,
-        text_pairs=takes_pairs(directory, config),
-        task=read_task(directory),
+        supports_text_pairs=takes_pairs(directory, config),
+        adapter_task=read_task(directory),
     )
 
 
@@ -138,7 +138,7 @@ def _describe_layer(config: EncoderConfig, attention: AttentionConfig) -> LayerI
         num_heads=attention.num_heads,
         num_key_value_heads=attention.num_shared_heads,
         head_size=attention.head_dim(config.hidden_size),
-        window=attention.reach or 0,
+        window_radius=attention.reach or 0,
     )
 
 

@@ -82,7 +82,7 @@ class RepeatsResult:
                 graph=graph_id(path),
                 kind=GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE,
                 limit=0,
-                found=max_or_nan(run.max_difference for run in self.runs if run.graph == path),
+                value=max_or_nan(run.max_difference for run in self.runs if run.graph == path),
             )
             for path in paths
         ]

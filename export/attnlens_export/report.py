@@ -170,7 +170,7 @@ def _figures_table(figures: list[ParityFigure]) -> str:
         errors = (
             figure.max_abs_error,
             figure.max_abs_error_float64,
-            figure.torch_abs_error_float64,
+            figure.torch_max_abs_error_float64,
             figure.mean_abs_error,
             figure.p99_abs_error,
         )
@@ -191,7 +191,7 @@ def _invariants_list(result: ParityResult) -> str:
     row_sum = max_or_nan(found.row_sum_error for found in result.invariants)
     masked = max_or_nan(found.masked_weight for found in result.invariants)
     empty = max_or_nan(found.empty_row_weight for found in result.invariants)
-    alone = max_or_nan(found.alone_error for found in result.measurements)
+    alone = max_or_nan(found.max_batch_difference for found in result.measurements)
     finite = all(found.finite for found in result.invariants)
     return "\n".join(
         [

@@ -13,7 +13,9 @@ from google.protobuf import json_format
 
 from attnlens.v1.manifest_pb2 import BundleFile, Graph, GraphPurpose, Manifest, Precision
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+KNOWN_FEATURES: frozenset[str] = frozenset()
+"""Entries of `Manifest.required_features` that this version can read."""
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20  # one of 24 layers has 60 kB
 
@@ -42,7 +44,8 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
     """Parse `directory/manifest.json`, or the manifest that has another name there.
 
     Raises:
-        BundleError: the file is missing, is not a manifest, or has another format version.
+        BundleError: the file is missing, is not a manifest, has another format version, or requires an
+            unknown feature.
     """
     path = directory / name
     if path.exists() and not path.is_file():
@@ -63,6 +66,12 @@ def read_manifest(directory: Path, name: str = MANIFEST_NAME) -> Manifest:
         raise BundleError(
             f"{path} has format version {manifest.format_version}, this version of attnlens reads "
             f"{FORMAT_VERSION}: export the bundle again, or install the version of attnlens that wrote it"
+        )
+    unknown = sorted(set(manifest.required_features) - KNOWN_FEATURES)
+    if unknown:
+        raise BundleError(
+            f"{path} requires {', '.join(unknown)}, which this version of attnlens does not know: install "
+            "the version of attnlens that wrote it"
         )
     return manifest
 

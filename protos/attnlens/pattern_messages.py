@@ -19,8 +19,8 @@ _TABLE_AXES = 3
 def write_pattern(output: GraphOutput, pattern: Pattern | None) -> None:
     """Write the pattern of an output of a graph into its description."""
     match pattern:
-        case Band(window, num_global_tokens):
-            output.band.window, output.band.num_global_tokens = window, num_global_tokens
+        case Band(window_radius, num_global_tokens):
+            output.band.window_radius, output.band.num_global_tokens = window_radius, num_global_tokens
         case BlockTable(block_size, max_full_blocks, random_blocks):
             table = output.block_table
             table.block_size, table.max_full_blocks = block_size, max_full_blocks
@@ -43,10 +43,13 @@ def read_pattern(output: GraphOutput) -> Pattern | None:
 
 
 def _read_band(name: str, message: manifest_pb2.Band) -> Band:
-    for field, value in (("window", message.window), ("num_global_tokens", message.num_global_tokens)):
+    for field, value in (
+        ("window_radius", message.window_radius),
+        ("num_global_tokens", message.num_global_tokens),
+    ):
         if not 0 <= value <= _MOST:
             raise BundleError(f"{name} is stated with {field}={value}: it must be from 0 to {_MOST}")
-    return Band(message.window, message.num_global_tokens)
+    return Band(message.window_radius, message.num_global_tokens)
 
 
 def _read_table(name: str, message: manifest_pb2.BlockTable, num_heads: int) -> BlockTable:

@@ -32,17 +32,17 @@ class Band:
     In the row of a global token the first G + 2w + 1 columns are 0.
 
     Attributes:
-        window: w.
+        window_radius: w.
         num_global_tokens: G.
     """
 
-    window: int
+    window_radius: int
     num_global_tokens: int
 
     @property
     def width(self) -> int:
         """How many columns a row has."""
-        return 2 * self.num_global_tokens + 2 * self.window + 1
+        return 2 * self.num_global_tokens + 2 * self.window_radius + 1
 
     def dense(self, rows: ArrayT, mask: npt.NDArray[Any] | None = None) -> ArrayT:
         """Return the weights (..., T, T), query by key, that rows (..., T, 2G + 2w + 1) stand for.
@@ -55,7 +55,7 @@ class Band:
             ValueError: the rows have another width.
         """
         num_tokens = _check_width(rows, self.width)
-        number, window = self.num_global_tokens, self.window
+        number, window = self.num_global_tokens, self.window_radius
         dense = np.zeros((*rows.shape[:-1], num_tokens), dtype=rows.dtype)
         places = np.arange(num_tokens)
         for offset in range(-min(window, num_tokens - 1), min(window, num_tokens - 1) + 1):

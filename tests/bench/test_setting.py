@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlens.bundle import write_manifest
+from attnlens.bundle import FORMAT_VERSION, write_manifest
 from attnlens.v1.manifest_pb2 import Graph, Manifest, Precision
 from bench.cases import MINILM
 from bench.contestants import STRICT, contestants
@@ -17,7 +17,10 @@ def write_bundle(directory: Path, *precisions: Precision.ValueType) -> Path:
     """Write a manifest that names a graph in each precision."""
     directory.mkdir()
     write_manifest(
-        directory, Manifest(format_version=1, graphs=[Graph(precision=precision) for precision in precisions])
+        directory,
+        Manifest(
+            format_version=FORMAT_VERSION, graphs=[Graph(precision=precision) for precision in precisions]
+        ),
     )
     return directory
 

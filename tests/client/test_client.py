@@ -248,7 +248,7 @@ def test_a_model_tells_its_sizes_and_limits(client: Client) -> None:
     assert model.parity.passed
     assert {figure.role for figure in model.parity.figures} >= {"last_hidden_state", "attention_weights"}
     assert all(gate.graph and gate.kind.startswith(("max_", "min_", "mean_")) for gate in model.parity.gates)
-    assert (model.state, model.precision, model.text_pairs) == ("ready", "fp32", True)
+    assert (model.state, model.precision, model.supports_text_pairs) == ("ready", "fp32", True)
     assert [(layer.attention, layer.num_heads) for layer in model.layers] == [("softmax", 12)] * 6
     maps = [output for output in model.outputs if output.role == "attention_weights"]
     assert [(output.layer, output.layout, output.row_sum) for output in maps] == [

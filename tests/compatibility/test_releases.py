@@ -232,7 +232,7 @@ def test_the_client_reads_recorded_tokens_models_and_failures(release: Path) -> 
             client.embed([FIRST, SECOND * 4])
     manifest = release / "bundle" / "manifest.json"
     assert model.version == hashlib.sha256(manifest.read_bytes()).hexdigest()
-    assert (model.name, model.text_pairs, model.prompts) == (
+    assert (model.name, model.supports_text_pairs, model.prompts) == (
         "small",
         True,
         {"query": "find: ", "passage": "the "},

@@ -97,9 +97,11 @@ def test_the_minilm_manifest_says_what_a_server_needs(minilm_bundle: Path) -> No
             RowSum.ROW_SUM_ONE,
         )
     }
-    layers = {(layer.attention, layer.num_heads, layer.head_size, layer.window) for layer in sizes.layers}
+    layers = {
+        (layer.attention, layer.num_heads, layer.head_size, layer.window_radius) for layer in sizes.layers
+    }
     assert (len(sizes.layers), layers) == (6, {("softmax", 12, 32, 0)})
-    assert (sizes.type_vocab_size, manifest.text_pairs) == (2, True)
+    assert (sizes.type_vocab_size, manifest.supports_text_pairs) == (2, True)
     assert list(attentions.outputs[1].value.axes) == [
         "batch_size",
         "12",
@@ -144,18 +146,18 @@ def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
     ]
     twice = [each for each in measured for _ in range(2)]
     assert [(gate.graph, gate.role) for gate in gates] == twice + explained
-    error, alone = GateKind.GATE_KIND_MAX_ABS_ERROR, GateKind.GATE_KIND_MAX_ALONE_ERROR
+    error, alone = GateKind.GATE_KIND_MAX_ABS_ERROR, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE
     incompleteness = GateKind.GATE_KIND_MAX_INCOMPLETENESS
     kinds = [*3 * [error, alone], incompleteness, alone, incompleteness, error]
     assert [gate.kind for gate in gates] == kinds
-    assert all(gate.found <= gate.limit for gate in gates)
+    assert all(gate.value <= gate.limit for gate in gates)
     assert all(gate.limit >= 1e-5 for gate in gates)
     for repeated in (embeddings, attention, contributions):
         assert repeated.kind == GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE
-        assert repeated.found == repeated.limit == 0
+        assert repeated.value == repeated.limit == 0
     for each in parity.figures:
         assert 0 < each.max_abs_error <= 1.5e-5
-        assert 0 < each.torch_abs_error_float64 <= 1e-5
+        assert 0 < each.torch_max_abs_error_float64 <= 1e-5
         assert each.min_cosine > 1 - 1e-8
     report = json.loads((minilm_bundle / "parity" / "report.json").read_text(encoding="utf-8"))
     assert report["passed"]
@@ -163,9 +165,11 @@ def test_minilm_holds_the_parity_that_is_promised(minilm_bundle: Path) -> None:
     assert len(report["invariants"]) == 2 * 52
     for each in report["measurements"]:
         assert (
-            each["max_abs_error"] <= max(1e-5, 4 * each["torch_abs_error_float64"]) == each["allowed_error"]
+            each["max_abs_error"]
+            <= max(1e-5, 4 * each["torch_max_abs_error_float64"])
+            == each["allowed_error"]
         )
-        assert each["alone_error"] <= 1e-5
+        assert each["max_batch_difference"] <= 1e-5
     for each in report["invariants"]:
         assert each["finite"]
         assert each["row_sum_error"] <= 1e-5

@@ -115,7 +115,7 @@ def test_an_operator_that_races_fails_the_gate(tmp_path: Path) -> None:
     assert any(run.output == "last_hidden_state" and run.max_difference > 0 for run in several)
     assert "differs by up to" in result.failures()[0]
     [gate] = result.gates()
-    assert gate.found > gate.limit == 0
+    assert gate.value > gate.limit == 0
 
 
 @pytest.mark.parametrize("purpose", [purpose for purpose in GraphPurpose.values() if purpose])

@@ -42,19 +42,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_bundle_says_its_task_everywhere_and_is_checked_against_it(source: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     task = TASKS[1]
-    summary = export_bundle(source, bundle, ExportOptions(task=task, pooling="mean", grid=GRID))
+    summary = export_bundle(source, bundle, ExportOptions(adapter_task=task, pooling="mean", grid=GRID))
     assert f"task: {task}, whose adapters are merged into the weights, as asked for" in summary.decisions
     manifest = read_manifest(bundle)
-    assert (manifest.task, dict(manifest.prompts), manifest.default_prompt_name) == (task, PROMPTS, "")
-    assert json.loads((bundle / "config.json").read_text("utf-8"))["attnlens_task"] == task
+    assert (manifest.adapter_task, dict(manifest.prompts), manifest.default_prompt_name) == (
+        task,
+        PROMPTS,
+        "",
+    )
+    assert json.loads((bundle / "config.json").read_text("utf-8"))["attnlens_adapter_task"] == task
     assert read_config(bundle / "config.json").family == "jina_v3"
     checked = check_bundle(bundle, source, grid=GRID)
     assert checked.verdict.passed
     assert checked.not_stated == ()
     # Another task's weights are not those inside.
-    write(bundle / "config.json", read(bundle / "config.json") | {"attnlens_task": TASKS[0]})
+    write(bundle / "config.json", read(bundle / "config.json") | {"attnlens_adapter_task": TASKS[0]})
     sign(bundle)
-    with pytest.raises(BundleError, match=f"task is '{task}', the files say '{TASKS[0]}'"):
+    with pytest.raises(BundleError, match=f"adapter_task is '{task}', the files say '{TASKS[0]}'"):
         check_bundle(bundle, source, grid=GRID)
 
 
@@ -68,16 +72,16 @@ def test_the_command_takes_a_task_or_none_and_names_those_that_there_are(
 
     code, shown = run(str(source))
     assert code == 1
-    assert f"has adapters for the tasks {', '.join(TASKS)}: choose one of them (--task)" in shown
-    code, shown = run(str(source), "--task", "none")
+    assert f"has adapters for the tasks {', '.join(TASKS)}: choose one of them (--adapter-task)" in shown
+    code, shown = run(str(source), "--adapter-task", "none")
     assert code == 0, shown
     assert "task: none; the adapters of all tasks are left out, as asked for" in shown
-    assert read_manifest(tmp_path / "bundle").task == "none"
+    assert read_manifest(tmp_path / "bundle").adapter_task == "none"
     result = CliRunner().invoke(
         check, [str(tmp_path / "bundle"), "--source", str(source), "--parity-tokens", "8"]
     )
     assert result.exit_code == 0, result.output
     write(tmp_path / "my.json", {"hidden_size": 8})
-    code, shown = run("--config", str(tmp_path / "my.json"), "--task", "none")
+    code, shown = run("--config", str(tmp_path / "my.json"), "--adapter-task", "none")
     assert code == 2
-    assert "--task is for a SOURCE, not for --config" in shown
+    assert "--adapter-task is for a SOURCE, not for --config" in shown

@@ -93,7 +93,7 @@ class Texts:
             while batch := list(islice(lines, size)):
                 yield batch
             return
-        if self.text_pair is not None and not model.text_pairs:
+        if self.text_pair is not None and not model.supports_text_pairs:
             raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--text-pair'")
         text = self.text or ""
         yield [Line(text if self.text_pair is None else (text, self.text_pair), 0, 0)]

@@ -31,7 +31,7 @@ def model_table(model: ModelInfo, address: str) -> Table:
         "embedding size": f"{model.embedding_size:,}",
         "embeddings": _embedding_line(model),
         "prompts": _prompts_line(model),
-        "pairs of texts": "yes" if model.text_pairs else "no",
+        "pairs of texts": "yes" if model.supports_text_pairs else "no",
         "explanations": ", ".join(model.explain_methods) or "none",
         **_faithfulness_row(model),
         "engine": _engine_line(model),
@@ -133,7 +133,7 @@ def _layer_lines(model: ModelInfo) -> str:
     for layer, count in Counter(model.layers).items():
         keys = layer.num_key_value_heads
         groups = f", {keys} for keys and values" if keys not in (0, layer.num_heads) else ""
-        window = f", {layer.window} places away at most" if layer.window else ""
+        window = f", {layer.window_radius} places away at most" if layer.window_radius else ""
         lines.append(
             f"{count} x {layer.num_heads} heads of {layer.head_size}{groups}, {layer.attention}{window}"
         )
@@ -145,7 +145,7 @@ def gates_table(gates: Sequence[Gate], title: str = "gates of parity") -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("graph and output", overflow="fold")
     table.add_column("gate", overflow="fold")
-    for name in ("limit", "found"):
+    for name in ("limit", "value"):
         table.add_column(name, justify="right", no_wrap=True, min_width=8)
     for graph, of_graph in itertools.groupby(gates, key=lambda gate: gate.graph):
         table.add_row(printable(graph))
@@ -153,7 +153,7 @@ def gates_table(gates: Sequence[Gate], title: str = "gates of parity") -> Table:
             kind = gate.kind.replace("_", " ") + (f", {gate.text_kind}" if gate.text_kind else "")
             numbers = (
                 f"{number:.6f}" if "cosine" in gate.kind else f"{number:.1e}"
-                for number in (gate.limit, gate.found)
+                for number in (gate.limit, gate.value)
             )
             table.add_row(f"  {printable(gate.role)}", printable(kind), *numbers)
     return table
@@ -172,7 +172,7 @@ def figures_table(figures: Sequence[ParityFigure]) -> Table:
                 f"  {printable(figure.role)}",
                 f"{figure.max_abs_error:.1e}",
                 f"{figure.max_abs_error_float64:.1e}",
-                f"{figure.torch_abs_error_float64:.1e}",
+                f"{figure.torch_max_abs_error_float64:.1e}",
                 f"{figure.min_cosine:.9f}",
             )
     return table

@@ -73,7 +73,7 @@ def model_info(message: pb.Model) -> ModelInfo:
         exclude_prompt=message.pooling.exclude_prompt,
         prompts=dict(sorted(message.prompts.items())),
         default_prompt_name=message.default_prompt_name,
-        text_pairs=message.text_pairs,
+        supports_text_pairs=message.supports_text_pairs,
         max_tokens=message.max_tokens,
         limits=_read(Limits, message.limits),
         execution_providers=tuple(message.execution_providers),

@@ -25,9 +25,11 @@ def read_patterns(
     num_layers, num_heads, num_tokens = sizes
     if message.WhichOneof("data") == "band":
         band = message.band_pattern
-        if not 0 <= band.window <= MAX_SIZE or not 0 <= band.num_global_tokens <= MAX_SIZE:
-            raise wrong_reply(f"{what} has a window of {band.window}, {band.num_global_tokens} global tokens")
-        return (Band(band.window, band.num_global_tokens),) * num_layers
+        if not 0 <= band.window_radius <= MAX_SIZE or not 0 <= band.num_global_tokens <= MAX_SIZE:
+            raise wrong_reply(
+                f"{what} has a window radius of {band.window_radius}, {band.num_global_tokens} global tokens"
+            )
+        return (Band(band.window_radius, band.num_global_tokens),) * num_layers
     size = message.block_pattern.block_size
     if size < 1:
         raise wrong_reply(f"{what} has blocks of {size} tokens")

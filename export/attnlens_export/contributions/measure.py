@@ -229,7 +229,7 @@ def measure_case(
     return Completeness(
         case=str(case),
         incompleteness=float(errors[rows].max()),
-        alone_error=_alone_error(run, inputs, feed, scores, sizes),
+        max_batch_difference=_max_batch_difference(run, inputs, feed, scores, sizes),
         embedding_error=float(np.max(wrong)),
         padding_score=float(np.abs(scores[~live]).max(initial=0.0)),
         is_finite=all(bool(np.isfinite(tensor).all()) for tensor in found.values()),
@@ -268,7 +268,7 @@ def _embed(
     return np.asarray(vector.astype(np.float64) * kept)
 
 
-def _alone_error(
+def _max_batch_difference(
     run: Run, inputs: Inputs, feed: Feed, scores: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
 ) -> float:
     """Run the shortest text of a batch alone and compare its scores."""

@@ -21,8 +21,8 @@ class Completeness:
     Attributes:
         case: the input shape.
         incompleteness: |sum of scores + baseline - d . p / |p|| / |d|.
-        alone_error: the largest difference between a score of the shortest text in the batch and of the same
-            text alone, divided by |d|.
+        max_batch_difference: Maximum difference between a score of the shortest text in the batch and of the
+            same text alone, divided by |d|.
         embedding_error: |p - q| / |q|, where q is made of the token vectors of the graph of embeddings.
         padding_score: the largest score of a token of padding, which must be 0.
         is_finite: whether no output has a NaN or an infinity.
@@ -30,7 +30,7 @@ class Completeness:
 
     case: str
     incompleteness: float
-    alone_error: float
+    max_batch_difference: float
     embedding_error: float
     padding_score: float
     is_finite: bool
@@ -44,10 +44,10 @@ class Completeness:
                 f"{where}: scores and baseline miss d . p by {self.incompleteness:.2e} |d| |p|, "
                 f"{LIMIT:g} is allowed"
             )
-        if not self.alone_error <= LIMIT:
+        if not self.max_batch_difference <= LIMIT:
             lines.append(
-                f"{where}: a score of a text alone and in the batch differ by {self.alone_error:.2e} |d|, "
-                f"{LIMIT:g} is allowed"
+                f"{where}: a score of a text alone and in the batch differ by "
+                f"{self.max_batch_difference:.2e} |d|, {LIMIT:g} is allowed"
             )
         if not self.embedding_error <= LIMIT:
             lines.append(
@@ -142,10 +142,10 @@ class ContributionsResult(GraphResult):
         tokens = OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
         incompleteness = GateKind.GATE_KIND_MAX_INCOMPLETENESS
         complete = max_or_nan(case.incompleteness for case in self.cases)
-        alone = max_or_nan(case.alone_error for case in self.cases)
+        alone = max_or_nan(case.max_batch_difference for case in self.cases)
         found = [
             (tokens, incompleteness, LIMIT, complete),
-            (tokens, GateKind.GATE_KIND_MAX_ALONE_ERROR, LIMIT, alone),
+            (tokens, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, LIMIT, alone),
         ]
         if self.heads is not None:
             heads, embedding = OutputRole.OUTPUT_ROLE_HEAD_CONTRIBUTIONS, OutputRole.OUTPUT_ROLE_EMBEDDING
@@ -155,7 +155,7 @@ class ContributionsResult(GraphResult):
                 (embedding, GateKind.GATE_KIND_MAX_ABS_ERROR, self.heads.ablated_limit, error),
             ]
         return [
-            Gate(graph=graph_id(self.path), role=role, kind=kind, limit=limit, found=value)
+            Gate(graph=graph_id(self.path), role=role, kind=kind, limit=limit, value=value)
             for role, kind, limit, value in found
         ]
 
@@ -174,7 +174,7 @@ class ContributionsResult(GraphResult):
             "add up to the product of a direction and the embedding"
         )
         worst = max_or_nan(case.incompleteness for case in self.cases)
-        alone = max_or_nan(case.alone_error for case in self.cases)
+        alone = max_or_nan(case.max_batch_difference for case in self.cases)
         remark = (
             f"contributions: scores and baseline add up within {worst:.1e} |d| |p|; alone and in a batch "
             f"they differ by {alone:.1e} |d|; {LIMIT:g} is allowed"

@@ -153,7 +153,7 @@ def _embeddings(subject: Subject, precision: OpenvinoPrecision, found: _Found) -
         role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
         kind=GateKind.GATE_KIND_MIN_COSINE,
         limit=MIN_COSINE,
-        found=figure.min_cosine,
+        value=figure.min_cosine,
     )
     wrong = tuple(line for each in found.invariants[precision] for line in each.failures())
     return Part((gate,), (figure,), (*stops, *broken(EMBEDDINGS_PATH, [gate]), *wrong))

@@ -63,7 +63,7 @@ def _described(check: EngineCheck) -> Iterator[str]:
 
 def _row(gate: Gate) -> str:
     kind = GateKind.Name(gate.kind).removeprefix("GATE_KIND_").lower().replace("_", " ")
-    found = f"{gate.found:.6f}" if "cosine" in kind else f"{gate.found:.1e}"
+    found = f"{gate.value:.6f}" if "cosine" in kind else f"{gate.value:.1e}"
     verdict = "held" if holds(gate) else "NOT HELD"
     cells = (gate.graph, role_name(gate.role), gate.text_kind, kind, f"{gate.limit:.6g}", found, verdict)
     return f"| {' | '.join(cells)} |"

@@ -88,7 +88,7 @@ def join(check: EngineCheck, parts: Iterable[Part]) -> EngineResult:
 def broken(where: str, gates: Sequence[Gate]) -> tuple[str, ...]:
     """Return a line for each gate that does not hold. `where`: what it is about, such as a file."""
     return tuple(
-        f"{where}: {_measured(gate)} is {gate.found:.6g}, {_relation(gate)} {gate.limit:g} is allowed"
+        f"{where}: {_measured(gate)} is {gate.value:.6g}, {_relation(gate)} {gate.limit:g} is allowed"
         for gate in gates
         if not holds(gate)
     )
@@ -96,7 +96,7 @@ def broken(where: str, gates: Sequence[Gate]) -> tuple[str, ...]:
 
 def holds(gate: Gate) -> bool:
     """Whether what was found is within the limit; a NaN never is."""
-    return gate.found >= gate.limit if gate.kind in _AT_LEAST else gate.found <= gate.limit
+    return gate.value >= gate.limit if gate.kind in _AT_LEAST else gate.value <= gate.limit
 
 
 def precision_name(precision: Precision.ValueType) -> str:
@@ -121,7 +121,7 @@ def _measured(gate: Gate) -> str:
             return f"the mean cosine of {vectors} with those in fp32{of_kind}"
         case GateKind.GATE_KIND_MIN_COSINE:
             return f"the smallest cosine of {vectors} with those in fp32{of_kind}"
-        case GateKind.GATE_KIND_MAX_ALONE_ERROR:
+        case GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE:
             return f"the largest difference of {vectors} between a text alone and in a batch{of_kind}"
     return GateKind.Name(gate.kind)
 
@@ -133,7 +133,7 @@ def _gate_as_json(gate: Gate) -> dict[str, Any]:
         "kind": GateKind.Name(gate.kind).removeprefix(_KIND).lower(),
         "text_kind": gate.text_kind,
         "limit": gate.limit,
-        "found": gate.found,
+        "value": gate.value,
     }
 
 
@@ -143,7 +143,7 @@ def _figure_as_json(figure: ParityFigure) -> dict[str, Any]:
         "role": role_name(figure.role),
         "max_abs_error": figure.max_abs_error,
         "max_abs_error_float64": figure.max_abs_error_float64,
-        "torch_abs_error_float64": figure.torch_abs_error_float64,
+        "torch_max_abs_error_float64": figure.torch_max_abs_error_float64,
         "mean_abs_error": figure.mean_abs_error,
         "p99_abs_error": figure.p99_abs_error,
         "min_cosine": figure.min_cosine,

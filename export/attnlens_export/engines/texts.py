@@ -41,20 +41,20 @@ class Limits:
     Attributes:
         mean_cosine: the least mean over the texts of a kind of the cosines with the embeddings in fp32.
         min_cosine: the least of any text.
-        alone_error: the largest difference of a component, of embeddings of length 1, between a text
+        max_batch_difference: the largest difference of a component, of embeddings of length 1, between a text
             alone and in a batch.
     """
 
     mean_cosine: float
     min_cosine: float
-    alone_error: float
+    max_batch_difference: float
 
     @classmethod
     def of_int8(cls, manifest: Manifest) -> Self:
         """Return those that the bundle states of its graph in int8."""
         stated = [gate for gate in manifest.parity.gates if gate.graph == int8.GRAPH_ID]
         gate = int8.Gate.from_messages(stated)
-        return cls(gate.min_mean_cosine, gate.min_cosine, alone_error=1e-2)
+        return cls(gate.min_mean_cosine, gate.min_cosine, max_batch_difference=1e-2)
 
 
 FP32_LIMITS = Limits(0.999999, 0.999999, 1e-5)
@@ -89,7 +89,7 @@ class Texts:
     def of_int8(cls, directory: Path, config: EncoderConfig, manifest: Manifest) -> Self:
         """Return those that the bundle's graph in int8 is verified with."""
         [graph] = [graph for graph in manifest.graphs if graph.path == int8.INT8_PATH]
-        sizes = {kind.name: kind.num_texts for kind in graph.quantization.kinds}
+        sizes = {kind.name: kind.num_texts for kind in graph.quantization.text_kinds}
         return cls._tokenized(directory, config, read_written(directory / TEXTS_PATH, sizes))
 
     @classmethod
@@ -181,22 +181,24 @@ def measure_texts(graph: ProcessGraph, graph_alone: ProcessGraph, texts: Texts, 
             ):
                 gates.append(_gate(graph, gate_kind, limit, cosine, kind))
     session = _Session(graph_alone)
-    errors = [_alone_error(session, embedder, found[kind]) for kind, embedder in texts.embedders.items()]
+    errors = [
+        _max_batch_difference(session, embedder, found[kind]) for kind, embedder in texts.embedders.items()
+    ]
     alone = float(np.max(errors))
-    gates.append(_gate(graph, GateKind.GATE_KIND_MAX_ALONE_ERROR, limits.alone_error, alone))
+    gates.append(_gate(graph, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, limits.max_batch_difference, alone))
     return Part(tuple(gates), (), broken(graph.path, gates))
 
 
 def _gate(
-    graph: ProcessGraph, kind: GateKind.ValueType, limit: float, found: float, text_kind: str = ""
+    graph: ProcessGraph, kind: GateKind.ValueType, limit: float, value: float, text_kind: str = ""
 ) -> Gate:
     role = OutputRole.OUTPUT_ROLE_EMBEDDING
     return Gate(
-        graph=graph_id(graph.path), role=role, kind=kind, limit=limit, found=found, text_kind=text_kind
+        graph=graph_id(graph.path), role=role, kind=kind, limit=limit, value=value, text_kind=text_kind
     )
 
 
-def _alone_error(session: _Session, embedder: Embedder, found: Vectors) -> float:
+def _max_batch_difference(session: _Session, embedder: Embedder, found: Vectors) -> float:
     """Return the largest difference of a component between embeddings of texts in a batch and alone.
 
     Some texts of each batch that has several are run alone.

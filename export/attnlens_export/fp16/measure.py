@@ -210,7 +210,7 @@ def _measure(
         length=live.shape[1],
         max_abs_error=found.max_abs,
         max_abs_error_float64=max_abs_difference(hidden[live], exact[live]),
-        torch_abs_error_float64=max_abs_difference(expected[live], exact[live]),
+        torch_max_abs_error_float64=max_abs_difference(expected[live], exact[live]),
         mean_abs_error=found.mean_abs,
         p99_abs_error=found.p99_abs,
         # The smaller of the two, NaN if one is.

@@ -90,7 +90,7 @@ class Fp16Result(GraphResult):
         """Return the gates on cosines and range."""
         [figure] = self.figures()
         return [
-            Gate(graph=figure.graph, role=figure.role, kind=kind, limit=limit, found=found)
+            Gate(graph=figure.graph, role=figure.role, kind=kind, limit=limit, value=found)
             for kind, limit, found in (
                 (GateKind.GATE_KIND_MIN_COSINE, MIN_COSINE, figure.min_cosine),
                 (GateKind.GATE_KIND_MAX_FP16_VALUE, MAX_FP16, figure.max_fp16_value),

@@ -58,7 +58,7 @@ class Agreement:
         min_cosine: the smallest.
         mean_token_cosine: of the vectors of a token.
         min_token_cosine: the smallest.
-        neighbour_agreement: the share of texts whose nearest other text is the same.
+        neighbor_agreement: the share of texts whose nearest other text is the same.
     """
 
     kinds: Mapping[str, KindAgreement]
@@ -66,7 +66,7 @@ class Agreement:
     min_cosine: float
     mean_token_cosine: float
     min_token_cosine: float
-    neighbour_agreement: float
+    neighbor_agreement: float
 
 
 class Embedder:
@@ -149,7 +149,7 @@ def _nearest(kinds: Mapping[str, Vectors]) -> FloatArray:
     return np.asarray(cosines.argmax(axis=1))
 
 
-def alone_error(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:
+def max_batch_difference(session: onnxruntime.InferenceSession, batches: Sequence[Batch]) -> float:
     """Return the largest difference of a token's vector between its batch and its text alone.
 
     The first and the last text of each batch are run alone.

@@ -22,7 +22,7 @@ from attnlens.v1.quantization_pb2 import (
 )
 from attnlens_export.errors import AccuracyError
 from attnlens_export.graph.names import EMBEDDINGS_PATH, input_names
-from attnlens_export.int8.agreement import Agreement, Embedder, alone_error, compare, run_all
+from attnlens_export.int8.agreement import Agreement, Embedder, compare, max_batch_difference, run_all
 from attnlens_export.int8.products import find_groups
 from attnlens_export.int8.recipes import Method, Recipe
 from attnlens_export.int8.result import INT8_PATH, Gate, Int8Result
@@ -97,14 +97,16 @@ class Int8(Precision):
             num_calibration_texts=_count(calibration),
             num_selection_texts=_count(selection),
             num_judged_graphs=num_judged,
-            products=[
+            matmuls=[
                 _describe(index, weight, chosen.recipes.get(group.source))
                 for group in find_groups(embeddings)
                 for index, weight in enumerate(group.weights)
             ],
             speeds=speeds,
             unreliable_timings=not (are_reliable and search.has_reliable_timings),
-            kinds=[QuantizedTextKind(name=kind, num_texts=len(lines)) for kind, lines in written.items()],
+            text_kinds=[
+                QuantizedTextKind(name=kind, num_texts=len(lines)) for kind, lines in written.items()
+            ],
         )
         return Stated(Graph(quantization=made), self.gate.limits())
 
@@ -139,7 +141,7 @@ class Int8(Precision):
         """Compare the graph with the one in fp32 on the texts beside them, by the gate that is stated."""
         progress("Int8 against fp32", "", 0, 1)
         directory, made = subject.directory, stated.graph.quantization
-        texts = read_written(directory / TEXTS_PATH, {kind.name: kind.num_texts for kind in made.kinds})
+        texts = read_written(directory / TEXTS_PATH, {kind.name: kind.num_texts for kind in made.text_kinds})
         embedders = _embedders(directory, subject.config, texts)
         session = open_session(directory / self.path)
         expected = run_all(embedders, open_session(directory / EMBEDDINGS_PATH))
@@ -148,7 +150,9 @@ class Int8(Precision):
             compare(run_all(embedders, session), expected),
             sum(len(each.embeddings) for each in expected.values()),
             sum(len(each.tokens) for each in expected.values()),
-            float(np.max([alone_error(session, embedder.batches) for embedder in embedders.values()])),
+            float(
+                np.max([max_batch_difference(session, embedder.batches) for embedder in embedders.values()])
+            ),
             made,
         )
 
@@ -226,9 +230,9 @@ def _speeds(directory: Path, config: EncoderConfig) -> tuple[list[QuantizedSpeed
         speeds.append(
             QuantizedSpeed(
                 batch_size=batch_size,
-                length=length,
-                milliseconds=1000 * timings.seconds[INT8_PATH],
-                milliseconds_fp32=1000 * timings.seconds[EMBEDDINGS_PATH],
+                num_tokens=length,
+                latency_ms=1000 * timings.seconds[INT8_PATH],
+                latency_ms_fp32=1000 * timings.seconds[EMBEDDINGS_PATH],
             )
         )
     return speeds, are_reliable

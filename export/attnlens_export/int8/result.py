@@ -18,7 +18,7 @@ from attnlens_export.precision import GraphResult, Table
 INT8_PATH = "onnx/model_int8.onnx"
 GRAPH_ID = graph_id(INT8_PATH)
 # A text's vectors alone and in a batch. Products in int8 add nothing to what fp32 differs by.
-MAX_ALONE_ERROR = 1e-5
+MAX_BATCH_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Gate:
 
     @staticmethod
     def to_message(
-        kind: GateKind.ValueType, limit: float, found: float = 0.0, text_kind: str = ""
+        kind: GateKind.ValueType, limit: float, value: float = 0.0, text_kind: str = ""
     ) -> manifest_pb2.Gate:
         """Return a gate of the embeddings."""
         return manifest_pb2.Gate(
@@ -56,7 +56,7 @@ class Gate:
             role=OutputRole.OUTPUT_ROLE_EMBEDDING,
             kind=kind,
             limit=limit,
-            found=found,
+            value=value,
             text_kind=text_kind,
         )
 
@@ -83,7 +83,7 @@ class Int8Result(GraphResult):
         agreement: of the vectors.
         num_texts: how many there were.
         num_tokens: of all texts together.
-        alone_error: the largest difference of a token's vector between its batch and its text alone.
+        max_batch_difference: the largest difference of a token's vector between its batch and its text alone.
         made: how it was made, as the manifest states it.
     """
 
@@ -94,7 +94,7 @@ class Int8Result(GraphResult):
     agreement: Agreement
     num_texts: int
     num_tokens: int
-    alone_error: float
+    max_batch_difference: float
     made: Quantization = field(default_factory=Quantization)
 
     def failures(self) -> list[str]:
@@ -112,10 +112,10 @@ class Int8Result(GraphResult):
                         f"{INT8_PATH}: the {figure} cosine of {kind.num_texts} embeddings with "
                         f"those in fp32, {name}, is {value:.6f}, at least {least:g} is allowed"
                     )
-        if not self.alone_error <= MAX_ALONE_ERROR:
+        if not self.max_batch_difference <= MAX_BATCH_DIFFERENCE:
             yield (
-                f"{INT8_PATH}: a text alone and in a batch differ by {self.alone_error:.2e}, "
-                f"at most {MAX_ALONE_ERROR:g} is allowed"
+                f"{INT8_PATH}: a text alone and in a batch differ by {self.max_batch_difference:.2e}, "
+                f"at most {MAX_BATCH_DIFFERENCE:g} is allowed"
             )
 
     def figures(self) -> list[ParityFigure]:
@@ -136,9 +136,9 @@ class Int8Result(GraphResult):
         alone = manifest_pb2.Gate(
             graph=GRAPH_ID,
             role=OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE,
-            kind=GateKind.GATE_KIND_MAX_ALONE_ERROR,
-            limit=MAX_ALONE_ERROR,
-            found=self.alone_error,
+            kind=GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE,
+            limit=MAX_BATCH_DIFFERENCE,
+            value=self.max_batch_difference,
         )
         return [*gates, alone]
 
@@ -150,10 +150,10 @@ class Int8Result(GraphResult):
         found = self.agreement
         message.mean_cosine, message.min_cosine = found.mean_cosine, found.min_cosine
         message.mean_token_cosine, message.min_token_cosine = found.mean_token_cosine, found.min_token_cosine
-        message.neighbour_agreement = found.neighbour_agreement
-        message.alone_error = self.alone_error
-        del message.kinds[:]
-        message.kinds.extend(
+        message.neighbor_agreement = found.neighbor_agreement
+        message.max_batch_difference = self.max_batch_difference
+        del message.text_kinds[:]
+        message.text_kinds.extend(
             QuantizedTextKind(
                 name=name,
                 num_texts=kind.num_texts,
@@ -188,8 +188,8 @@ class Int8Result(GraphResult):
                 ("all token vectors", "", *tokens),
             ),
             (
-                f"the nearest other text is the same for {found.neighbour_agreement:.1%}",
-                f"a text alone and in a batch differ by {self.alone_error:.1e}",
+                f"the nearest other text is the same for {found.neighbor_agreement:.1%}",
+                f"a text alone and in a batch differ by {self.max_batch_difference:.1e}",
                 f"products: {_describe_products(self.made)}",
                 f"times as fast as fp32, on one thread: {_describe_speeds(self.made)}"
                 + ("; UNRELIABLE, the processor was busy" if self.made.unreliable_timings else ""),
@@ -200,14 +200,14 @@ class Int8Result(GraphResult):
 def _describe_products(made: Quantization) -> str:
     methods = Counter(
         QuantizationMethod.Name(product.method).removeprefix("QUANTIZATION_METHOD_").lower()
-        for product in made.products
+        for product in made.matmuls
     )
     return ", ".join(f"{count} {method}" for method, count in methods.most_common())
 
 
 def _describe_speeds(made: Quantization) -> str:
     speeds = (
-        f"{speed.batch_size} x {speed.length} tokens {speed.milliseconds_fp32 / speed.milliseconds:.2f}"
+        f"{speed.batch_size} x {speed.num_tokens} tokens {speed.latency_ms_fp32 / speed.latency_ms:.2f}"
         for speed in made.speeds
     )
     return ", ".join(speeds) or "not measured"

@@ -135,7 +135,7 @@ def measure_long_context(
     if longest > reached:
         progress(f"hidden states, 1x{longest}", 0, 2)
         error = _hidden_states_error(subject, longest)
-    limit = allowed_error(max_or_nan(found.torch_abs_error_float64 for found in on_grid))
+    limit = allowed_error(max_or_nan(found.torch_max_abs_error_float64 for found in on_grid))
     num_tokens, probe_error, probe_limit = 0, 0.0, 0.0
     probe = one_head_config(config)
     if probe is not None:

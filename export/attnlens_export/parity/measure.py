@@ -122,12 +122,12 @@ class Run:
 
     Attributes:
         tensors: by name. They are taken out as they are compared, so that their memory is free again.
-        alone_errors: by role, how much the shortest text differs from the same text run alone.
+        max_batch_differences: by role, how much the shortest text differs from the same text run alone.
         invariants: what holds for any encoder.
     """
 
     tensors: Tensors
-    alone_errors: dict[str, float]
+    max_batch_differences: dict[str, float]
     invariants: Invariants
 
 
@@ -194,7 +194,7 @@ def run_case(graph: RunnableGraph, case: Case, inputs: Inputs, config: EncoderCo
     described = layer_outputs(config)
     return Run(
         tensors,
-        _alone_errors(graph, inputs, tensors, described),
+        _max_batch_differences(graph, inputs, tensors, described),
         _check_invariants(graph.path, case, inputs, tensors, config, described),
     )
 
@@ -227,11 +227,11 @@ def compare_case(
             by_role.setdefault(_role(name, described), {})[name] = comparison
         for role, of_role in by_role.items():
             if of_role:
-                yield _measurement(path, case, role, of_role, runs[path].alone_errors.get(role, 0.0))
+                yield _measurement(path, case, role, of_role, runs[path].max_batch_differences.get(role, 0.0))
 
 
 def _measurement(
-    path: str, case: Case, role: str, compared: dict[str, _Comparison], alone_error: float
+    path: str, case: Case, role: str, compared: dict[str, _Comparison], max_batch_difference: float
 ) -> Measurement:
     found = {name: each.difference for name, each in compared.items()}
     # A NaN is worse than any number.
@@ -244,13 +244,13 @@ def _measurement(
         role=role,
         max_abs_error=found[worst].max_abs,
         max_abs_error_float64=max_or_nan(each.error_float64 for each in compared.values()),
-        torch_abs_error_float64=reference_error,
+        torch_max_abs_error_float64=reference_error,
         mean_abs_error=float(np.average([each.mean_abs for each in found.values()], weights=counts)),
         p99_abs_error=max_or_nan(each.p99_abs for each in found.values()),
         min_cosine=-max_or_nan(-each.min_cosine for each in found.values()),
         num_elements=sum(counts),
         allowed_error=allowed_error(reference_error),
-        alone_error=alone_error,
+        max_batch_difference=max_batch_difference,
         worst_output=worst,
         worst_index=found[worst].index,
         worst_values=found[worst].values,
@@ -265,7 +265,7 @@ def _live_error(measured: FloatArray, exact: FloatArray, live: BoolArray) -> flo
     return max_abs_difference(select_live(measured, live), select_live(exact, live))
 
 
-def _alone_errors(
+def _max_batch_differences(
     graph: RunnableGraph, inputs: Inputs, tensors: Tensors, described: Described
 ) -> dict[str, float]:
     """Run the shortest text of a batch alone and compare: by role, the largest difference."""

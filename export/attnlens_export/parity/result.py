@@ -13,9 +13,9 @@ TOLERANCE = 1e-5
 REFERENCE_ERROR_RATIO = 4.0
 
 
-def allowed_error(torch_abs_error_float64: float) -> float:
+def allowed_error(torch_max_abs_error_float64: float) -> float:
     """Return the largest |ONNX - PyTorch fp32| that passes, given PyTorch's own error against float64."""
-    return max(TOLERANCE, REFERENCE_ERROR_RATIO * torch_abs_error_float64)
+    return max(TOLERANCE, REFERENCE_ERROR_RATIO * torch_max_abs_error_float64)
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Errors:
         role: of the outputs, all layers together: `last_hidden_state`, `attention_weights` ...
         max_abs_error: the largest |ONNX - PyTorch fp32|.
         max_abs_error_float64: the largest |ONNX - PyTorch float64|.
-        torch_abs_error_float64: the largest |PyTorch fp32 - PyTorch float64|.
+        torch_max_abs_error_float64: the largest |PyTorch fp32 - PyTorch float64|.
         mean_abs_error: the mean of |ONNX - PyTorch fp32|.
         p99_abs_error: its 99th percentile; the largest of any layer.
         min_cosine: the smallest cosine between a row of ONNX and of PyTorch fp32.
@@ -38,7 +38,7 @@ class Errors:
     role: str
     max_abs_error: float
     max_abs_error_float64: float
-    torch_abs_error_float64: float
+    torch_max_abs_error_float64: float
     mean_abs_error: float
     p99_abs_error: float
     min_cosine: float
@@ -51,8 +51,9 @@ class Measurement(Errors):
 
     Attributes:
         case: the input shape.
-        allowed_error: the gate for `max_abs_error` and `alone_error`.
-        alone_error: the largest difference between the shortest text in the batch and the same text alone.
+        allowed_error: the gate for `max_abs_error` and `max_batch_difference`.
+        max_batch_difference: Maximum difference between the shortest text in the batch and the same text
+            alone.
         worst_output: the tensor with the largest error.
         worst_index: where in it: (batch, token, component), or (batch, head, query, key).
         worst_values: what ONNX and PyTorch fp32 have there.
@@ -60,7 +61,7 @@ class Measurement(Errors):
 
     case: Case
     allowed_error: float
-    alone_error: float
+    max_batch_difference: float
     worst_output: str
     worst_index: tuple[int, ...]
     worst_values: tuple[float, float]
@@ -68,7 +69,7 @@ class Measurement(Errors):
     @property
     def excess(self) -> float:
         """The larger error as a multiple of what is allowed; infinite for NaN."""
-        largest = float(np.max([self.max_abs_error, self.alone_error]))
+        largest = float(np.max([self.max_abs_error, self.max_batch_difference]))
         return float(np.nan_to_num(largest / self.allowed_error, nan=np.inf))
 
     @property
@@ -84,10 +85,10 @@ class Measurement(Errors):
                 f"{self.worst_values[0]:.8g}, PyTorch has {self.worst_values[1]:.8g} "
                 f"(error {self.max_abs_error:.2e}, allowed {self.allowed_error:.2e})"
             )
-        if not self.alone_error <= self.allowed_error:
+        if not self.max_batch_difference <= self.allowed_error:
             yield (
                 f"{self.graph} at {self.case}: {self.role} of a text alone and in the batch differ by "
-                f"{self.alone_error:.2e} (allowed {self.allowed_error:.2e})"
+                f"{self.max_batch_difference:.2e} (allowed {self.allowed_error:.2e})"
             )
 
 
@@ -191,11 +192,11 @@ def gates(group: Sequence[Measurement]) -> list[Gate]:
     found = []
     for kind, name in (
         (GateKind.GATE_KIND_MAX_ABS_ERROR, "max_abs_error"),
-        (GateKind.GATE_KIND_MAX_ALONE_ERROR, "alone_error"),
+        (GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, "max_batch_difference"),
     ):
         used = [np.nan_to_num(getattr(each, name) / each.allowed_error, nan=np.inf) for each in group]
         nearest = group[int(np.argmax(used))]
-        gate = Gate(kind=kind, limit=nearest.allowed_error, found=getattr(nearest, name))
+        gate = Gate(kind=kind, limit=nearest.allowed_error, value=getattr(nearest, name))
         gate.graph, gate.role = graph_id(nearest.graph), role_number(nearest.role)
         found.append(gate)
     return found
@@ -214,7 +215,7 @@ def worst_figures(group: Sequence[Errors], longest_input_tokens: int) -> ParityF
         role=role_number(group[0].role),
         max_abs_error=max_or_nan(errors.max_abs_error for errors in group),
         max_abs_error_float64=max_or_nan(errors.max_abs_error_float64 for errors in group),
-        torch_abs_error_float64=max_or_nan(errors.torch_abs_error_float64 for errors in group),
+        torch_max_abs_error_float64=max_or_nan(errors.torch_max_abs_error_float64 for errors in group),
         mean_abs_error=float(np.average([errors.mean_abs_error for errors in group], weights=counts)),
         p99_abs_error=max_or_nan(errors.p99_abs_error for errors in group),
         min_cosine=-max_or_nan(-errors.min_cosine for errors in group),

@@ -14,7 +14,7 @@ from attnlens_export.tokenizer.build import build_tokenizer, tokenizer_class
 from attnlens_model import EncoderConfig, read_config
 from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 
-TASK_KEY = "attnlens_task"
+TASK_KEY = "attnlens_adapter_task"
 """The key of a bundle's `config.json` that names the task whose adapters were merged into the weights."""
 
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
@@ -40,7 +40,12 @@ _BERT_FIELDS = {
 
 
 def write_config(
-    directory: Path, source: Path | None, config: EncoderConfig, *, external_data: bool, task: str = ""
+    directory: Path,
+    source: Path | None,
+    config: EncoderConfig,
+    *,
+    external_data: bool,
+    adapter_task: str = "",
 ) -> None:
     """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
 
@@ -49,7 +54,7 @@ def write_config(
         source: the checkpoint's directory, None for a fresh encoder.
         config: the encoder.
         external_data: whether the weights are outside the ONNX files; transformers.js needs to know.
-        task: whose adapters were merged into the weights; empty: the checkpoint has none.
+        adapter_task: whose adapters were merged into the weights; empty: the checkpoint has none.
 
     Raises:
         SourceError: the file would be read back as another encoder.
@@ -71,8 +76,8 @@ def write_config(
     content.setdefault("intermediate_size", config.intermediate_size)
     # What no publisher writes, such as a choice made at the export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
-    if task:
-        content[TASK_KEY] = task
+    if adapter_task:
+        content[TASK_KEY] = adapter_task
     if external_data:
         content["transformers.js_config"] = {"use_external_data_format": True}
     write_json(directory / "config.json", content)

@@ -50,7 +50,7 @@ def for_task(tensors: Mapping[str, Tensor], adapters: TaskAdapters, task: str | 
     known = ", ".join(adapters.tasks)
     if task is None:
         raise CheckpointError(
-            f"the checkpoint has adapters for the tasks {known}: choose one of them (--task), or "
+            f"the checkpoint has adapters for the tasks {known}: choose one of them (--adapter-task), or "
             f"{NO_TASK!r} for its weights without any"
         )
     if task != NO_TASK and task not in adapters.tasks:

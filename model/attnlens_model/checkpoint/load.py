@@ -29,7 +29,7 @@ class Checkpoint:
         unused_tensors: names of tensors that do not belong to the encoder: pooler and task heads.
         commit: of the hub's repository; empty where it is not known, as for a directory.
         has_own_code: whether the publisher has code for it, which is not run.
-        task: whose adapters were merged into the weights, or "none"; empty: the checkpoint has none.
+        adapter_task: whose adapters were merged into the weights, or "none"; empty: the checkpoint has none.
     """
 
     encoder: Encoder
@@ -39,7 +39,7 @@ class Checkpoint:
     unused_tensors: tuple[str, ...]
     commit: str = ""
     has_own_code: bool = False
-    task: str = ""
+    adapter_task: str = ""
 
 
 def load_checkpoint(
@@ -47,7 +47,7 @@ def load_checkpoint(
     revision: str | None = None,
     change: Callable[[EncoderConfig], EncoderConfig] | None = None,
     *,
-    task: str | None = None,
+    adapter_task: str | None = None,
 ) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
@@ -59,19 +59,19 @@ def load_checkpoint(
         revision: branch, tag or commit on the Hub; None is its default branch.
         change: gets what `config.json` says and returns the configuration to load the weights into; what it
             raises is passed on.
-        task: whose adapters are merged into the weights, or "none"; must be given where a checkpoint has
-            adapters for tasks, and can't be where it has none.
+        adapter_task: Task whose adapters are merged into the weights, or "none". Required if the checkpoint
+            has adapters for tasks, rejected otherwise.
 
     Raises:
-        CheckpointError: not found or unreadable, tensors are missing, unexpected or misshapen, or `task` is
-            not one of the checkpoint's.
+        CheckpointError: not found or unreadable, tensors are missing, unexpected or misshapen, or
+            `adapter_task` is not one of the checkpoint's.
         ConfigError: `config.json` describes no encoder that is supported.
     """
     location = locate_checkpoint(source, revision)
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused, found = _load(location.directory, change, task)
+        config, encoder, unused, found = _load(location.directory, change, adapter_task)
     except ModelError as error:
         if has_own_code:
             error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
@@ -81,7 +81,7 @@ def load_checkpoint(
 
 
 def _load(
-    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, task: str | None
+    directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, adapter_task: str | None
 ) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
     """Return the encoder, its configuration, the tensors that it has no use for by name, and the task."""
     config = read_config(directory / "config.json")
@@ -92,11 +92,13 @@ def _load(
     family = family_named(config.family)
     tensors = read_tensors(directory)
     if family.read_adapters is not None and has_adapters(tensors):
-        tensors = for_task(tensors, family.read_adapters(read_object(directory / "config.json")), task)
-    elif task is not None:
+        tensors = for_task(
+            tensors, family.read_adapters(read_object(directory / "config.json")), adapter_task
+        )
+    elif adapter_task is not None:
         raise CheckpointError(
-            f"the checkpoint has no adapters, for the task {task!r} or another: choose none"
+            f"the checkpoint has no adapters, for the task {adapter_task!r} or another: choose none"
         )
     fitted = fit_tensors(tensors, encoder.state_dict(), family, config)
     encoder.load_state_dict(fitted.parameters, assign=True)
-    return config, encoder.eval(), fitted.unused, task or ""
+    return config, encoder.eval(), fitted.unused, adapter_task or ""

@@ -224,7 +224,7 @@ Global___Input: _TypeAlias = Input  # noqa: Y015
 
 @_typing.final
 class TextPair(_message.Message):
-    """Two texts, for models that take pairs (`Model.text_pairs`). What is too long is cut at the end of the longer one."""
+    """Two texts, for models that take pairs (`Model.supports_text_pairs`). What is too long is cut at the end of the longer one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -302,7 +302,7 @@ class _GateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GateKind.Val
     """The mean of these cosines is at least the limit."""
     GATE_KIND_MAX_FP16_VALUE: _GateKind.ValueType  # 4
     """The largest magnitude of any value in fp16 is at most the limit, 65504."""
-    GATE_KIND_MAX_ALONE_ERROR: _GateKind.ValueType  # 5
+    GATE_KIND_MAX_BATCH_DIFFERENCE: _GateKind.ValueType  # 5
     """The largest difference between a text alone and the same text in a batch is at most the limit."""
     GATE_KIND_MAX_INCOMPLETENESS: _GateKind.ValueType  # 6
     """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
@@ -326,7 +326,7 @@ GATE_KIND_MEAN_COSINE: GateKind.ValueType  # 3
 """The mean of these cosines is at least the limit."""
 GATE_KIND_MAX_FP16_VALUE: GateKind.ValueType  # 4
 """The largest magnitude of any value in fp16 is at most the limit, 65504."""
-GATE_KIND_MAX_ALONE_ERROR: GateKind.ValueType  # 5
+GATE_KIND_MAX_BATCH_DIFFERENCE: GateKind.ValueType  # 5
 """The largest difference between a text alone and the same text in a batch is at most the limit."""
 GATE_KIND_MAX_INCOMPLETENESS: GateKind.ValueType  # 6
 """How far scores and baseline are from adding up to d . p, as a share of |d| |p|, is at most the limit. Of head
@@ -394,17 +394,18 @@ class Manifest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
-    TEXT_PAIRS_FIELD_NUMBER: _builtins.int
+    SUPPORTS_TEXT_PAIRS_FIELD_NUMBER: _builtins.int
     GRAPHS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
     TOOL_VERSIONS_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
-    TASK_FIELD_NUMBER: _builtins.int
+    ADAPTER_TASK_FIELD_NUMBER: _builtins.int
     FAITHFULNESS_FIELD_NUMBER: _builtins.int
     ENGINE_CHECKS_FIELD_NUMBER: _builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
-    """The version of this layout. A reader refuses a version that it does not know. Now 1. It is raised when a
-    reader of the old version would misread the bundle; added fields and files do not raise it.
+    """Version of this layout, now 2. A reader refuses any other version. It is raised when a reader of the old version
+    would misread the bundle; added fields and files do not raise it.
     """
     model_name: _builtins.str
     """The model's name: what requests may ask for and what responses state."""
@@ -418,13 +419,13 @@ class Manifest(_message.Message):
     """The longest input in tokens, special tokens included."""
     default_prompt_name: _builtins.str
     """The name of the prompt that is used where a request says nothing. Empty: none."""
-    text_pairs: _builtins.bool
-    """True where the tokenizer joins a pair of texts as the publisher's does: with separators and, where the graphs take
-    them, token types.
+    supports_text_pairs: _builtins.bool
+    """Whether an input may be a pair of texts: the tokenizer joins them as the publisher's does, with separators and, if
+    the graphs take them, token types.
     """
-    task: _builtins.str
-    """The task whose adapters were merged into the weights; `none`: the checkpoint has adapters, and none was merged.
-    Empty: it has none.
+    adapter_task: _builtins.str
+    """Task whose adapters were merged into the weights. `none` if the checkpoint has adapters and none was merged. Empty if
+    it has no adapters.
     """
     @_builtins.property
     def architecture(self) -> Global___Architecture:
@@ -462,6 +463,12 @@ class Manifest(_message.Message):
     def engine_checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCheck]:
         """How the graphs compare with the PyTorch encoder in other engines than ONNX Runtime on a CPU. Empty: not measured."""
 
+    @_builtins.property
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Features that a reader must understand to read the bundle correctly. A reader that does not know one of them refuses
+        the bundle and names it. Empty for bundles that any reader of this format version can read.
+        """
+
     def __init__(
         self,
         *,
@@ -475,18 +482,19 @@ class Manifest(_message.Message):
         max_tokens: _builtins.int = ...,
         prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         default_prompt_name: _builtins.str = ...,
-        text_pairs: _builtins.bool = ...,
+        supports_text_pairs: _builtins.bool = ...,
         graphs: _abc.Iterable[Global___Graph] | None = ...,
         parity: Global___Parity | None = ...,
         tool_versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         files: _abc.Iterable[Global___BundleFile] | None = ...,
-        task: _builtins.str = ...,
+        adapter_task: _builtins.str = ...,
         faithfulness: _abc.Iterable[_explanation_pb2.Faithfulness] | None = ...,
         engine_checks: _abc.Iterable[Global___EngineCheck] | None = ...,
+        required_features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "task", b"task", "text_pairs", b"text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_task", b"adapter_task", "architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "engine_checks", b"engine_checks", "faithfulness", b"faithfulness", "files", b"files", "format_version", b"format_version", "graphs", b"graphs", "max_tokens", b"max_tokens", "model_name", b"model_name", "parity", b"parity", "pooling", b"pooling", "prompts", b"prompts", "required_features", b"required_features", "source", b"source", "source_revision", b"source_revision", "supports_text_pairs", b"supports_text_pairs", "tool_versions", b"tool_versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,7 +576,7 @@ class LayerInfo(_message.Message):
     NUM_HEADS_FIELD_NUMBER: _builtins.int
     NUM_KEY_VALUE_HEADS_FIELD_NUMBER: _builtins.int
     HEAD_SIZE_FIELD_NUMBER: _builtins.int
-    WINDOW_FIELD_NUMBER: _builtins.int
+    WINDOW_RADIUS_FIELD_NUMBER: _builtins.int
     attention: _builtins.str
     """The mechanism, by the name that the encoder's configuration has for it: `softmax`, `disentangled`. Readers must
     expect further names.
@@ -579,8 +587,8 @@ class LayerInfo(_message.Message):
     """The number of heads that keys and values have."""
     head_size: _builtins.int
     """The width of a head."""
-    window: _builtins.int
-    """How many places away a token sees at most. 0: all."""
+    window_radius: _builtins.int
+    """Maximum distance between a token and one that it attends to. 0 if unlimited."""
     def __init__(
         self,
         *,
@@ -588,11 +596,11 @@ class LayerInfo(_message.Message):
         num_heads: _builtins.int = ...,
         num_key_value_heads: _builtins.int = ...,
         head_size: _builtins.int = ...,
-        window: _builtins.int = ...,
+        window_radius: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_size", b"head_size", "num_heads", b"num_heads", "num_key_value_heads", b"num_key_value_heads", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "head_size", b"head_size", "num_heads", b"num_heads", "num_key_value_heads", b"num_key_value_heads", "window_radius", b"window_radius"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -828,21 +836,21 @@ class Band(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    WINDOW_FIELD_NUMBER: _builtins.int
+    WINDOW_RADIUS_FIELD_NUMBER: _builtins.int
     NUM_GLOBAL_TOKENS_FIELD_NUMBER: _builtins.int
-    window: _builtins.int
+    window_radius: _builtins.int
     """w."""
     num_global_tokens: _builtins.int
     """G."""
     def __init__(
         self,
         *,
-        window: _builtins.int = ...,
+        window_radius: _builtins.int = ...,
         num_global_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_global_tokens", b"num_global_tokens", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_global_tokens", b"num_global_tokens", "window_radius", b"window_radius"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1085,7 +1093,7 @@ Global___EngineCheck: _TypeAlias = EngineCheck  # noqa: Y015
 
 @_typing.final
 class Gate(_message.Message):
-    """A limit of the parity check and what was found."""
+    """A limit of the parity check and the measured value."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1093,7 +1101,7 @@ class Gate(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
-    FOUND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
     TEXT_KIND_FIELD_NUMBER: _builtins.int
     graph: _builtins.str
     """The id of the graph."""
@@ -1103,8 +1111,8 @@ class Gate(_message.Message):
     """What the limit is on."""
     limit: _builtins.float
     """The limit."""
-    found: _builtins.float
-    """What was found."""
+    value: _builtins.float
+    """The measured value."""
     text_kind: _builtins.str
     """Where kinds of text are measured by themselves, the one that it is about, for instance `sentences`."""
     def __init__(
@@ -1114,12 +1122,12 @@ class Gate(_message.Message):
         role: Global___OutputRole.ValueType = ...,
         kind: Global___GateKind.ValueType = ...,
         limit: _builtins.float = ...,
-        found: _builtins.float = ...,
+        value: _builtins.float = ...,
         text_kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "graph", b"graph", "kind", b"kind", "limit", b"limit", "role", b"role", "text_kind", b"text_kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "kind", b"kind", "limit", b"limit", "role", b"role", "text_kind", b"text_kind", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1137,7 +1145,7 @@ class ParityFigure(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     MAX_ABS_ERROR_FIELD_NUMBER: _builtins.int
     MAX_ABS_ERROR_FLOAT64_FIELD_NUMBER: _builtins.int
-    TORCH_ABS_ERROR_FLOAT64_FIELD_NUMBER: _builtins.int
+    TORCH_MAX_ABS_ERROR_FLOAT64_FIELD_NUMBER: _builtins.int
     MEAN_ABS_ERROR_FIELD_NUMBER: _builtins.int
     P99_ABS_ERROR_FIELD_NUMBER: _builtins.int
     MIN_COSINE_FIELD_NUMBER: _builtins.int
@@ -1151,7 +1159,7 @@ class ParityFigure(_message.Message):
     """The largest |ONNX - PyTorch fp32|."""
     max_abs_error_float64: _builtins.float
     """The largest |ONNX - PyTorch float64|."""
-    torch_abs_error_float64: _builtins.float
+    torch_max_abs_error_float64: _builtins.float
     """The largest |PyTorch fp32 - PyTorch float64|: what fp32 itself costs."""
     mean_abs_error: _builtins.float
     """The mean of |ONNX - PyTorch fp32|."""
@@ -1174,7 +1182,7 @@ class ParityFigure(_message.Message):
         role: Global___OutputRole.ValueType = ...,
         max_abs_error: _builtins.float = ...,
         max_abs_error_float64: _builtins.float = ...,
-        torch_abs_error_float64: _builtins.float = ...,
+        torch_max_abs_error_float64: _builtins.float = ...,
         mean_abs_error: _builtins.float = ...,
         p99_abs_error: _builtins.float = ...,
         min_cosine: _builtins.float = ...,
@@ -1183,7 +1191,7 @@ class ParityFigure(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "max_fp16_value", b"max_fp16_value", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "p99_abs_error", b"p99_abs_error", "role", b"role", "torch_abs_error_float64", b"torch_abs_error_float64"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "longest_input_tokens", b"longest_input_tokens", "max_abs_error", b"max_abs_error", "max_abs_error_float64", b"max_abs_error_float64", "max_fp16_value", b"max_fp16_value", "mean_abs_error", b"mean_abs_error", "min_cosine", b"min_cosine", "p99_abs_error", b"p99_abs_error", "role", b"role", "torch_max_abs_error_float64", b"torch_max_abs_error_float64"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

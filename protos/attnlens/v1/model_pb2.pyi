@@ -111,7 +111,7 @@ class Model(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _builtins.int
-    TEXT_PAIRS_FIELD_NUMBER: _builtins.int
+    SUPPORTS_TEXT_PAIRS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     PARITY_FIELD_NUMBER: _builtins.int
@@ -146,8 +146,8 @@ class Model(_message.Message):
     """
     default_prompt_name: _builtins.str
     """The name of the prompt that is used where a request says nothing. Empty: none."""
-    text_pairs: _builtins.bool
-    """True where an input may be a pair of texts."""
+    supports_text_pairs: _builtins.bool
+    """Whether an input may be a pair of texts."""
     precision: _manifest_pb2.Precision.ValueType
     """What embeddings, and token vectors without attention, are computed in. With attention it is always fp32."""
     engine: _builtins.str
@@ -221,7 +221,7 @@ class Model(_message.Message):
         embedding_size: _builtins.int = ...,
         prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         default_prompt_name: _builtins.str = ...,
-        text_pairs: _builtins.bool = ...,
+        supports_text_pairs: _builtins.bool = ...,
         precision: _manifest_pb2.Precision.ValueType = ...,
         outputs: _abc.Iterable[_manifest_pb2.GraphOutput] | None = ...,
         parity: _manifest_pb2.Parity | None = ...,
@@ -237,7 +237,7 @@ class Model(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "engine_check", b"engine_check", "limits", b"limits", "parity", b"parity", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "device", b"device", "embedding_size", b"embedding_size", "engine", b"engine", "engine_check", b"engine_check", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "text_pairs", b"text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_prompt_name", b"default_prompt_name", "device", b"device", "embedding_size", b"embedding_size", "engine", b"engine", "engine_check", b"engine_check", "execution_providers", b"execution_providers", "explain_methods", b"explain_methods", "faithfulness", b"faithfulness", "limits", b"limits", "max_tokens", b"max_tokens", "name", b"name", "outputs", b"outputs", "pair_matrices", b"pair_matrices", "parity", b"parity", "pooling", b"pooling", "precision", b"precision", "prompts", b"prompts", "source", b"source", "source_revision", b"source_revision", "state", b"state", "supports_text_pairs", b"supports_text_pairs", "version", b"version", "versions", b"versions", "weights_license", b"weights_license"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61ttnlens/v1/quantization.proto\x12\x0b\x61ttnlens.v1\"\xc5\x03\n\x0cQuantization\x12\x1d\n\x15num_calibration_texts\x18\x01 \x01(\x05\x12\x11\n\tnum_texts\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x13\n\x0bmean_cosine\x18\x04 \x01(\x01\x12\x12\n\nmin_cosine\x18\x05 \x01(\x01\x12\x19\n\x11mean_token_cosine\x18\x06 \x01(\x01\x12\x18\n\x10min_token_cosine\x18\x07 \x01(\x01\x12\x1b\n\x13neighbour_agreement\x18\x08 \x01(\x01\x12\x13\n\x0b\x61lone_error\x18\t \x01(\x01\x12/\n\x08products\x18\n \x03(\x0b\x32\x1d.attnlens.v1.QuantizedProduct\x12+\n\x06speeds\x18\x0b \x03(\x0b\x32\x1b.attnlens.v1.QuantizedSpeed\x12-\n\x05kinds\x18\x0c \x03(\x0b\x32\x1e.attnlens.v1.QuantizedTextKind\x12\x1b\n\x13num_selection_texts\x18\r \x01(\x05\x12\x19\n\x11num_judged_graphs\x18\x0e \x01(\x05\x12\x1a\n\x12unreliable_timings\x18\x0f \x01(\x08\"]\n\x11QuantizedTextKind\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_texts\x18\x02 \x01(\x05\x12\x13\n\x0bmean_cosine\x18\x03 \x01(\x01\x12\x12\n\nmin_cosine\x18\x04 \x01(\x01\"}\n\x10QuantizedProduct\x12\x0e\n\x06weight\x18\x01 \x01(\t\x12/\n\x06method\x18\x02 \x01(\x0e\x32\x1f.attnlens.v1.QuantizationMethod\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\x19\n\x11num_exact_columns\x18\x04 \x01(\x05\"e\n\x0eQuantizedSpeed\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x0e\n\x06length\x18\x02 \x01(\x05\x12\x14\n\x0cmilliseconds\x18\x03 \x01(\x01\x12\x19\n\x11milliseconds_fp32\x18\x04 \x01(\x01*\xbf\x01\n\x12QuantizationMethod\x12#\n\x1fQUANTIZATION_METHOD_UNSPECIFIED\x10\x00\x12\x1c\n\x18QUANTIZATION_METHOD_FP32\x10\x01\x12\x1d\n\x19QUANTIZATION_METHOD_PLAIN\x10\x02\x12 \n\x1cQUANTIZATION_METHOD_SMOOTHED\x10\x03\x12%\n!QUANTIZATION_METHOD_EXACT_COLUMNS\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61ttnlens/v1/quantization.proto\x12\x0b\x61ttnlens.v1\"\xd1\x03\n\x0cQuantization\x12\x1d\n\x15num_calibration_texts\x18\x01 \x01(\x05\x12\x11\n\tnum_texts\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x13\n\x0bmean_cosine\x18\x04 \x01(\x01\x12\x12\n\nmin_cosine\x18\x05 \x01(\x01\x12\x19\n\x11mean_token_cosine\x18\x06 \x01(\x01\x12\x18\n\x10min_token_cosine\x18\x07 \x01(\x01\x12\x1a\n\x12neighbor_agreement\x18\x08 \x01(\x01\x12\x1c\n\x14max_batch_difference\x18\t \x01(\x01\x12.\n\x07matmuls\x18\n \x03(\x0b\x32\x1d.attnlens.v1.QuantizedProduct\x12+\n\x06speeds\x18\x0b \x03(\x0b\x32\x1b.attnlens.v1.QuantizedSpeed\x12\x32\n\ntext_kinds\x18\x0c \x03(\x0b\x32\x1e.attnlens.v1.QuantizedTextKind\x12\x1b\n\x13num_selection_texts\x18\r \x01(\x05\x12\x19\n\x11num_judged_graphs\x18\x0e \x01(\x05\x12\x1a\n\x12unreliable_timings\x18\x0f \x01(\x08\"]\n\x11QuantizedTextKind\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnum_texts\x18\x02 \x01(\x05\x12\x13\n\x0bmean_cosine\x18\x03 \x01(\x01\x12\x12\n\nmin_cosine\x18\x04 \x01(\x01\"}\n\x10QuantizedProduct\x12\x0e\n\x06weight\x18\x01 \x01(\t\x12/\n\x06method\x18\x02 \x01(\x0e\x32\x1f.attnlens.v1.QuantizationMethod\x12\r\n\x05\x61lpha\x18\x03 \x01(\x01\x12\x19\n\x11num_exact_columns\x18\x04 \x01(\x05\"e\n\x0eQuantizedSpeed\x12\x12\n\nbatch_size\x18\x01 \x01(\x05\x12\x12\n\nnum_tokens\x18\x02 \x01(\x05\x12\x12\n\nlatency_ms\x18\x03 \x01(\x01\x12\x17\n\x0flatency_ms_fp32\x18\x04 \x01(\x01*\xbf\x01\n\x12QuantizationMethod\x12#\n\x1fQUANTIZATION_METHOD_UNSPECIFIED\x10\x00\x12\x1c\n\x18QUANTIZATION_METHOD_FP32\x10\x01\x12\x1d\n\x19QUANTIZATION_METHOD_PLAIN\x10\x02\x12 \n\x1cQUANTIZATION_METHOD_SMOOTHED\x10\x03\x12%\n!QUANTIZATION_METHOD_EXACT_COLUMNS\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attnlens.v1.quantization_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_QUANTIZATIONMETHOD']._serialized_start=829
-  _globals['_QUANTIZATIONMETHOD']._serialized_end=1020
+  _globals['_QUANTIZATIONMETHOD']._serialized_start=841
+  _globals['_QUANTIZATIONMETHOD']._serialized_end=1032
   _globals['_QUANTIZATION']._serialized_start=48
-  _globals['_QUANTIZATION']._serialized_end=501
-  _globals['_QUANTIZEDTEXTKIND']._serialized_start=503
-  _globals['_QUANTIZEDTEXTKIND']._serialized_end=596
-  _globals['_QUANTIZEDPRODUCT']._serialized_start=598
-  _globals['_QUANTIZEDPRODUCT']._serialized_end=723
-  _globals['_QUANTIZEDSPEED']._serialized_start=725
-  _globals['_QUANTIZEDSPEED']._serialized_end=826
+  _globals['_QUANTIZATION']._serialized_end=513
+  _globals['_QUANTIZEDTEXTKIND']._serialized_start=515
+  _globals['_QUANTIZEDTEXTKIND']._serialized_end=608
+  _globals['_QUANTIZEDPRODUCT']._serialized_start=610
+  _globals['_QUANTIZEDPRODUCT']._serialized_end=735
+  _globals['_QUANTIZEDSPEED']._serialized_start=737
+  _globals['_QUANTIZEDSPEED']._serialized_end=838
 # @@protoc_insertion_point(module_scope)

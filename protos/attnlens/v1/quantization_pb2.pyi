@@ -66,11 +66,11 @@ class Quantization(_message.Message):
     MIN_COSINE_FIELD_NUMBER: _builtins.int
     MEAN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
     MIN_TOKEN_COSINE_FIELD_NUMBER: _builtins.int
-    NEIGHBOUR_AGREEMENT_FIELD_NUMBER: _builtins.int
-    ALONE_ERROR_FIELD_NUMBER: _builtins.int
-    PRODUCTS_FIELD_NUMBER: _builtins.int
+    NEIGHBOR_AGREEMENT_FIELD_NUMBER: _builtins.int
+    MAX_BATCH_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    MATMULS_FIELD_NUMBER: _builtins.int
     SPEEDS_FIELD_NUMBER: _builtins.int
-    KINDS_FIELD_NUMBER: _builtins.int
+    TEXT_KINDS_FIELD_NUMBER: _builtins.int
     NUM_SELECTION_TEXTS_FIELD_NUMBER: _builtins.int
     NUM_JUDGED_GRAPHS_FIELD_NUMBER: _builtins.int
     UNRELIABLE_TIMINGS_FIELD_NUMBER: _builtins.int
@@ -88,9 +88,9 @@ class Quantization(_message.Message):
     """The mean cosine of the vectors of a token."""
     min_token_cosine: _builtins.float
     """The smallest cosine of the vectors of a token."""
-    neighbour_agreement: _builtins.float
+    neighbor_agreement: _builtins.float
     """The share of texts whose nearest other text, by the embeddings' cosine, is the same as in fp32."""
-    alone_error: _builtins.float
+    max_batch_difference: _builtins.float
     """The largest difference of a component of a token's vector between its batch and its text alone."""
     num_selection_texts: _builtins.int
     """Number of texts by which the quantized products were selected, apart from the calibration texts. 0 in bundles of
@@ -105,15 +105,15 @@ class Quantization(_message.Message):
     choice between methods of similar accuracy are unreliable.
     """
     @_builtins.property
-    def products(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
-        """The products of matrices with a weight, in the order of the graph."""
+    def matmuls(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedProduct]:
+        """Matrix multiplications by a weight, in graph order."""
 
     @_builtins.property
     def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedSpeed]:
         """How fast it is on the machine that exported it."""
 
     @_builtins.property
-    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedTextKind]:
+    def text_kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuantizedTextKind]:
         """The figures of each kind of text by itself; `Parity.gates` has the limits that they met."""
 
     def __init__(
@@ -126,18 +126,18 @@ class Quantization(_message.Message):
         min_cosine: _builtins.float = ...,
         mean_token_cosine: _builtins.float = ...,
         min_token_cosine: _builtins.float = ...,
-        neighbour_agreement: _builtins.float = ...,
-        alone_error: _builtins.float = ...,
-        products: _abc.Iterable[Global___QuantizedProduct] | None = ...,
+        neighbor_agreement: _builtins.float = ...,
+        max_batch_difference: _builtins.float = ...,
+        matmuls: _abc.Iterable[Global___QuantizedProduct] | None = ...,
         speeds: _abc.Iterable[Global___QuantizedSpeed] | None = ...,
-        kinds: _abc.Iterable[Global___QuantizedTextKind] | None = ...,
+        text_kinds: _abc.Iterable[Global___QuantizedTextKind] | None = ...,
         num_selection_texts: _builtins.int = ...,
         num_judged_graphs: _builtins.int = ...,
         unreliable_timings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_error", b"alone_error", "kinds", b"kinds", "mean_cosine", b"mean_cosine", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_token_cosine", b"min_token_cosine", "neighbour_agreement", b"neighbour_agreement", "num_calibration_texts", b"num_calibration_texts", "num_judged_graphs", b"num_judged_graphs", "num_selection_texts", b"num_selection_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "products", b"products", "speeds", b"speeds", "unreliable_timings", b"unreliable_timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matmuls", b"matmuls", "max_batch_difference", b"max_batch_difference", "mean_cosine", b"mean_cosine", "mean_token_cosine", b"mean_token_cosine", "min_cosine", b"min_cosine", "min_token_cosine", b"min_token_cosine", "neighbor_agreement", b"neighbor_agreement", "num_calibration_texts", b"num_calibration_texts", "num_judged_graphs", b"num_judged_graphs", "num_selection_texts", b"num_selection_texts", "num_texts", b"num_texts", "num_tokens", b"num_tokens", "speeds", b"speeds", "text_kinds", b"text_kinds", "unreliable_timings", b"unreliable_timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,28 +218,28 @@ class QuantizedSpeed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
-    LENGTH_FIELD_NUMBER: _builtins.int
-    MILLISECONDS_FIELD_NUMBER: _builtins.int
-    MILLISECONDS_FP32_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    LATENCY_MS_FIELD_NUMBER: _builtins.int
+    LATENCY_MS_FP32_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Texts in the batch."""
-    length: _builtins.int
-    """Tokens of each."""
-    milliseconds: _builtins.float
-    """Milliseconds in int8."""
-    milliseconds_fp32: _builtins.float
-    """Milliseconds in fp32."""
+    num_tokens: _builtins.int
+    """Tokens per text."""
+    latency_ms: _builtins.float
+    """Latency in int8."""
+    latency_ms_fp32: _builtins.float
+    """Latency in fp32."""
     def __init__(
         self,
         *,
         batch_size: _builtins.int = ...,
-        length: _builtins.int = ...,
-        milliseconds: _builtins.float = ...,
-        milliseconds_fp32: _builtins.float = ...,
+        num_tokens: _builtins.int = ...,
+        latency_ms: _builtins.float = ...,
+        latency_ms_fp32: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "length", b"length", "milliseconds", b"milliseconds", "milliseconds_fp32", b"milliseconds_fp32"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "latency_ms", b"latency_ms", "latency_ms_fp32", b"latency_ms_fp32", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

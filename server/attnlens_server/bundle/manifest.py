@@ -59,7 +59,7 @@ def read_model(manifest: pb.Manifest, version: str, precision: Precision) -> Mod
         vocab_size=sizes.vocab_size,
         type_vocab_size=sizes.type_vocab_size,
         pad_token_id=sizes.pad_token_id,
-        takes_pairs=manifest.text_pairs,
+        takes_pairs=manifest.supports_text_pairs,
         pooling=Pooling(pooling.pooling),
         normalize=pooling.normalize,
         exclude_prompt=pooling.exclude_prompt,

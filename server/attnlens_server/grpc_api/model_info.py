@@ -42,7 +42,7 @@ class ModelDescriber:
             embedding_size=embedding_size(manifest),
             prompts=manifest.prompts,
             default_prompt_name=manifest.default_prompt_name,
-            text_pairs=service.takes_pairs,
+            supports_text_pairs=service.takes_pairs,
             precision=PRECISIONS[config.precision],
             outputs=[output for output in outputs if is_known(output)],
             parity=manifest.parity,

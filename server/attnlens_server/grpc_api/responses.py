@@ -188,7 +188,7 @@ def _fill_pattern(message: pb.AttentionResult, attention: results.AttentionResul
         key_blocks = [table.at(num_tokens).key_blocks for table in tables]
         fill_stacked(message.block_pattern.key_blocks, key_blocks, DataTypeNumber.DATA_TYPE_INT32)
     elif bands:
-        message.band_pattern.window = bands[0].window
+        message.band_pattern.window_radius = bands[0].window_radius
         message.band_pattern.num_global_tokens = bands[0].num_global_tokens
 
 

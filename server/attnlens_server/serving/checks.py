@@ -138,7 +138,7 @@ def _form(output: Output, view: AttentionView, *, is_reduced: bool) -> tuple[obj
 
 
 def _unit(pattern: Pattern) -> int:
-    return pattern.window if isinstance(pattern, Band) else pattern.block_size
+    return pattern.window_radius if isinstance(pattern, Band) else pattern.block_size
 
 
 Part = tuple[QueryPlan, tuple[Output, ...]]

@@ -21,7 +21,7 @@ def test_padding_is_removed_from_dense_weights() -> None:
 
 
 def test_bands_are_converted_to_dense_weights() -> None:
-    band = Band(window=1, num_global_tokens=1)
+    band = Band(window_radius=1, num_global_tokens=1)
     output = Output("attentions.0", ROLE, Layout.BAND, 0, num_heads=1, row_sum=RowSum.ONE, pattern=band)
     rows = np.zeros((1, 6, band.width), dtype=np.float32)  # 1 global column, window of 3, 1 extra column
     rows[0, 1:4] = [0.4, 0.1, 0.2, 0.3, 0.25]

@@ -47,7 +47,7 @@ def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedSer
     roles = {"attention": [weights, hidden], "embeddings": [hidden], "embeddings.fp16": [hidden]}
     figures = [ParityFigure(graph=graph, role=role) for graph in roles for role in roles[graph]]
     cosine = GateKind.GATE_KIND_MIN_COSINE
-    gate = Gate(graph="embeddings.int8", role=hidden, kind=cosine, limit=0.99, found=0.995)
+    gate = Gate(graph="embeddings.int8", role=hidden, kind=cosine, limit=0.99, value=0.995)
     gate.text_kind = "sentences"
     server.model.parity.CopyFrom(Parity(figures=figures, gates=[gate]))
     result = run("info", "--address", server.address, env={"COLUMNS": "80"})
@@ -67,7 +67,9 @@ def test_errors_are_below_their_graph_in_lines_of_80_columns(server: ScriptedSer
 def test_info_tells_what_a_server_can_do_now(server: ScriptedServer, run: Run) -> None:
     server.model.state = ModelState.MODEL_STATE_DEGRADED
     server.model.source, server.model.source_revision = "a/b", "0123abc"
-    layers = [LayerInfo(attention="softmax", num_heads=2, num_key_value_heads=1, head_size=8, window=64)]
+    layers = [
+        LayerInfo(attention="softmax", num_heads=2, num_key_value_heads=1, head_size=8, window_radius=64)
+    ]
     server.model.architecture.layers.extend(layers)
     shown = " ".join(run("info", "--address", server.address).stdout.split())
     for words in (

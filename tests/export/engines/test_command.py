@@ -80,7 +80,7 @@ def test_what_is_measured_is_shown_written_and_kept(bundle: Path) -> None:
 
 def result_of(precision: Precision.ValueType, *, passed: bool, device: str = "CPU") -> EngineResult:
     found = 0.9 if passed else float("nan")
-    gate = Gate(graph="embeddings", kind=GateKind.GATE_KIND_MIN_COSINE, limit=0.5, found=found)
+    gate = Gate(graph="embeddings", kind=GateKind.GATE_KIND_MIN_COSINE, limit=0.5, value=found)
     check = EngineCheck(engine="openvino", version="1", precision=precision, device=device, gates=[gate])
     check.passed = passed
     return EngineResult(check, () if passed else ("it is wrong",))
@@ -105,7 +105,7 @@ def test_a_result_takes_the_place_of_one_of_its_kind_and_of_no_other(bundle: Pat
 
     content, page = report_of(bundle)
     assert [entry["passed"] for entry in content["engine_checks"]] == [False, False, True]
-    assert content["engine_checks"][0]["gates"][0]["found"] is None
+    assert content["engine_checks"][0]["gates"][0]["value"] is None
     assert content["engine_checks"][0]["failures"] == ["it is wrong"]
     assert content["faithfulness"]["num_texts"] == 10
     headings = [line for line in page.splitlines() if line.startswith("## ")]

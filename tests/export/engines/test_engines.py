@@ -37,7 +37,7 @@ def measured(bundle: Path, *precisions: OpenvinoPrecision, cases: list[Case] | N
 
 
 def of_kind(check: EngineCheck, kind: GateKind.ValueType, role: OutputRole.ValueType) -> list[float]:
-    return [gate.found for gate in check.gates if (gate.kind, gate.role) == (kind, role)]
+    return [gate.value for gate in check.gates if (gate.kind, gate.role) == (kind, role)]
 
 
 class StandIn(PythonRuntime):
@@ -83,12 +83,12 @@ def test_a_small_encoder_passes_in_fp32(small_bundle: SmallBundle) -> None:
     assert check.num_texts > 100
     of_texts = [gate for gate in check.gates if gate.text_kind]
     assert {gate.text_kind for gate in of_texts} == {*KINDS}
-    assert all(gate.found > 0.999999 for gate in of_texts)
+    assert all(gate.value > 0.999999 for gate in of_texts)
     hidden = OutputRole.OUTPUT_ROLE_LAST_HIDDEN_STATE
     errors = of_kind(check, GateKind.GATE_KIND_MAX_ABS_ERROR, hidden)
     assert len(errors) == 2  # of two graphs
     assert all(0 < error <= 1e-5 for error in errors)
-    [alone] = of_kind(check, GateKind.GATE_KIND_MAX_ALONE_ERROR, OutputRole.OUTPUT_ROLE_EMBEDDING)
+    [alone] = of_kind(check, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, OutputRole.OUTPUT_ROLE_EMBEDDING)
     assert alone <= 1e-5
     [missed] = of_kind(
         check, GateKind.GATE_KIND_MAX_INCOMPLETENESS, OutputRole.OUTPUT_ROLE_TOKEN_CONTRIBUTIONS
@@ -119,7 +119,7 @@ def test_without_a_tokenizer_random_ids_show_what_a_batch_changes(
     assert result.check.num_texts == 0
     assert {gate.text_kind for gate in result.check.gates} == {""}
     embedding = OutputRole.OUTPUT_ROLE_EMBEDDING
-    [alone] = of_kind(result.check, GateKind.GATE_KIND_MAX_ALONE_ERROR, embedding)
+    [alone] = of_kind(result.check, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, embedding)
     assert alone <= 1e-5
 
 
@@ -202,7 +202,7 @@ def test_minilm_passes_in_every_lower_precision_that_is_there(minilm_bundle: Pat
     assert [precision_name(result.check.precision) for result in summary.results] == lower
     for result in summary.results:
         gates = [gate for gate in result.check.gates if gate.text_kind]
-        smallest = [gate.found for gate in gates if gate.kind == GateKind.GATE_KIND_MIN_COSINE]
+        smallest = [gate.value for gate in gates if gate.kind == GateKind.GATE_KIND_MIN_COSINE]
         assert len(smallest) == len(KINDS)
         is_bf16 = result.check.precision == Precision.PRECISION_BF16
         assert (0.9998 if is_bf16 else 0.995) <= min(smallest) < 0.99999  # not fp32
@@ -211,8 +211,8 @@ def test_minilm_passes_in_every_lower_precision_that_is_there(minilm_bundle: Pat
 def test_a_result_is_json_without_nan(small_bundle: SmallBundle) -> None:
     [result] = measured(small_bundle("wordpiece"), "fp32", cases=CASES[:1]).results
     check = EngineCheck.FromString(result.check.SerializeToString())
-    check.gates[0].found = float("nan")
+    check.gates[0].value = float("nan")
     content = dataclasses.replace(result, check=check).as_json()
-    assert content["gates"][0]["found"] is None
+    assert content["gates"][0]["value"] is None
     assert content["precision"] == "fp32"
     assert content["gates"][0]["kind"] == "max_abs_error"

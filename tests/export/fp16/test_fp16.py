@@ -123,12 +123,12 @@ def test_the_manifest_and_the_report_tell_the_figures(fp16_bundle: Path) -> None
         (gate for gate in manifest.parity.gates if gate.graph == graph.id),
         key=lambda gate: gate.kind != GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE,
     )
-    assert (repeats.kind, repeats.limit, repeats.found) == (GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE, 0, 0)
+    assert (repeats.kind, repeats.limit, repeats.value) == (GateKind.GATE_KIND_MAX_REPEAT_DIFFERENCE, 0, 0)
     assert (cosine.kind, cosine.limit) == (GateKind.GATE_KIND_MIN_COSINE, 0.9999)
     assert (largest.kind, largest.limit) == (GateKind.GATE_KIND_MAX_FP16_VALUE, 65504)
     figure = manifest.parity.figures[-1]
     assert figure.graph == graph.id == "embeddings.fp16"
-    assert (cosine.found, largest.found) == (figure.min_cosine, figure.max_fp16_value)
+    assert (cosine.value, largest.value) == (figure.min_cosine, figure.max_fp16_value)
     assert 0.9999 <= figure.min_cosine < 1
     assert 0.1 < figure.max_fp16_value < 65504
     assert all(each.max_fp16_value == 0 for each in manifest.parity.figures[:-1])

@@ -59,20 +59,20 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
         ("", 1e-5),
         ("", 0),  # repeated runs
     ]
-    assert [gate.found for gate in gates] == [
-        *(cosine for kind in made.kinds for cosine in (kind.mean_cosine, kind.min_cosine)),
-        made.alone_error,
+    assert [gate.value for gate in gates] == [
+        *(cosine for kind in made.text_kinds for cosine in (kind.mean_cosine, kind.min_cosine)),
+        made.max_batch_difference,
         0,
     ]
     assert 0.99 <= made.mean_cosine < 1
     assert 0.9 <= made.min_cosine <= made.mean_cosine
     assert 0.5 < made.min_token_cosine <= made.mean_token_cosine < 1
-    assert 0.5 < made.neighbour_agreement <= 1
-    assert made.alone_error <= 1e-5
+    assert 0.5 < made.neighbor_agreement <= 1
+    assert made.max_batch_difference <= 1e-5
     texts = (int8_bundle / "parity" / "int8_texts.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    assert made.num_texts == len(texts) == sum(kind.num_texts for kind in made.kinds)
-    assert [kind.name for kind in made.kinds] == list(KINDS)
-    for kind in made.kinds:
+    assert made.num_texts == len(texts) == sum(kind.num_texts for kind in made.text_kinds)
+    assert [kind.name for kind in made.text_kinds] == list(KINDS)
+    for kind in made.text_kinds:
         assert 0.99 <= kind.mean_cosine < 1
         assert 0.9 <= kind.min_cosine <= kind.mean_cosine
     calibration = [text for kind in read_kinds(None).values() for text in kind[::2]]
@@ -84,11 +84,11 @@ def test_the_manifest_says_what_was_chosen_and_measured(int8_bundle: Path) -> No
     assert set(texts) & set(selection) == {""}
     assert made.num_judged_graphs == 1
     assert made.num_tokens > 5 * len(texts)
-    assert len(made.products) == 6
-    methods = {product.method for product in made.products}
+    assert len(made.matmuls) == 6
+    methods = {product.method for product in made.matmuls}
     assert methods - {QuantizationMethod.QUANTIZATION_METHOD_FP32}
     assert QuantizationMethod.QUANTIZATION_METHOD_UNSPECIFIED not in methods
-    for product in made.products:
+    for product in made.matmuls:
         has_columns = product.method == QuantizationMethod.QUANTIZATION_METHOD_EXACT_COLUMNS
         assert product.num_exact_columns == (MIN_EXACT_COLUMNS if has_columns else 0)
     assert "## In int8" in (int8_bundle / "parity" / "report.md").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_check_measures_it_again(int8_bundle: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "model_int8.onnx against model.onnx" in shown.stdout
     assert re.search(r"gate, for each +0\.99 +0\.9\b", shown.stdout)
-    for kind in quantization(int8_bundle).kinds:
+    for kind in quantization(int8_bundle).text_kinds:
         figures = rf"{kind.mean_cosine:.6f} +{kind.min_cosine:.6f}"
         assert re.search(rf"{kind.name} +{kind.num_texts} +{figures}", shown.stdout)
 
@@ -113,7 +113,7 @@ def test_check_measures_it_again(int8_bundle: Path) -> None:
 def test_check_takes_a_bundle_that_names_no_kinds(copied: Path) -> None:
     """One of attnlens 0.1.0."""
     manifest = read_manifest(copied)
-    del manifest.graphs[-1].quantization.kinds[:]
+    del manifest.graphs[-1].quantization.text_kinds[:]
     write_manifest(copied, manifest)
     verdict = check_bundle(copied, grid=small_grid(2)).verdict
     assert verdict.passed

@@ -18,8 +18,8 @@ from attnlens_export.graph.trace import TracedGraph, embeddings_graph, trace
 from attnlens_export.graph.write import write_embedded
 from attnlens_export.int8.agreement import (
     Embedder,
-    alone_error,
     compare,
+    max_batch_difference,
     run_all,
 )
 from attnlens_export.int8.calibration import Activations, collect
@@ -138,10 +138,10 @@ def test_minilm_keeps_the_embeddings_of_every_kind_of_text(minilm: MiniLM) -> No
         for kind in found.kinds.values():
             assert kind.mean_cosine >= 0.999
             assert kind.min_cosine >= 0.99
-        assert found.neighbour_agreement >= 0.9
+        assert found.neighbor_agreement >= 0.9
     # They run on integers, and what a text is batched with makes no difference at all.
     assert integer_products(optimized) == 24
-    assert alone_error(session, minilm.others["sentences"].batches[::4]) == 0
+    assert max_batch_difference(session, minilm.others["sentences"].batches[::4]) == 0
 
 
 @pytest.mark.extended
@@ -203,7 +203,7 @@ def test_a_family_converts(family: str, tmp_path: Path) -> None:
         assert cosines.mean() > 0.995
         assert cosines.min() > 0.9
         assert np.abs(ours - expected)[live].max() > 1e-5  # it is not the fp32 graph
-    assert alone_error(session, batches) <= 1e-5
+    assert max_batch_difference(session, batches) <= 1e-5
     left_out = {"albert": 0, "eurobert": 0, "deberta_v2": 1}
     assert len(find_groups(graph)) - len(groups) == left_out[family]
     # Smoothing costs a node only where the norm before is read by others too: not in front of a layer of

@@ -74,11 +74,11 @@ def test_a_nan_cosine_fails_the_gate() -> None:
         assert f"the {figure} cosine" in failure
 
 
-@pytest.mark.parametrize("alone_error", [2e-5, np.nan])
-def test_vectors_that_depend_on_the_batch_fail_the_gate(alone_error: float) -> None:
+@pytest.mark.parametrize("max_batch_difference", [2e-5, np.nan])
+def test_vectors_that_depend_on_the_batch_fail_the_gate(max_batch_difference: float) -> None:
     found = agreement(prose=(0.9999, 0.9999))
     assert not Int8Result(Gate(0.999, 0.995), found, 7, 90, 1e-5).failures()
-    [failure] = Int8Result(Gate(0.999, 0.995), found, 7, 90, alone_error).failures()
+    [failure] = Int8Result(Gate(0.999, 0.995), found, 7, 90, max_batch_difference).failures()
     assert "a text alone and in a batch differ by" in failure
 
 
@@ -89,8 +89,8 @@ def test_the_nearest_text_is_another_text() -> None:
         {"prose": Vectors(embeddings, embeddings)}
         for embeddings in (np.stack([np.cos(angles), np.sin(angles)], axis=1) for angles in (degrees, moved))
     )
-    assert compare(found, expected).neighbour_agreement == 0.75
-    assert compare(expected, expected).neighbour_agreement == 1
+    assert compare(found, expected).neighbor_agreement == 0.75
+    assert compare(expected, expected).neighbor_agreement == 1
 
 
 def agreement(**kinds: tuple[float, float]) -> Agreement:

@@ -34,8 +34,8 @@ def test_a_task_gives_what_the_encoder_with_its_merged_weights_gives(
     task: str, published: tuple[Path, Merged], tmp_path: Path
 ) -> None:
     directory, merged = published
-    checkpoint = load_checkpoint(directory, task=task)
-    assert (checkpoint.task, checkpoint.config.family) == (task, "jina_v3")
+    checkpoint = load_checkpoint(directory, adapter_task=task)
+    assert (checkpoint.adapter_task, checkpoint.config.family) == (task, "jina_v3")
     assert all(name.startswith("roberta.pooler.") for name in checkpoint.unused_tensors)
     model = ODD.make()
     model.save_pretrained(tmp_path)
@@ -52,7 +52,7 @@ def test_a_task_gives_what_the_encoder_with_its_merged_weights_gives(
 def test_tasks_differ_and_their_weights_are_those_of_the_formula(published: tuple[Path, Merged]) -> None:
     directory, merged = published
     for task in (TASKS[0], TASKS[4], "none"):
-        found = load_checkpoint(directory, task=task).encoder.state_dict()
+        found = load_checkpoint(directory, adapter_task=task).encoder.state_dict()
         fused = merged[task]["encoder.layers.1.mixer.Wqkv.weight"]
         parts = [found[f"layers.1.attention.{part}.weight"] for part in ("query", "key", "value")]
         assert torch.allclose(torch.cat(parts), fused, rtol=0, atol=1e-6)
@@ -77,12 +77,12 @@ def test_a_task_must_be_chosen_where_there_are_some_and_only_there(copied: Path,
     with pytest.raises(
         CheckpointError, match=f"no adapters for the task 'clustering': it has some for {listed}"
     ):
-        load_checkpoint(copied, task="clustering")
+        load_checkpoint(copied, adapter_task="clustering")
     for odd in (ODD, OddModel("Bert", {"num_hidden_layers": 1})):
         odd.make().save_pretrained(tmp_path / odd.name)
-        assert load_checkpoint(tmp_path / odd.name).task == ""
+        assert load_checkpoint(tmp_path / odd.name).adapter_task == ""
         with pytest.raises(CheckpointError, match="has no adapters, for the task 'none' or another"):
-            load_checkpoint(tmp_path / odd.name, task="none")
+            load_checkpoint(tmp_path / odd.name, adapter_task="none")
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_what_a_file_says_wrongly_of_adapters_is_named(
 ) -> None:
     change_config(copied, changes)
     with pytest.raises(ConfigError, match=message):
-        load_checkpoint(copied, task=TASKS[0])
+        load_checkpoint(copied, adapter_task=TASKS[0])
 
 
 def test_an_absent_rank_and_alpha_are_what_the_publishers_class_takes(copied: Path) -> None:
-    before = load_checkpoint(copied, task="separation").encoder.state_dict()
-    base = load_checkpoint(copied, task="none").encoder.state_dict()
+    before = load_checkpoint(copied, adapter_task="separation").encoder.state_dict()
+    base = load_checkpoint(copied, adapter_task="none").encoder.state_dict()
     change_config(copied, {"lora_rank": None, "lora_alpha": None})
-    after = load_checkpoint(copied, task="separation").encoder.state_dict()
+    after = load_checkpoint(copied, adapter_task="separation").encoder.state_dict()
     name = "layers.0.feed_forward.up.weight"
     # alpha / rank: 2 / 3 in the file, 1 / 4 in the class.
     assert torch.allclose((after[name] - base[name]) * 8 / 3, before[name] - base[name], atol=1e-6)
@@ -132,4 +132,4 @@ def test_adapters_that_do_not_fit_are_named(change: Any, message: str, copied: P
     kept = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, copied / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(copied, task="classification")
+        load_checkpoint(copied, adapter_task="classification")

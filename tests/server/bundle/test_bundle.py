@@ -202,10 +202,17 @@ def test_a_manifest_as_large_as_a_model_is_refused_unread(bundle: Path) -> None:
     assert "it has more than 16777216 bytes" in refusal(bundle)
 
 
-def test_another_format_is_refused(bundle: Path) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_format_is_refused(bundle: Path, version: int) -> None:
     with manifest_of(bundle) as manifest:
-        manifest["format_version"] = 2
-    assert "has format version 2" in refusal(bundle)
+        manifest["format_version"] = version
+    assert f"has format version {version}, this version of attnlens reads 2" in refusal(bundle)
+
+
+def test_a_required_feature_that_is_unknown_is_refused_and_named(bundle: Path) -> None:
+    with manifest_of(bundle) as manifest:
+        manifest["required_features"] = ["heads.scores", "another"]
+    assert "requires another, heads.scores, which this version of attnlens does not know" in refusal(bundle)
 
 
 def test_failed_parity_is_refused(bundle: Path) -> None:

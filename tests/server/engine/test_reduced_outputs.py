@@ -15,7 +15,7 @@ from attnlens_server.serving.jobs import AttentionView
 from attnlens_server.serving.sizes import working_bytes
 
 TOKENS, PADDED, HEADS = 9, 12, 3
-BAND = Band(window=2, num_global_tokens=1)
+BAND = Band(window_radius=2, num_global_tokens=1)
 TABLE = BlockTable(2, 3, np.random.default_rng(0).integers(0, 6, (HEADS, 6, 1)).astype(np.int32))
 UNITS = TextUnits.of([None, 0, 0, *range(1, 6), None], [True, *[False] * 7, True], [False] * TOKENS)
 

@@ -227,7 +227,11 @@ def test_the_model_tells_everything_about_itself(stub: EncoderServiceStub) -> No
     assert stub.GetModel(pb.GetModelRequest(model="all-MiniLM-L6-v2")).model == model
     sizes = model.architecture
     assert (sizes.hidden_size, sizes.num_layers, sizes.num_heads, sizes.vocab_size) == (384, 6, 12, 30522)
-    assert (model.state, model.text_pairs, model.precision) == (MODEL_STATE_READY, True, PRECISION_FP32)
+    assert (model.state, model.supports_text_pairs, model.precision) == (
+        MODEL_STATE_READY,
+        True,
+        PRECISION_FP32,
+    )
     assert [output.role for output in model.outputs] == [1] + 6 * [OUTPUT_ROLE_ATTENTION_WEIGHTS]
     assert len(model.version) == 64
     assert model.limits.max_attention_queries == 16

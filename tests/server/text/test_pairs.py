@@ -209,10 +209,10 @@ def test_a_model_without_pairs_refuses_them_by_field(
 
     bundle = copy_of(small_bundle("wordpiece"), tmp_path)
     with manifest_of(bundle) as manifest:
-        manifest["text_pairs"] = False
+        manifest["supports_text_pairs"] = False
     with ServerProcess(bundle) as server, grpc.insecure_channel(server.address) as channel:
         stub = EncoderServiceStub(channel)
-        assert not stub.GetModel(pb.GetModelRequest()).model.text_pairs
+        assert not stub.GetModel(pb.GetModelRequest()).model.supports_text_pairs
         mixed = [pb.Input(text="the"), *inputs([("the", "man")])]
         calls: list[Callable[[], object]] = [
             lambda: stub.Embed(pb.EmbedRequest(inputs=mixed)),

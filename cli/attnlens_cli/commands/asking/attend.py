@@ -219,7 +219,7 @@ def _fetch(
     with Client(server.address, **server.client_settings()) as client:
         model = client.get_model(server.model)
         _check_role(which.role, model)
-        if text_pair is not None and not model.text_pairs:
+        if text_pair is not None and not model.supports_text_pairs:
             raise click.BadParameter(f"{model.name} takes no pairs of texts", param_hint="'--text-pair'")
         query = _query(which, model)
         given = text if text_pair is None else (text, text_pair)

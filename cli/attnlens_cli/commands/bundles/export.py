@@ -60,7 +60,7 @@ _parity = in_section("Parity")
 @_source("--seed", type=click.IntRange(0, MAX_SEED), help="For the weights of a fresh encoder.  [default: 0]")
 @_source("--revision", help="Branch, tag or commit of SOURCE on the hub.")
 @_source(
-    "--task",
+    "--adapter-task",
     metavar="NAME",
     help="Merge the adapters of this task, where SOURCE has some; 'none': no task's.",
 )
@@ -148,7 +148,7 @@ def export(
     config: Path | None,
     seed: int | None,
     revision: str | None,
-    task: str | None,
+    adapter_task: str | None,
     name: str | None,
     layouts: tuple[str, ...],
     link: bool,
@@ -172,16 +172,15 @@ def export(
     from attnlens_export.layouts import check_output, write_layout  # noqa: PLC0415 - heavy
     from attnlens_model import ModelError  # noqa: PLC0415 - heavy
 
-    _check_combination(source, config, seed, {"--revision": revision, "--task": task})
+    _check_combination(source, config, seed, {"--revision": revision, "--adapter-task": adapter_task})
     if link and not layouts:
         raise click.UsageError("--link is about the files of --layout")
     gate = {"min_mean_cosine": min_mean_cosine, "min_cosine": min_cosine}
     precisions = _precisions(precision, gate, calibration)
     if config is not None:
         name = name or config.stem
-    choices = ExportOptions(
-        seed=seed or 0, revision=revision, task=task, name=name, precisions=precisions, **options
-    )
+    options |= {"revision": revision, "adapter_task": adapter_task, "precisions": precisions}
+    choices = ExportOptions(seed=seed or 0, name=name, **options)
     repositories = {layout: _beside(output, layout) for layout in layouts}
     try:
         with stopped_by_signals(), shown_stages(in_lines=True) as progress:

@@ -85,7 +85,7 @@ def _cells(check: "EngineCheck") -> list[str]:
         attention and attention.max_abs_error,
         max(layers, default=None),
         _found(check.gates, GateKind.GATE_KIND_MAX_INCOMPLETENESS),
-        _found(check.gates, GateKind.GATE_KIND_MAX_ALONE_ERROR, embedding),
+        _found(check.gates, GateKind.GATE_KIND_MAX_BATCH_DIFFERENCE, embedding),
     ]
     return ["-" if value is None else f"{value:.1e}" for value in found]
 
@@ -98,7 +98,7 @@ def _found(
 ) -> float | None:
     """Return what was found of a gate; None where there is none."""
     values = [
-        gate.found
+        gate.value
         for gate in gates
         if (gate.kind, gate.text_kind) == (kind, text_kind) and role in (None, gate.role)
     ]

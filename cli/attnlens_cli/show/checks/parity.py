@@ -63,7 +63,7 @@ def _cells(figure: "ParityFigure") -> list[str]:
     errors = (
         figure.max_abs_error,
         figure.max_abs_error_float64,
-        figure.torch_abs_error_float64,
+        figure.torch_max_abs_error_float64,
         figure.p99_abs_error,
     )
     return [*(f"{error:.1e}" for error in errors), f"{1 - figure.min_cosine:.0e}"]
