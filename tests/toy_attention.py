@@ -1,9 +1,9 @@
-"""A mechanism as somebody would add it: this file, and a line in the table of kinds.
+"""Example of a custom mechanism: this module and an entry in `ATTENTION_KINDS`.
 
-Heads attend as usual, and each token decides by a gate how much it takes from each head. Beside the weights a
-layer returns the gates, which are not heads x tokens x tokens.
+Softmax attention whose heads are multiplied by a gate per token. In addition to the weights (B, H, T, T), a
+layer returns the gates (B, T, H).
 
-B batch, T tokens, D width, H heads, K head width.
+Shape legend: B batch, T tokens, D hidden size, H heads, K head size.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ TOY_GATES = OutputRole("head_gates")
 
 @dataclass(frozen=True, kw_only=True)
 class ToyAttentionConfig(AttentionConfig):
-    """Heads with gates.
+    """Configuration of gated heads.
 
     Attributes:
-        sharpness: what gates are multiplied by before the sigmoid.
+        sharpness: Factor applied to the gates before the sigmoid.
     """
 
     kind: Literal["toy"] = "toy"
@@ -40,20 +40,20 @@ class ToyAttentionConfig(AttentionConfig):
 
     @property
     def operators(self) -> frozenset[str]:
-        """The operators of ONNX that the modules need beside those of BERT."""
+        """ONNX operators that the modules need and BERT does not."""
         return frozenset({"Sigmoid"})
 
     def outputs(self) -> tuple[AttentionOutput, ...]:
-        """Return what a layer returns, in order."""
+        """Return the outputs of a layer: weights and gates."""
         return (*super().outputs(), AttentionOutput(TOY_GATES, "per_token", self.num_heads, "unbounded"))
 
     def make_layer(self, sizes: EncoderSizes) -> nn.Module:
-        """Return a fresh module of one layer."""
+        """Return a randomly initialized layer module."""
         return ToyAttention(self, sizes)
 
 
 class ToyAttention(nn.Module):
-    """Multi-head attention with a gate for each token and head."""
+    """Multi-head attention with a gate per token and head."""
 
     def __init__(self, config: ToyAttentionConfig, sizes: EncoderSizes) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from attnlens_model.attention.mechanism import (
     ATTENTION_WEIGHTS,
     AttentionConfig,
     AttentionOutput,
+    EncoderSizes,
     OutputRole,
 )
 from attnlens_model.attention.parts.masks import AttentionMask
@@ -40,6 +41,7 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "EncoderOutput",
+    "EncoderSizes",
     "FeedForwardConfig",
     "LongformerAttentionConfig",
     "ModelError",
