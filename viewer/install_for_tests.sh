@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Install what the tests of the page need and this machine lacks: install_for_tests.sh node chromium
-# As root on Debian and its like with apt-get; elsewhere it says what is missing.
+# Install missing dependencies of the viewer tests. Usage: install_for_tests.sh node chromium
+# Installs with apt-get if run as root on a Debian-based system, otherwise lists what is missing.
 set -euo pipefail
 
 has_chromium() {
-    # The tests take the first of these.
+    # in the order of tests/viewer/conftest.py
     command -v chromium || command -v chromium-browser || command -v google-chrome
 }
 
@@ -19,18 +19,18 @@ missing() {
 }
 
 explain() {
-    echo "The tests of the page need Node.js 20 or later with npm, and Chromium. Missing here: $*." >&2
-    echo "Install it, for instance as root on Debian 13: apt-get install nodejs npm chromium" >&2
+    echo "The viewer tests require Node.js 20 or later with npm, and Chromium. Missing: $*." >&2
+    echo "On Debian 13, install them as root: apt-get install nodejs npm chromium" >&2
     exit 1
 }
 
-lacking=$(missing "$@")
-[ -n "$lacking" ] || exit 0
+missing_tools=$(missing "$@")
+[ -n "$missing_tools" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
-    explain $lacking
+    explain $missing_tools
 fi
 packages=()
-for tool in $lacking; do
+for tool in $missing_tools; do
     case $tool in
         chromium) packages+=(chromium) ;;
         node) packages+=(nodejs npm) ;;
@@ -38,5 +38,5 @@ for tool in $lacking; do
 done
 apt-get update --quiet
 DEBIAN_FRONTEND=noninteractive apt-get install --quiet --yes --no-install-recommends "${packages[@]}"
-lacking=$(missing "$@")  # an older distribution has an older Node.js
-[ -z "$lacking" ] || explain $lacking
+missing_tools=$(missing "$@")  # older distributions package older versions of Node.js
+[ -z "$missing_tools" ] || explain $missing_tools

@@ -27,9 +27,9 @@ _DESCRIPTIONS = {
     "contribution_norm": "Size of each token's contribution to the embedding, independent of the target.",
 }
 _RANKING_ONLY = ("rollout", "received_attention", "contribution_norm")
-_MEASURED = "Agreement was measured on other texts when the model was exported."
+_MEASURED = "Faithfulness was measured on other texts when the model was exported."
 _LOW_FAITHFULNESS = 0.7
-_LOW_WARNING = "The agreement is low: these scores are a weak guide to which words matter."
+_LOW_WARNING = "It is low: these scores are a weak guide to which words matter."
 _MISSING_SCORES = "Tokens without a score count as 0."
 _MATRICES = {
     "output": (
