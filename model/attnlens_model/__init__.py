@@ -1,4 +1,4 @@
-"""The encoder in PyTorch: configuration, attention, layers, and published weights."""
+"""Transformer encoders in PyTorch: configuration, attention mechanisms, layers and checkpoint loading."""
 
 from attnlens_model.attention.bigbird import BigBirdAttentionConfig
 from attnlens_model.attention.disentangled import DisentangledAttentionConfig

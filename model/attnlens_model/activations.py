@@ -1,4 +1,4 @@
-"""The activations, in the arithmetic forms that many runtimes take."""
+"""Activation functions, written in forms that many ONNX runtimes support."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 def gelu(x: Tensor) -> Tensor:
     """Gaussian error linear unit, exact: x * Phi(x) (Hendrycks & Gimpel 2016)."""
-    # Exactly this order: ONNX Runtime fuses it, and other orders crash or degrade other runtimes.
+    # Keep this order: ONNX Runtime fuses it, and other orders crash or slow down other runtimes.
     return x * 0.5 * (1.0 + torch.erf(x / 1.4142135623730951))
 
 
@@ -27,15 +27,15 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu_before_product(x: Tensor) -> Tensor:
-    """`gelu` in a form that nothing fuses.
+    """`gelu` in a form that no runtime fuses.
 
-    OpenCV 5.0 crashes as it reads a graph in which `gelu` or `gelu_tanh` as above is a factor of a product.
+    OpenCV 5.0 crashes when it loads a graph in which `gelu` or `gelu_tanh` as above is a factor of a product.
     """
     return x * 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
 
 
 def gelu_tanh_before_product(x: Tensor) -> Tensor:
-    """`gelu_tanh`, for the same reason."""
+    """`gelu_tanh` in a form that no runtime fuses. See `gelu_before_product`."""
     scale = math.sqrt(2.0 / math.pi)
     return x * 0.5 * (1.0 + torch.tanh(x * (scale + 0.044715 * scale * x * x)))
 
@@ -48,5 +48,5 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
-# Those whose result is multiplied by another projection.
+# Activations whose result is multiplied by another projection.
 GATE_ACTIVATIONS = ACTIVATIONS | {"gelu": gelu_before_product, "gelu_tanh": gelu_tanh_before_product}

@@ -1,4 +1,4 @@
-"""The one description of an encoder: its sizes and its parts, checked when it is made."""
+"""`EncoderConfig`: sizes and parts of an encoder, validated on construction."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from attnlens_model.per_layer_input import PerLayerInputConfig
 
 _Part = TypeVar("_Part")
 
-# Found in nearly every Hugging Face config.json, and none of our own keys.
+# Keys of nearly every Hugging Face config.json that are not keys of our own format.
 _PUBLISHED_KEYS = (
     *("architectures", "transformers_version", "torch_dtype", "num_hidden_layers", "num_attention_heads"),
     *("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob"),
@@ -32,26 +32,27 @@ class EncoderConfig(ConfigPart):
     """Sizes and parts of an encoder.
 
     Attributes:
-        family: whose tensor names its checkpoints use; one of `attnlens_model.families.FAMILIES`.
-        hidden_size: D, the width of the layers.
-        output_size: the width to which a projection without a bias brings hidden states after the last layer;
-            None means that they are not projected.
-        num_layers: L.
-        num_hidden_groups: how many layers have weights of their own; each is applied
-            num_layers / num_hidden_groups times in a row. None means all.
-        is_causal: whether a token sees only itself and those before it.
-        hidden_dropout: probability of dropping an element of a layer's output, in training.
-        embeddings: the tables of tokens and types.
-        positions: the position embeddings.
-        attention: the mechanism of all layers; or a pattern of mechanisms, which is repeated: layer i has
-            number i modulo its length.
-        feed_forward: the feed-forward part of all layers, or a pattern of them, as of attention.
-        norm: all norms.
-        convolution: beside the first layer; None means that there is none.
-        per_layer_input: the input of each layer besides the output of the layer before it; None means none.
+        family: Family of checkpoints, which determines tensor names; a key of
+            `attnlens_model.families.FAMILIES`.
+        hidden_size: Hidden size D.
+        output_size: Size of the projection (without bias) after the last layer. If None, hidden states are
+            not projected.
+        num_layers: Number of layers L.
+        num_hidden_groups: Number of layers with their own weights. Each is applied
+            num_layers / num_hidden_groups times in a row. If None, weights are not shared.
+        is_causal: Whether a token only attends to itself and preceding tokens.
+        hidden_dropout: Dropout probability of layer outputs in training.
+        embeddings: Token and token type embeddings.
+        positions: Position embeddings.
+        attention: Attention mechanism of all layers, or a repeating pattern: layer i has entry i modulo the
+            pattern length.
+        feed_forward: Feed-forward network of all layers, or a repeating pattern.
+        norm: Norms.
+        convolution: Convolution in parallel to the first layer, if any.
+        per_layer_input: Additional input of each layer, if any.
 
     Raises:
-        ConfigError: (a ValueError) a value has the wrong type or is out of range.
+        ConfigError: A value has the wrong type or is out of range. Also a ValueError.
     """
 
     family: str = "bert"
@@ -71,7 +72,7 @@ class EncoderConfig(ConfigPart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # One spelling of a pattern, so that equal encoders have equal configurations.
+        # Normalize patterns so that equal encoders have equal configurations.
         object.__setattr__(self, "attention", _shortest_pattern(self.layer_attentions))
         object.__setattr__(self, "feed_forward", _shortest_pattern(self.layer_feed_forwards))
 
@@ -98,7 +99,7 @@ class EncoderConfig(ConfigPart):
         divides = groups is None or (groups >= 1 and self.num_layers % groups == 0)
         self.require("num_hidden_groups", divides, f"must divide num_layers={self.num_layers}, or be null")
         limit = (
-            "must be null where norm.placement is 'pre' or 'both': the first layer may be unlike the others"
+            "must be null if norm.placement is 'pre' or 'both': the first layer may differ from the others"
         )
         are_alike = self.norm.placement in ("post", "post_twice")
         self.require("num_hidden_groups", groups is None or are_alike, limit)
@@ -106,7 +107,7 @@ class EncoderConfig(ConfigPart):
             ("attention", self.layer_attentions),
             ("feed_forward", self.layer_feed_forwards),
         ):
-            limit = f"must be null where {name} differs from layer to layer"
+            limit = f"must be null if {name} differs between layers"
             self.require("num_hidden_groups", groups is None or len(set(layers)) == 1, limit)
 
     @property
@@ -116,48 +117,48 @@ class EncoderConfig(ConfigPart):
 
     @property
     def layer_feed_forwards(self) -> tuple[FeedForwardConfig, ...]:
-        """The feed-forward part of each of the L layers."""
+        """The feed-forward network of each of the L layers."""
         return _repeated(self.feed_forward, self.num_layers)
 
     @property
     def vector_size(self) -> int:
-        """V, the width of the token vectors that the encoder returns."""
+        """Size V of the token vectors that the encoder returns."""
         return self.output_size or self.hidden_size
 
     @property
     def intermediate_size(self) -> int:
-        """The widest middle of a layer's feed-forward part, or of one of its experts."""
+        """The largest intermediate size of the feed-forward networks, or of their experts."""
         return max(feed_forward.intermediate_size for feed_forward in self.layer_feed_forwards)
 
     def layer_outputs(self, layer: int) -> tuple[AttentionOutput, ...]:
-        """Return what layer `layer`, counted from 0, returns beside its context, in order."""
+        """Return the additional outputs of attention in layer `layer` (0-based), in order."""
         return self.layer_attentions[layer].outputs()
 
     @property
     def num_heads(self) -> int:
-        """The most heads that a layer has."""
+        """The largest number of heads of any layer."""
         return max(attention.num_heads for attention in self.layer_attentions)
 
     @property
     def max_tokens(self) -> int:
-        """The longest input in tokens, special tokens included."""
+        """Maximum input length in tokens, including special tokens."""
         is_offset = self.positions.scheme == "padding_offset"
         unused = self.embeddings.pad_token_id + 1 if is_offset else 0
         return self.positions.max_position_embeddings - unused
 
     @property
     def num_distinct_layers(self) -> int:
-        """The number of layers with weights of their own: L unless layers share them."""
+        """Number of layers with their own weights: L unless weights are shared."""
         return self.num_hidden_groups or self.num_layers
 
     @property
     def times_in_a_row(self) -> int:
-        """How often each layer with weights of its own is applied: once unless layers share them."""
+        """How often each layer with its own weights is applied: once unless weights are shared."""
         return self.num_layers // self.num_distinct_layers
 
     @property
     def sizes(self) -> EncoderSizes:
-        """What attention must know of the encoder."""
+        """The encoder settings that attention depends on."""
         return EncoderSizes(
             hidden_size=self.hidden_size,
             max_tokens=self.max_tokens,
@@ -168,12 +169,12 @@ class EncoderConfig(ConfigPart):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
-        """Make a configuration from our own keys, or from the content of a Hugging Face `config.json`.
+        """Create a configuration from our own keys, or from the content of a Hugging Face `config.json`.
 
-        The latter is recognised by its `model_type` and read by that family's mapping.
+        The latter is recognized by its `model_type` and converted by the family.
 
         Raises:
-            ConfigError: an unknown or missing key, an unsupported `model_type`, or a bad value.
+            ConfigError: A key is unknown or missing, `model_type` is not supported, or a value is invalid.
         """
         if "model_type" in values:
             family = family_of_config(values)
@@ -190,14 +191,14 @@ class EncoderConfig(ConfigPart):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Make a configuration from JSON text; the inverse of `to_json`.
+        """Create a configuration from JSON text; the inverse of `to_json`.
 
         Raises:
-            ConfigError: not a JSON object, or as `from_dict`.
+            ConfigError: The text is not a JSON object. See also `from_dict`.
         """
         try:
             values = json.loads(text)
-        # A ValueError also for a number of thousands of digits.
+        # JSON integers with thousands of digits also raise ValueError.
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the configuration is not JSON: {error}") from error
         if not isinstance(values, dict):
@@ -209,13 +210,13 @@ class EncoderConfig(ConfigPart):
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def by_path(self) -> dict[str, object]:
-        """Return every value by its path, such as `norm.eps`; a pattern of parts is one value."""
+        """Return all values by path, such as `norm.eps`. A pattern of parts is one value."""
         return flat(dataclasses.asdict(self))
 
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the content of the family's Hugging Face `config.json`.
 
-        Values that the family does not know are lost; `from_dict` of the result shows it.
+        Values that the family does not support are lost. Call `from_dict` on the result to detect this.
         """
         family = family_named(self.family)
         names = {"architectures": [family.architecture], "model_type": family.model_types[0]}
@@ -230,7 +231,7 @@ def read_config(path: str | Path) -> EncoderConfig:
     """Read a configuration file: our own JSON or a Hugging Face `config.json`.
 
     Raises:
-        ConfigError: the file is absent or unreadable, or as `EncoderConfig.from_dict`.
+        ConfigError: The file is missing or unreadable. See also `EncoderConfig.from_dict`.
     """
     path = Path(path)
     try:
@@ -248,12 +249,12 @@ def _pattern(parts: _Part | tuple[_Part, ...]) -> tuple[_Part, ...]:
 
 
 def _repeated(parts: _Part | tuple[_Part, ...], num_layers: int) -> tuple[_Part, ...]:
-    """Return the part of each layer: a pattern is repeated."""
+    """Return the part of each layer by repeating the pattern."""
     pattern = _pattern(parts)
     return tuple(pattern[layer % len(pattern)] for layer in range(num_layers))
 
 
 def _shortest_pattern(layers: tuple[_Part, ...]) -> _Part | tuple[_Part, ...]:
-    """Return the shortest pattern that is repeated over the layers; layers that are all alike need none."""
+    """Return the shortest repeating pattern of the layers, or a single part if all layers are equal."""
     length = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return layers[:length] if length > 1 else layers[0]

@@ -1,7 +1,7 @@
-"""Parts of a configuration: frozen dataclasses that check themselves, and their reading from JSON.
+"""`ConfigPart`: base class of configuration dataclasses, with validation and JSON parsing.
 
-Every value has one path in the whole configuration, such as `attention.num_heads`; messages and the tables of
-families name values by it.
+Every value has a unique path in the configuration, such as `attention.num_heads`, which error messages and
+the tables of families use.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, ge
 from attnlens_model.errors import ConfigError, nearest, suggestion
 
 Kinds = Mapping[type["ConfigPart"], Mapping[str, type["ConfigPart"]]]
-"""The subclasses of a part by the value of their field `kind`, for parts of several kinds."""
+"""Subclasses of a polymorphic part by the value of their `kind` field."""
 
-# Upper limits by field name, far beyond any encoder. A larger number would turn into memory or time before
-# the weights are compared with it.
+# Upper limits by field name, far beyond any real encoder. They prevent excessive memory use and run time
+# before the sizes are compared with the weights.
 _MAX_SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_layers", "num_heads", "num_key_value_heads", "num_experts"), 1 << 12),
     **dict.fromkeys(("num_buckets", "distance_buckets", "num_random_blocks", "kernel_size", "rank"), 1 << 12),
@@ -29,15 +29,15 @@ _MAX_SIZES: Mapping[str, int] = {
 
 
 def check_size(path: str, value: object, key: str | None = None) -> None:
-    """Reject a size that no encoder has.
+    """Validate that a size does not exceed its limit.
 
     Args:
-        path: The path of the value in an `EncoderConfig`.
-        value: Values other than integers are not checked here.
-        key: The name of the value in the file it was read from. Defaults to `path`.
+        path: Path of the value in `EncoderConfig`.
+        value: The size. Non-integers are ignored.
+        key: Key in the source file, for the error message. Defaults to `path`.
 
     Raises:
-        ConfigError: It is greater than the limit.
+        ConfigError: The size exceeds its limit.
     """
     limit = _MAX_SIZES.get(path.rpartition(".")[2])
     if limit is not None and isinstance(value, int) and value > limit:
@@ -46,19 +46,19 @@ def check_size(path: str, value: object, key: str | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPart:
-    """Base of all parts. A subclass is a frozen dataclass whose annotations are checked when it is made.
+    """Base class of configuration parts: frozen dataclasses whose annotations are enforced on construction.
 
-    An annotation is int, float, bool, str, a `Literal` of texts, a part, a tuple of parts, or a union of
-    them, perhaps with None.
+    An annotation is int, float, bool, str, a `Literal` of strings, a part, a tuple of parts, or a union of
+    these, optionally with None.
 
     Raises:
-        ConfigError: a value has the wrong type, is not one of its `Literal`, or fails `_check`.
+        ConfigError: A value has the wrong type, is not in its `Literal`, or fails `_check`.
     """
 
     path: ClassVar[str] = ""
 
     def __init_subclass__(cls, path: str | None = None) -> None:
-        """Remember where this part stands in the whole configuration; where its base does unless stated."""
+        """Set the path of this part in the configuration. Defaults to the path of the base class."""
         cls.path = cls.path if path is None else path
 
     def __post_init__(self) -> None:
@@ -68,45 +68,45 @@ class ConfigPart:
         self._check()
 
     def _check(self) -> None:
-        """Refuse what the types allow and the part does not."""
+        """Validate constraints that the annotations cannot express."""
 
     def require(self, name: str, holds: bool, limit: str) -> None:
-        """Refuse the value of field `name` unless `holds`; `limit` says what would be right.
+        """Reject the value of field `name` unless `holds`; `limit` describes the valid values.
 
         Raises:
-            ConfigError: it does not hold.
+            ConfigError: `holds` is false.
         """
         if not holds:
             raise ConfigError(f"{join(self.path, name)}={getattr(self, name)!r}: {limit}")
 
     @classmethod
     def read(cls, values: Mapping[str, object], kinds: Kinds) -> Self:
-        """Make the part from an object of JSON, with the parts in it.
+        """Create the part, including nested parts, from a JSON object.
 
         Raises:
-            ConfigError: an unknown or missing key, or a bad value.
+            ConfigError: A key is unknown or missing, or a value is invalid.
         """
         return cls(**_Reader(cls, kinds).fields(cls, values, cls.path))
 
 
 def join(path: str, name: str) -> str:
-    """Return the path of a field of the part at `path`."""
+    """Return the path of the field `name` of the part at `path`."""
     return f"{path}.{name}" if path else name
 
 
 def is_positive(value: float) -> bool:
-    """Return whether a float can hold the number and it is greater than 0; an int may be larger."""
+    """Return whether the number is greater than 0 and representable as a float (an int may be too large)."""
     return 0 < value <= sys.float_info.max
 
 
 def field_types(part: type[ConfigPart]) -> dict[str, Any]:
-    """Return the annotations of a part's fields by name."""
+    """Return the field annotations of a part by name."""
     hints = get_type_hints(part)
     return {field.name: hints[field.name] for field in dataclasses.fields(part)}
 
 
 def known_paths(part: type[ConfigPart], kinds: Kinds) -> Iterator[str]:
-    """Yield the path of every field of a part and of the parts in it, of all kinds."""
+    """Yield the paths of all fields of a part and its nested parts, for all kinds."""
     for name, wanted in field_types(part).items():
         yield join(part.path, name)
         for inner in parts_in(wanted):
@@ -115,36 +115,36 @@ def known_paths(part: type[ConfigPart], kinds: Kinds) -> Iterator[str]:
 
 
 def flat(values: Mapping[str, object], path: str = "") -> dict[str, object]:
-    """Return the values in nested objects by their paths; lists stay whole."""
-    found: dict[str, object] = {}
+    """Flatten nested objects to values by path. Lists are not flattened."""
+    result: dict[str, object] = {}
     for name, value in values.items():
         inner = join(path, name)
-        found |= flat(value, inner) if isinstance(value, Mapping) else {inner: value}
-    return found
+        result |= flat(value, inner) if isinstance(value, Mapping) else {inner: value}
+    return result
 
 
 def nested(values: Mapping[str, object]) -> dict[str, Any]:
-    """Return values by their paths as nested objects; the inverse of `flat`."""
-    whole: dict[str, Any] = {}
+    """Convert values by path to nested objects; the inverse of `flat`."""
+    result: dict[str, Any] = {}
     for path, value in values.items():
         *parts, name = path.split(".")
-        place = whole
+        target = result
         for part in parts:
-            place = place.setdefault(part, {})
-        place[name] = value
-    return whole
+            target = target.setdefault(part, {})
+        target[name] = value
+    return result
 
 
 class _Reader:
-    """Makes parts of the objects of JSON."""
+    """Creates parts from JSON objects."""
 
     def __init__(self, root: type[ConfigPart], kinds: Kinds) -> None:
         self.kinds = kinds
-        # Where a key belongs that stands in the wrong part.
+        # To suggest the right part for a misplaced key.
         self.paths = {path.rpartition(".")[2]: path for path in known_paths(root, kinds)}
 
     def fields(self, part: type[ConfigPart], values: Mapping[str, object], path: str) -> dict[str, Any]:
-        """Return the arguments of a part, the parts among them made."""
+        """Return the constructor arguments of a part, with nested parts created."""
         types = field_types(part)
         for key in values:
             if key not in types:
@@ -158,11 +158,11 @@ class _Reader:
         required = [field.name for field in dataclasses.fields(part) if _is_required(field)]
         if missing := [join(path, name) for name in required if name not in values]:
             names = ", ".join(join(path, name) for name in required)
-            raise ConfigError(f"missing {', '.join(missing)}: a configuration must say {names}")
+            raise ConfigError(f"missing {', '.join(missing)}: a configuration requires {names}")
         return {name: self.value(value, types[name], join(path, name)) for name, value in values.items()}
 
     def value(self, value: object, wanted: object, path: str) -> object:
-        """Make a part of an object, and parts of a list; anything else is checked where it is stored."""
+        """Create a part from an object, or parts from a list. Other values are validated on construction."""
         part = next(parts_in(wanted), None)
         if part is None:
             return value
@@ -191,7 +191,7 @@ def _alternatives(wanted: object) -> tuple[Any, ...]:
 
 
 def parts_in(wanted: object) -> Iterator[type[ConfigPart]]:
-    """Yield the class of the part that an annotation allows, by itself or in a tuple."""
+    """Yield the part class that an annotation allows, directly or in a tuple."""
     for option in _alternatives(wanted):
         if isinstance(option, type) and issubclass(option, ConfigPart):
             yield option
@@ -217,7 +217,7 @@ def _accepts(value: object, wanted: Any) -> bool:  # noqa: ANN401 - any annotati
         )
     if issubclass(wanted, ConfigPart):
         return isinstance(value, wanted)
-    # `isinstance` would take True for an int; an int is welcome where a float is meant.
+    # `isinstance` would accept True as an int. Ints are accepted as floats.
     return type(value) in ((int, float) if wanted is float else (wanted,))
 
 

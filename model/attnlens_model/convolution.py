@@ -1,8 +1,8 @@
-"""A convolution beside the first layer, which shows every token its neighbours.
+"""Convolution over the embeddings, in parallel to the first layer.
 
-He et al. 2020, the published implementation of DeBERTa version 2 (models of 900 million parameters and more).
+He et al. 2020, published implementation of DeBERTa v2 (models with at least 900 million parameters).
 
-Letters in shapes: B batch, T tokens, D width.
+Shape legend: B batch, T tokens, D hidden size.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from attnlens_model.config_part import ConfigPart
 
 @dataclass(frozen=True, kw_only=True)
 class ConvolutionConfig(ConfigPart, path="convolution"):
-    """A convolution beside the first layer.
+    """Settings of the convolution.
 
     Attributes:
-        kernel_size: how many embeddings it joins; odd.
-        groups: in how many groups it splits their components; a divisor of `hidden_size`.
-        activation: as that of the feed-forward part, or "tanh".
+        kernel_size: Kernel size; odd.
+        groups: Number of channel groups; a divisor of `hidden_size`.
+        activation: An activation of the feed-forward network, or "tanh".
     """
 
     kernel_size: int
@@ -33,26 +33,27 @@ class ConvolutionConfig(ConfigPart, path="convolution"):
         self.require("kernel_size", size >= 1 and size % 2 == 1, "must be odd and at least 1")
 
     def check_sizes(self, hidden_size: int) -> None:
-        """Check what depends on the encoder's width.
+        """Validate the settings against the hidden size.
 
         Raises:
-            ConfigError: the groups do not divide it.
+            ConfigError: `groups` does not divide `hidden_size`.
         """
         divides = self.groups >= 1 and hidden_size % self.groups == 0
         self.require("groups", divides, f"must divide hidden_size={hidden_size}")
 
 
 class NeighbourConvolution(nn.Module):
-    """LayerNorm(hidden states + activation(convolution of the embeddings)).
+    """LayerNorm(hidden_states + activation(conv(embeddings))).
 
-    Padding counts as zeros, as what lies beyond the ends does, so a text gets the same wherever it stands.
+    Padding tokens are zeroed, like the padding of the convolution, so that results do not depend on the
+    position of a text in its row.
     """
 
-    def __init__(self, config: ConvolutionConfig, width: int, eps: float, dropout: float) -> None:
+    def __init__(self, config: ConvolutionConfig, hidden_size: int, eps: float, dropout: float) -> None:
         super().__init__()
         size = config.kernel_size
-        self.conv = nn.Conv1d(width, width, size, padding=size // 2, groups=config.groups)
-        self.norm = nn.LayerNorm(width, eps=eps)
+        self.conv = nn.Conv1d(hidden_size, hidden_size, size, padding=size // 2, groups=config.groups)
+        self.norm = nn.LayerNorm(hidden_size, eps=eps)
         self.activation = ACTIVATIONS[config.activation]
         self.dropout = nn.Dropout(dropout)
         nn.init.xavier_uniform_(self.conv.weight)
@@ -60,17 +61,17 @@ class NeighbourConvolution(nn.Module):
             nn.init.zeros_(self.conv.bias)
 
     def forward(self, embedded: Tensor, hidden_states: Tensor, attention_mask: Tensor) -> Tensor:
-        """Add to the first layer's output what the convolution makes of its input.
+        """Add the convolution of the embeddings to the output of the first layer.
 
         Args:
-            embedded: (B, T, D), what the first layer read.
-            hidden_states: (B, T, D), what it returned.
-            attention_mask: (B, T), 1 for a token and 0 for padding.
+            embedded: Input of the first layer, (B, T, D).
+            hidden_states: Output of the first layer, (B, T, D).
+            attention_mask: (B, T), 1 for tokens and 0 for padding.
 
         Returns:
             (B, T, D).
         """
         live = embedded * attention_mask.to(embedded.dtype)[:, :, None]
-        neighbours = self.conv(live.transpose(1, 2)).transpose(1, 2)  # (B, T, D)
-        output: Tensor = self.norm(hidden_states + self.activation(self.dropout(neighbours)))
+        convolved = self.conv(live.transpose(1, 2)).transpose(1, 2)  # (B, T, D)
+        output: Tensor = self.norm(hidden_states + self.activation(self.dropout(convolved)))
         return output

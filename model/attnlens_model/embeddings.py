@@ -1,6 +1,6 @@
-"""From token ids to the vectors that the first layer reads.
+"""Embeddings: converts token ids to the input of the first layer.
 
-Letters in shapes: B batch, T tokens, E embedding width, D encoder width (E = D where nothing is projected).
+Shape legend: B batch, T tokens, E embedding size, D hidden size (E = D without a projection).
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,27 @@ from torch import Tensor, nn
 from attnlens_model.config_part import ConfigPart, is_positive
 from attnlens_model.norm import NormConfig, make_norm
 
-# The standard deviation of fresh embeddings (Devlin et al. 2018, the published implementation).
+# Standard deviation of newly initialized embeddings (Devlin et al. 2018, published implementation).
 EMBEDDING_STD = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsConfig(ConfigPart, path="embeddings"):
-    """The tables of tokens and of token types, and what is done with their sum.
+    """Token, token type and task embeddings, and the norm and projection of their sum.
 
     Attributes:
-        vocab_size: number of token ids.
-        pad_token_id: the id that fills a batch up. The encoder itself goes by the attention mask alone.
-        type_vocab_size: number of token types; 0 means that there are none and that the encoder takes no
-            `token_type_ids`, 1 that every token has the same and that none need to be given.
-        task_vocab_size: number of tasks, of which every token gets the embedding of the first; 0 means none.
-        size: E, the width of the embeddings, which a projection brings to `hidden_size`; None means that they
-            are `hidden_size` wide and are not projected.
-        projection: "after_norm", with a bias, or "before_norm", without.
-        norm: whether the embeddings are normalised.
-        scale: what the token's embedding is multiplied by, before anything is added.
+        vocab_size: Number of token ids.
+        pad_token_id: Id of the padding token. The encoder only uses it to offset positions; padding is
+            determined by the attention mask.
+        type_vocab_size: Number of token types. If 0, the encoder does not accept `token_type_ids`. If 1, all
+            tokens have the same type and `token_type_ids` may be omitted.
+        task_vocab_size: Number of task embeddings. The first one is added to every token. If 0, there are
+            none.
+        size: Embedding size E, which a projection maps to `hidden_size`. If None, embeddings have size
+            `hidden_size` and are not projected.
+        projection: "after_norm" (with a bias) or "before_norm" (without a bias).
+        norm: Whether the embeddings are normalized.
+        scale: Factor of the token embeddings, applied before the other embeddings are added.
     """
 
     vocab_size: int
@@ -45,9 +47,9 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
         self.require("vocab_size", self.vocab_size >= 1, "must be at least 1")
         limit, last = "must be from 0 to vocab_size - 1", self.vocab_size - 1
         self.require("pad_token_id", 0 <= self.pad_token_id <= last, f"{limit} = {last}")
-        limit = "must be at least 0 (0: no token types)"
+        limit = "must be at least 0 (0 disables token types)"
         self.require("type_vocab_size", self.type_vocab_size >= 0, limit)
-        limit = "must be at least 0 (0: no tasks)"
+        limit = "must be at least 0 (0 disables tasks)"
         self.require("task_vocab_size", self.task_vocab_size >= 0, limit)
         self.require("size", self.size is None or self.size >= 1, "must be at least 1, or null")
         self.require("scale", is_positive(self.scale), "must be greater than 0")
@@ -55,13 +57,13 @@ class EmbeddingsConfig(ConfigPart, path="embeddings"):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionsConfig(ConfigPart, path="positions"):
-    """The positions, learned or computed.
+    """Position embeddings.
 
     Attributes:
-        max_position_embeddings: their number; `EncoderConfig.max_tokens` says how many are usable.
-        scheme: which position embedding a token gets. "absolute": that of its place in the row, padding
-            included. "padding_offset": of the n-th token that is not padding, row pad_token_id + n. "none":
-            none is added; positions reach the encoder through its attention, if at all.
+        max_position_embeddings: Number of positions. See `EncoderConfig.max_tokens` for the usable number.
+        scheme: How positions are assigned. "absolute": the index in the row, including padding.
+            "padding_offset": row pad_token_id + n for the n-th non-padding token. "none": no position
+            embedding is added; only attention may use positions.
     """
 
     max_position_embeddings: int
@@ -72,16 +74,16 @@ class PositionsConfig(ConfigPart, path="positions"):
 
 
 def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tensor:
-    """Return which position embedding each token gets when positions are counted over tokens alone.
+    """Return position ids that count non-padding tokens only.
 
-    The n-th token that is not padding gets `pad_token_id` + n, n from 1, whatever stands around it; padding
-    gets `pad_token_id` (Liu et al. 2019, in fairseq's implementation). The publishers take for padding what
-    has the padding id; here it is what the attention mask leaves out. The two differ only for a text that
-    itself contains the padding token.
+    The n-th non-padding token (n from 1) has position `pad_token_id` + n, and padding has `pad_token_id` (Liu
+    et al. 2019, fairseq implementation). Padding is determined by the attention mask, whereas the published
+    implementations compare ids with the padding id. The two differ only for texts that contain the padding
+    token.
 
     Args:
         attention_mask: (B, T) int64, 1 or 0.
-        pad_token_id: the row before the first one in use.
+        pad_token_id: Row before the first row in use.
 
     Returns:
         (B, T) int64.
@@ -90,13 +92,12 @@ def padding_offset_positions(attention_mask: Tensor, pad_token_id: int) -> Tenso
 
 
 class Embeddings(nn.Module):
-    """The sum of token, type, position and task embeddings, then a norm, then a projection if E is not D.
+    """Sum of token, type, position and task embeddings, followed by a norm and an optional projection.
 
-    Only the token embeddings are in every family. Multiplying them by sqrt(D) is Vaswani et al. 2017, section
-    3.4.
+    Token embeddings may be scaled by sqrt(D) (Vaswani et al. 2017, section 3.4).
 
-    The projection is ELECTRA's (Clark et al. 2020, section 3.3) and ALBERT's (Lan et al. 2019, section 3.1).
-    DeBERTa's implementation projects before the norm, and without a bias.
+    The projection follows ELECTRA (Clark et al. 2020, section 3.3) and ALBERT (Lan et al. 2019, section 3.1).
+    DeBERTa's implementation projects before the norm and without a bias.
     """
 
     def __init__(
@@ -108,18 +109,18 @@ class Embeddings(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        width = config.size or hidden_size
-        self.token = nn.Embedding(config.vocab_size, width)
+        size = config.size or hidden_size
+        self.token = nn.Embedding(config.vocab_size, size)
         has_positions = positions.scheme != "none"
-        self.position = nn.Embedding(positions.max_position_embeddings, width) if has_positions else None
-        self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.task = nn.Embedding(config.task_vocab_size, width) if config.task_vocab_size else None
+        self.position = nn.Embedding(positions.max_position_embeddings, size) if has_positions else None
+        self.token_type = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.task = nn.Embedding(config.task_vocab_size, size) if config.task_vocab_size else None
         self.is_projected_first = config.projection == "before_norm"
-        norm_width = hidden_size if self.is_projected_first else width
-        self.norm = make_norm(norm, norm_width) if config.norm else None
+        norm_size = hidden_size if self.is_projected_first else size
+        self.norm = make_norm(norm, norm_size) if config.norm else None
         self.dropout = nn.Dropout(dropout)
         has_bias = not self.is_projected_first
-        self.projection = nn.Linear(width, hidden_size, has_bias) if config.size else None
+        self.projection = nn.Linear(size, hidden_size, has_bias) if config.size else None
         self.scale = config.scale
         self.position_scheme = positions.scheme
         self.pad_token_id = config.pad_token_id
@@ -132,7 +133,7 @@ class Embeddings(nn.Module):
                 nn.init.zeros_(self.projection.bias)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """Embed (B, T) ids -> (B, T, D). No `token_type_ids` means type 0 everywhere."""
+        """Embed token ids (B, T) as (B, T, D). `token_type_ids` default to 0."""
         embedded: Tensor = self.token(input_ids)  # (B, T, E)
         if self.scale != 1.0:
             embedded = embedded * self.scale
@@ -141,7 +142,7 @@ class Embeddings(nn.Module):
         if self.position is not None:
             embedded = embedded + self._position_embeddings(self.position, attention_mask)
         if self.task is not None:
-            # Looked up: a row of a constant would be folded into another constant, and its name lost.
+            # A lookup, because constant folding of a slice would lose the parameter name.
             embedded = embedded + self.task(input_ids[:1, :1] * 0)  # (1, 1, E)
         if self.is_projected_first:
             embedded = self._projected(embedded)  # (B, T, D)
@@ -154,7 +155,7 @@ class Embeddings(nn.Module):
 
     def _type_embeddings(self, table: nn.Embedding, token_type_ids: Tensor | None) -> Tensor:
         if table.num_embeddings == 1:
-            # The whole table, (1, E): whatever the input, a lookup could only give its one row.
+            # A lookup could only return the single row, (1, E).
             return table.weight
         if token_type_ids is None:
             return table.weight[0]  # (E,)
@@ -166,5 +167,5 @@ class Embeddings(nn.Module):
             rows = padding_offset_positions(attention_mask, self.pad_token_id)
             looked_up: Tensor = table(rows)  # (B, T, E)
             return looked_up
-        # A slice of the table: positions are 0 .. T-1 whatever the padding, and no Range enters the graph.
+        # A slice, since positions are always 0 .. T-1. This avoids a Range operator in the graph.
         return table.weight[: attention_mask.shape[1]]  # (T, E)

@@ -1,17 +1,16 @@
-"""A transformer encoder of the BERT kind (Devlin et al. 2018) and its successors, composed of parts.
+"""`Encoder`: a transformer encoder such as BERT (Devlin et al. 2018), composed of configurable parts.
 
-`EncoderConfig` chooses among the parts: which position embedding a token gets and whether embeddings are
-projected (embeddings.py), the mechanism of attention, one for all layers or a pattern (attention/), the norm
-(norm.py) and its place (layer.py), the feed-forward part (feed_forward.py), a convolution beside the first
-layer (convolution.py), an input for each layer (per_layer_input.py), whether layers share their weights and
-whether hidden states are projected at the end (here). A family of published checkpoints is such a choice, not
-a class.
+`EncoderConfig` selects position embeddings and the embedding projection (embeddings.py), one attention
+mechanism or a pattern of mechanisms (attention/), the norm (norm.py) and its placement (layer.py), the
+feed-forward network (feed_forward.py), a convolution in parallel to the first layer (convolution.py),
+per-layer inputs (per_layer_input.py), weight sharing and the output projection (this module). A family of
+published checkpoints is a configuration, not a class.
 
-It is the body only: no pooling, no task head, no tokenizer. Everything is written in the forms that survive
-ONNX export unchanged in meaning on many runtimes; where a form matters, a comment says so.
+The encoder has no pooling, task head or tokenizer. All operations are written so that the exported ONNX graph
+is correct on many runtimes; comments explain where the form matters.
 
-Letters in shapes: B batch, T tokens, D width, V width of token vectors (V = D unless they are projected),
-H heads, L layers.
+Shape legend: B batch, T tokens, D hidden size, V token vector size (V = D without an output projection), H
+heads, L layers.
 """
 
 from typing import NamedTuple
@@ -30,26 +29,27 @@ from attnlens_model.per_layer_input import PerLayerInputs
 
 
 class EncoderOutput(NamedTuple):
-    """What an encoder returns."""
+    """Output of an encoder."""
 
     last_hidden_state: Tensor
     """(B, T, V), floating point."""
     layers: tuple[Outputs, ...]
-    """Of each layer, the outputs of its attention by role. Empty when not asked for."""
+    """Attention outputs of each layer, by role. Empty unless `output_attentions` is set."""
     embedded: Tensor
-    """(B, T, D): the embeddings of the tokens, as the first layer reads them."""
+    """(B, T, D): input of the first layer."""
 
     @property
     def attentions(self) -> tuple[Tensor, ...]:
-        """L tensors (B, H, T, T): every layer's weights after softmax."""
+        """Attention weights of each layer after softmax: L tensors (B, H, T, T)."""
         return tuple(layer[ATTENTION_WEIGHTS] for layer in self.layers)
 
 
 class Encoder(nn.Module):
-    """Embeddings, then L layers, or fewer of which each is applied several times in a row.
+    """Embeddings followed by L layers, which may share weights.
 
-    A new one has random weights from the global generator: embeddings N(0, 0.02), projections Xavier-uniform,
-    zero biases. `new_encoder` makes one from a seed, `load_checkpoint` one with published weights.
+    Weights are initialized by the global random generator: embeddings from N(0, 0.02), projections
+    Xavier-uniform, biases zero. Use `new_encoder` for a seeded encoder and `load_checkpoint` for published
+    weights.
     """
 
     positions: Tensor
@@ -57,25 +57,32 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        norm, width, dropout = config.norm, config.hidden_size, config.hidden_dropout
-        self.embeddings = Embeddings(config.embeddings, config.positions, norm, width, dropout)
+        norm, hidden_size, dropout = config.norm, config.hidden_size, config.hidden_dropout
+        self.embeddings = Embeddings(config.embeddings, config.positions, norm, hidden_size, dropout)
         attentions = list(dict.fromkeys(config.layer_attentions))
         self.shared = nn.ModuleList(attention.make_shared(config.sizes) for attention in attentions)
         self.shared_of_layer = [attentions.index(attention) for attention in config.layer_attentions]
         self.layers = nn.ModuleList(
             EncoderLayer(config, index) for index in range(config.num_distinct_layers)
         )
-        beside = config.convolution
-        self.convolution = None if beside is None else NeighbourConvolution(beside, width, norm.eps, dropout)
-        inputs, num_layers = config.per_layer_input, config.num_layers
-        self.per_layer_input = None if inputs is None else PerLayerInputs(inputs, norm, width, num_layers)
-        self.final_norm = make_norm(norm, width) if norm.placement in ("pre", "both") else None
+        self.convolution = (
+            None
+            if config.convolution is None
+            else NeighbourConvolution(config.convolution, hidden_size, norm.eps, dropout)
+        )
+        self.per_layer_input = (
+            None
+            if config.per_layer_input is None
+            else PerLayerInputs(config.per_layer_input, norm, hidden_size, config.num_layers)
+        )
+        self.final_norm = make_norm(norm, hidden_size) if norm.placement in ("pre", "both") else None
         size = config.output_size
-        self.output_projection = None if size is None else nn.Linear(width, size, bias=False)
+        self.output_projection = None if size is None else nn.Linear(hidden_size, size, bias=False)
         if self.output_projection is not None:
             nn.init.xavier_uniform_(self.output_projection.weight)
         if config.is_causal:
-            # The device is named so that the values exist even when the rest is built without storage.
+            # Allocate on CPU explicitly so the buffer has real values when the model is built on the meta
+            # device.
             positions = torch.arange(config.max_tokens, device="cpu")
             self.register_buffer("positions", positions, persistent=False)
 
@@ -89,18 +96,18 @@ class Encoder(nn.Module):
         """Encode a batch of token ids.
 
         Args:
-            input_ids: (B, T) int64, each from 0 to `vocab_size - 1`.
-            attention_mask: (B, T) int64, 1 for a token and 0 for padding, on any side.
-            token_type_ids: (B, T) int64; None means 0 everywhere. Of no effect where there is one type only.
-            output_attentions: whether to return every layer's outputs of attention.
+            input_ids: (B, T) int64, from 0 to `vocab_size - 1`.
+            attention_mask: (B, T) int64, 1 for tokens and 0 for padding on either side.
+            token_type_ids: (B, T) int64. Defaults to 0. Ignored if there is only one type.
+            output_attentions: Whether to return the attention outputs of all layers.
 
         Returns:
-            Hidden states (B, T, V) and the outputs of L layers in the dtype of the parameters. What stands at
-            padded positions has no meaning.
+            Hidden states (B, T, V) and the attention outputs, in the dtype of the parameters. Values at
+            padded positions are undefined.
 
         Raises:
-            ValueError: wrong shapes, more tokens than the configuration's `max_tokens`, or token types for an
-                encoder that has none. Not checked while exporting.
+            ValueError: Shapes are inconsistent, there are more tokens than `max_tokens`, or token types are
+                given to an encoder without token types. Not checked during export.
         """
         if not torch.compiler.is_exporting():
             self._check_inputs(input_ids, attention_mask, token_type_ids)
@@ -108,9 +115,9 @@ class Encoder(nn.Module):
         inputs = BatchInputs(attention_mask, self._keep(attention_mask, hidden_states.dtype))
         shared = [part(inputs) for part in self.shared]
         layers: tuple[Outputs, ...] = ()
-        for index, number in enumerate(self.shared_of_layer):
+        for index, shared_index in enumerate(self.shared_of_layer):
             layer = self.layers[index // self.config.times_in_a_row]
-            hidden_states, outputs = layer(hidden_states, *shared[number])
+            hidden_states, outputs = layer(hidden_states, *shared[shared_index])
             if index == 0 and self.convolution is not None:
                 hidden_states = self.convolution(embedded, hidden_states, attention_mask)
             if self.per_layer_input is not None:
@@ -124,7 +131,7 @@ class Encoder(nn.Module):
         return EncoderOutput(hidden_states, layers, embedded)
 
     def _keep(self, attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the keep-mask (B, 1, 1, T), or (B, 1, T, T) in a causal encoder."""
+        """Return the keep mask (B, 1, 1, T), or (B, 1, T, T) in a causal encoder."""
         keep = attention_mask.to(dtype)[:, None, None, :]
         if self.config.is_causal:
             keep = keep * causal_keep_mask(self.positions[: attention_mask.shape[1]]).to(dtype)
@@ -140,15 +147,17 @@ class Encoder(nn.Module):
                 raise ValueError(f"{name} has shape {shapes}: they must be equal")
         limit = self.config.max_tokens
         if input_ids.shape[1] > limit:
-            raise ValueError(f"{input_ids.shape[1]} tokens are more than max_tokens={limit}: truncate")
+            raise ValueError(
+                f"{input_ids.shape[1]} tokens are more than max_tokens={limit}: truncate the input"
+            )
         if token_type_ids is not None and not self.config.embeddings.type_vocab_size:
-            raise ValueError("token_type_ids were given but type_vocab_size=0: leave them out")
+            raise ValueError("token_type_ids were passed, but type_vocab_size=0: leave them out")
 
 
 def new_encoder(config: EncoderConfig, seed: int) -> Encoder:
-    """Return a fresh encoder in eval mode, fp32; the same seed gives the same weights.
+    """Return a newly initialized fp32 encoder in eval mode, with weights determined by `seed`.
 
-    The global random generator is left as it was.
+    The state of the global random generator is preserved.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,10 +1,10 @@
-"""What this package raises when a configuration or a checkpoint cannot be used.
+"""Exceptions of this package.
 
 ModelError
-├── ConfigError        a configuration that describes no encoder (also a ValueError)
-└── CheckpointError    weights that are absent, unreadable or do not fit the configuration
+├── ConfigError        invalid configuration (also a ValueError)
+└── CheckpointError    weights that are missing, unreadable or inconsistent with the configuration
 
-Every message names the offending value, the limit and what to do about it.
+Every message contains the invalid value, the limit and a remedy.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class ModelError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all exceptions that this package raises."""
 
 
 class ConfigError(ModelError, ValueError):
@@ -20,20 +20,19 @@ class ConfigError(ModelError, ValueError):
 
 
 class CheckpointError(ModelError):
-    """A checkpoint cannot be found, read, or fitted to its configuration."""
+    """A checkpoint is missing, unreadable or inconsistent with its configuration."""
 
 
-# How alike two spellings must be for one to be a slip of the other, as difflib counts: "bret" and "bert" are
-# 0.75 alike, "gpt2" and "gte" 0.57.
-_ALIKE = 0.75
+# Minimum difflib ratio of a typo: 0.75 for "bret" and "bert", but 0.57 for "gpt2" and "gte".
+_MIN_RATIO = 0.75
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'NAME'?)` where `name` is likely a slip of one of `known`, else nothing."""
+    """Return ` (did you mean 'NAME'?)` if `name` is likely a typo of one of `known`, otherwise ""."""
     match = nearest(name, known)
     return f" (did you mean {match!r}?)" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` of which `name` is likely a slip."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE)), None)
+    """Return the name in `known` of which `name` is likely a typo, or None."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=_MIN_RATIO)), None)

@@ -1,7 +1,7 @@
-"""What the package must know about a family of published encoders: how it names things.
+"""`Family`: how one family of published encoders names its configuration keys and its tensors.
 
-A family is data: one `FAMILY = Family(...)` in one module of `families`. All share one encoder, whose parts
-`EncoderConfig` chooses.
+A family is data: one `FAMILY = Family(...)` in one module of `families`. All families share one encoder,
+whose parts `EncoderConfig` selects.
 """
 
 import itertools
@@ -12,29 +12,36 @@ from torch import Tensor
 
 from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
 
-# A parameter of ours, or several that a checkpoint keeps as one tensor, in this order along its first axis.
+# A parameter name, or the names of several parameters that a checkpoint concatenates along the first axis.
 Parameters = str | tuple[str, ...]
 
-# Makes, of the number of heads and of all rows' numbers, (rows,) int64, these in the order of our parameters.
+# Reorders row indices, (rows,) int64, to match our parameters. The first argument is the number of heads.
 RowOrder = Callable[[int, Tensor], Tensor]
 
-# Returns whether a stored tensor has the values that an encoder with this attention in layer 0 computes.
+# Returns whether a stored tensor equals the values that an encoder with this attention in layer 0 computes.
 Buffer = Callable[[EncoderSizes, AttentionConfig, Tensor], bool]
+
+COMMON_PREFIXES = ("", "model.", "0.auto_model.")
+"""Prefixes of an encoder that was saved alone, inside a task model, and by sentence-transformers."""
+
+QUERY_KEY_VALUE = tuple(f"layers.{{layer}}.attention.{name}" for name in ("query", "key", "value"))
+"""The modules of a fused query, key and value projection."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint names the tensors of an encoder.
+    """Tensor names and row orders in one kind of checkpoint.
 
     Attributes:
-        weights: our parameter name, or the names of those that are stored as one -> the checkpoint's tensor
-            name. `{layer}` stands for the layer number, `{part}` for that of a part, such as an expert: all
-            that differ in it alone are stored as one. Empty: the checkpoint has our names.
-        anchor: a tensor (as named in `weights`) that every such checkpoint has and that tells the prefix.
-        roots: a tensor under the prefix that begins so belongs to the encoder: it must be in `weights`.
-            Anything else (pooler, task heads) is ignored and reported.
-        row_orders: what a tensor's name ends with -> the order of its rows, where it is not that of our
-            parameters.
+        weights: Maps our parameter names to the tensor names in the checkpoint. A tuple of parameters is
+            stored as one tensor. `{layer}` is the layer index. `{part}` is the index of a part, such as an
+            expert; all parts are stored as one tensor. If empty, the checkpoint uses our names.
+        anchor: Tensor name (a value of `weights`) that every such checkpoint contains. Its position in the
+            full name determines the prefix.
+        roots: Name prefixes of the encoder's tensors. A tensor under a root must be in `weights`; any other
+            tensor (pooler, task heads) is ignored and reported.
+        row_orders: Maps the end of a tensor name to its row order, for tensors whose rows are ordered
+            differently from our parameters.
     """
 
     weights: Mapping[Parameters, str]
@@ -45,11 +52,11 @@ class Layout:
     def weight_names(
         self, num_layers: int, parameters: Iterable[str]
     ) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield (our parameter names, the checkpoint's tensor name without prefix).
+        """Yield pairs of our parameter names and the checkpoint's tensor name without prefix.
 
         Args:
-            num_layers: layers that share their weights count once.
-            parameters: of the encoder.
+            num_layers: Number of layers with their own weights.
+            parameters: Parameter names of the encoder.
         """
         known = tuple(parameters)
         if not self.weights:
@@ -58,21 +65,21 @@ class Layout:
             ours = (stored,) if isinstance(stored, str) else stored
             for layer in range(num_layers if "{layer}" in ours[0] else 1):
                 names = [name.replace("{layer}", str(layer)) for name in ours]
-                if parts := tuple(_of_parts(names, known)):
+                if parts := tuple(_expand_parts(names, known)):
                     yield parts, theirs.format(layer=layer)
 
     def row_order(self, name: str) -> RowOrder | None:
-        """Return the order of the rows of the checkpoint's tensor `name`; None: that of our parameters."""
+        """Return the row order of the tensor `name`, or None if it matches our parameters."""
         return next((order for ending, order in self.row_orders.items() if name.endswith(ending)), None)
 
 
 @dataclass(frozen=True)
 class TaskAdapters:
-    """The low-rank adapters that a checkpoint has beside its weights.
+    """Low-rank adapters stored in a checkpoint in addition to its weights.
 
     Attributes:
-        tasks: what each is for, in the order in which the checkpoint stacks them.
-        scale: what the product of their two matrices is multiplied by.
+        tasks: Task names, in the order in which the checkpoint stacks the adapters.
+        scale: Factor of the product of the two adapter matrices.
     """
 
     tasks: tuple[str, ...]
@@ -81,29 +88,30 @@ class TaskAdapters:
 
 @dataclass(frozen=True)
 class Family:
-    """The names that one family of checkpoints uses, beside ours.
+    """Configuration keys and tensor names of one family of checkpoints.
 
     Attributes:
-        name: our name of the family, the value of `EncoderConfig.family`.
-        model_types: the `model_type` values of a Hugging Face `config.json` that mean this family.
-        architecture: the class that such a file names for the encoder alone.
-        read_config: turns such a file's content into values of an `EncoderConfig` by path.
-        write_config: turns such values into a file's content. `attention` is the list of its pattern,
-            `attention.num_heads` and the like are of its first; `feed_forward` likewise.
-        weights: see `Layout`, as are `anchor`, `roots` and `row_orders`: the layout that is tried first.
-        prefixes: what may stand before all of those names; exactly one must fit a checkpoint.
-        other_layouts: further ones, as of checkpoints that were published with code of their own.
-        buffers: Tensors under the roots that some files store and the encoder computes. `{layer}` stands for
-            the layer number. A checkpoint with other values is refused.
-        legacy_suffixes: old name endings -> today's. A tensor that is stored under both names must be the
-            same, bit for bit.
-        transforms: endings of our parameter names -> what makes the parameter of the checkpoint's values, in
-            fp32.
-        spare: parameters with one of these in our name may be in a checkpoint though the encoder that its
-            configuration describes has no use for them.
-        claims: whether such a file's content means this family, where another has the same `model_type`;
-            None: it does where no other claims it.
-        read_adapters: what such a file's content says of adapters among the tensors; None: there are none.
+        name: Our name of the family, the value of `EncoderConfig.family`.
+        model_types: `model_type` values of a Hugging Face `config.json` that select this family.
+        architecture: Class name of the encoder in `architectures`.
+        read_config: Converts the content of a `config.json` to `EncoderConfig` values by path.
+        write_config: Converts `EncoderConfig` values by path to the content of a `config.json`. `attention`
+            is the list of the layer pattern; `attention.num_heads` and similar paths describe its first
+            entry. The same applies to `feed_forward`.
+        weights: Tensor names of the first layout to try. See `Layout`, also for `anchor`, `roots` and
+            `row_orders`.
+        prefixes: Prefixes that may precede all tensor names. Exactly one must match a checkpoint.
+        other_layouts: Additional layouts, for example of checkpoints published with custom code.
+        buffers: Tensors under the roots that some files store and the encoder computes. `{layer}` is the
+            layer index. A checkpoint with different values is rejected.
+        legacy_suffixes: Maps legacy name endings to current ones. A tensor stored under both names must have
+            bitwise equal values.
+        transforms: Maps endings of our parameter names to the function that converts the stored fp32 values.
+        spare: Substrings of our parameter names that a checkpoint may contain although its configuration
+            describes an encoder without these parameters.
+        claims: Returns whether a `config.json` belongs to this family when families share a `model_type`. If
+            None, the family is the default for its model types.
+        read_adapters: Reads the task adapters from a `config.json`. If None, the family has no adapters.
     """
 
     name: str
@@ -130,50 +138,55 @@ class Family:
         return (Layout(self.weights, self.anchor, self.roots, self.row_orders), *self.other_layouts)
 
     def modern_name(self, name: str) -> str:
-        """Return `name` with a legacy ending replaced by today's."""
+        """Return `name` with a legacy ending replaced by the current one."""
         for old, new in self.legacy_suffixes.items():
             if name.endswith(old):
                 return name.removesuffix(old) + new
         return name
 
     def named_buffers(self, num_layers: int) -> dict[str, Buffer]:
-        """Return `buffers` by their names without prefix."""
+        """Return `buffers` for all layers, by name without prefix."""
         layers = range(num_layers)
-        return {name.format(layer=layer): holds for name, holds in self.buffers.items() for layer in layers}
+        return {name.format(layer=layer): check for name, check in self.buffers.items() for layer in layers}
 
     def transformed(self, name: str, values: Tensor) -> Tensor:
-        """Return what our parameter `name` is, given its values in the checkpoint."""
+        """Return the value of our parameter `name` given its stored values."""
         for ending, transform in self.transforms.items():
             if name.endswith(ending):
                 return transform(values)
         return values
 
 
-def _of_parts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
-    """Yield the names, each with `{part}` once for every part that there is."""
+def _expand_parts(names: Iterable[str], parameters: Collection[str]) -> Iterator[str]:
+    """Yield the names, with `{part}` replaced by the index of each existing part."""
     for name in names:
         if "{part}" not in name:
             yield name
             continue
-        for number in itertools.count():
-            if (part := name.format(part=number)) not in parameters:
+        for index in itertools.count():
+            if (part := name.format(part=index)) not in parameters:
                 break
             yield part
 
 
 def linear_and_norm_names(modules: Mapping[Parameters, str]) -> dict[Parameters, str]:
-    """Return the names of the weight and the bias of modules, by our names and theirs.
+    """Return the names of weights and biases, given our module names and the checkpoint's.
 
-    Several modules of ours may be one of theirs.
+    A tuple of our modules is stored as one module.
     """
     return {
-        _named(ours, kind): f"{theirs}.{kind}"
+        _parameter_names(ours, kind): f"{theirs}.{kind}"
         for ours, theirs in modules.items()
         for kind in ("weight", "bias")
     }
 
 
-def _named(modules: Parameters, kind: str) -> Parameters:
+def _parameter_names(modules: Parameters, kind: str) -> Parameters:
     return (
         f"{modules}.{kind}" if isinstance(modules, str) else tuple(f"{module}.{kind}" for module in modules)
     )
+
+
+def without(table: Mapping[Parameters, str], *names: str) -> dict[Parameters, str]:
+    """Return a weight-name table without the parameters `names`."""
+    return {ours: theirs for ours, theirs in table.items() if ours not in names}

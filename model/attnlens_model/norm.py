@@ -1,6 +1,6 @@
-"""The two norms that encoders use.
+"""Normalization layers: LayerNorm and RMSNorm.
 
-Letters in shapes: B batch, T tokens, D width; any axes may stand before the last.
+Shape legend: B batch, T tokens, D hidden size. The leading axes are arbitrary.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,19 @@ from attnlens_model.config_part import ConfigPart, is_positive
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig(ConfigPart, path="norm"):
-    """The norms of an encoder.
+    """Norms of an encoder.
 
     Attributes:
-        kind: "layer" (LayerNorm) or "rms" (RMSNorm, which has a weight alone).
-        eps: added to the variance (or mean square) in every norm.
-        bias: whether a LayerNorm has a bias; of no effect for "rms".
+        kind: "layer" (LayerNorm) or "rms" (RMSNorm, which has no bias).
+        eps: Added to the variance (or mean square) in every norm.
+        bias: Whether a LayerNorm has a bias. Ignored for "rms".
         placement: "post": a norm after each residual sum. "pre": a norm before attention and feed-forward,
-            and one after the last layer; attention of the first layer has none where the embeddings were just
-            normalised. "both": the same, and a norm after attention and after feed-forward, before each
-            residual sum. "post_twice": as "post", but attention's residual is added and
-            normalised twice: norm(x + norm(x + attention(x))).
-        first_layer: whether attention of the first layer has one even there; of no effect for "post".
+            and one after the last layer. The first attention has no norm if the embeddings are normalized.
+            "both": like "pre", with an additional norm after attention and feed-forward, before each residual
+            sum. "post_twice": like "post", but the attention residual is added and normalized twice: norm(x +
+            norm(x + attention(x))).
+        first_layer: Whether the first attention has a norm even if the embeddings are normalized. Ignored for
+            "post".
     """
 
     kind: Literal["layer", "rms"] = "layer"
@@ -41,28 +42,28 @@ class NormConfig(ConfigPart, path="norm"):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467).
 
-    Written out: ONNX has an operator for it only from opset 23 on.
+    Written out because ONNX has no such operator before opset 23.
     """
 
-    def __init__(self, width: int, eps: float, *, weight: bool = True) -> None:
+    def __init__(self, size: int, eps: float, *, weight: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width)) if weight else None
+        self.weight = nn.Parameter(torch.ones(size)) if weight else None
         self.eps = eps
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Map (B, T, D) to (B, T, D)."""
         is_half = hidden_states.dtype in (torch.float16, torch.bfloat16)
-        # 256 squared is more than float16 can hold.
+        # float16 overflows at 256 squared.
         exact = hidden_states.float() if is_half else hidden_states
-        # The sum, not the mean: ONNX's ReduceMean takes its axis in one way up to opset 17, in another after.
+        # ReduceSum instead of ReduceMean, whose axes became an input in ONNX opset 18.
         mean_square = (exact * exact).sum(dim=-1, keepdim=True) * (1.0 / exact.shape[-1])  # (B, T, 1)
-        normalised = exact / torch.sqrt(mean_square + self.eps)
-        normalised = normalised.to(hidden_states.dtype)
-        return normalised if self.weight is None else normalised * self.weight
+        normalized = exact / torch.sqrt(mean_square + self.eps)
+        normalized = normalized.to(hidden_states.dtype)
+        return normalized if self.weight is None else normalized * self.weight
 
 
-def make_norm(config: NormConfig, width: int) -> nn.Module:
-    """Return a fresh norm of the kind that the configuration names, over vectors of `width`."""
+def make_norm(config: NormConfig, size: int) -> nn.Module:
+    """Return a newly initialized norm of the configured kind over vectors of `size`."""
     if config.kind == "rms":
-        return RMSNorm(width, config.eps)
-    return nn.LayerNorm(width, eps=config.eps, bias=config.bias)
+        return RMSNorm(size, config.eps)
+    return nn.LayerNorm(size, eps=config.eps, bias=config.bias)

@@ -1,6 +1,6 @@
-"""Published models that this version does not read: what each is, so that a refusal says it.
+"""Error messages for published models that are not supported.
 
-The keys of the tables are `model_type` values of a Hugging Face `config.json`.
+The tables contain `model_type` values of a Hugging Face `config.json`.
 """
 
 import difflib
@@ -12,22 +12,20 @@ from typing import Any
 from attnlens_model.errors import CheckpointError, suggestion
 
 _DECODER = (
-    "a decoder, a language model that reads from left to right, of which this version reads Llama, Mistral, "
-    "Qwen2, Qwen3 and Gemma 3 of text alone"
+    "a decoder (causal language model); the supported decoders are Llama, Mistral, Qwen2, Qwen3 and Gemma 3 "
+    "(text only)"
 )
-_ENCODER_DECODER = (
-    "an encoder and a decoder together, of which this version reads those of T5, mT5 and umT5 alone"
-)
-_SPEECH = "a model of speech or sound, not of text"
-_VISION = "a model of images, not of text"
-_IMAGE_AND_TEXT = "a model of images and text; its text half is not supported yet"
-_STATIC = "a table of one vector for each token, without layers: use model2vec or sentence-transformers"
+_ENCODER_DECODER = "an encoder-decoder model; only the encoders of T5, mT5 and umT5 are supported"
+_SPEECH = "a speech or audio model, not a text model"
+_VISION = "an image model, not a text model"
+_IMAGE_AND_TEXT = "a multimodal model of images and text, whose text half is not supported yet"
+_STATIC = "a static embedding table without layers: use model2vec or sentence-transformers"
 
 _NO_TEXT = (_SPEECH, _VISION, _IMAGE_AND_TEXT, _STATIC)
-# How alike the names of related models are, as difflib counts: "newest" and "neobert" are 0.6 alike, "qwen4"
-# and "qwen3" 0.8.
-_RESEMBLES = 0.7
-_UNTELLING = ("attnlens", "new")
+# Minimum difflib ratio of related names: 0.6 for "newest" and "neobert", but 0.8 for "qwen4" and "qwen3".
+_MIN_RATIO = 0.7
+# Model types whose names do not describe an architecture.
+_GENERIC_NAMES = ("attnlens", "new")
 
 _KINDS: Mapping[str, Sequence[str]] = {
     _DECODER: (
@@ -62,34 +60,34 @@ _KINDS: Mapping[str, Sequence[str]] = {
     _STATIC: ("model2vec",),
 }
 
-# Encoders of text that this version cannot compute, and what they have that it lacks.
+# Text encoders that are not supported, and the missing feature.
 _NOT_YET = {
-    "canine": "characters in place of tokens",
-    "convbert": "convolutions beside the heads",
+    "canine": "characters instead of tokens",
+    "convbert": "convolutions in parallel to the heads",
     "ernie_m": "",
-    "esm": "made for proteins",
+    "esm": "a protein model",
     "flaubert": "",
-    "fnet": "Fourier transforms in place of attention",
+    "fnet": "Fourier transforms instead of attention",
     "funnel": "layers that shorten the sequence",
-    "ibert": "arithmetic in integers",
-    "layoutlm": "places on a page beside tokens",
+    "ibert": "integer arithmetic",
+    "layoutlm": "positions on a page",
     "lilt": "",
-    "luke": "entities beside tokens",
+    "luke": "entity inputs",
     "markuplm": "",
-    "mobilebert": "bottlenecks around each layer, and norms that don't normalise",
+    "mobilebert": "bottlenecks around each layer, and scaling instead of norms",
     "mra": "approximated attention",
     "nezha": "relative positions in each layer",
     "nystromformer": "approximated attention",
     "reformer": "attention within hash buckets",
     "roc_bert": "",
-    "squeezebert": "convolutions in place of projections",
-    "tapas": "rows and columns of tables",
-    "xlm": "languages beside tokens",
-    "xlnet": "permuted language modelling",
-    "xmod": "adapters for each language",
+    "squeezebert": "convolutions instead of projections",
+    "tapas": "table rows and columns",
+    "xlm": "language inputs",
+    "xlnet": "permuted language modeling",
+    "xmod": "language adapters",
     "yoso": "approximated attention",
 }
-# What the name of a class tells where the table has no entry.
+# Kinds of models by class name suffix, for model types that are not in the tables.
 _SUFFIXES = {
     "ForCausalLM": _DECODER,
     "ForConditionalGeneration": _ENCODER_DECODER,
@@ -98,8 +96,8 @@ _SUFFIXES = {
 }
 
 
-# Keys of a `config.json` by which an architecture is known, the most specific ones first.
-_SIGNS: Mapping[str, tuple[str, ...]] = {
+# Characteristic `config.json` keys of architectures, most specific first.
+_CHARACTERISTIC_KEYS: Mapping[str, tuple[str, ...]] = {
     "gemma3_text": ("query_pre_attn_scalar", "rms_norm_eps"),
     "qwen2": ("use_sliding_window", "rms_norm_eps"),
     "llama": ("num_key_value_heads", "rms_norm_eps"),
@@ -115,57 +113,59 @@ _SIGNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def refusal(content: Mapping[str, object], supported: Sequence[str]) -> str:
-    """Return why a `model_type` that this version does not read is refused.
+def describe_unsupported(content: Mapping[str, object], supported: Sequence[str]) -> str:
+    """Return the error message for an unsupported `model_type`.
 
     Args:
-        content: of the `config.json`.
-        supported: the values that are read.
+        content: Content of the `config.json`.
+        supported: Supported `model_type` values.
     """
     model_type, architectures = str(content["model_type"]), content.get("architectures")
     names = ", ".join(supported)
-    what = next((kind for kind, members in _KINDS.items() if model_type in members), None)
-    if what is None and model_type in _NOT_YET:
-        why = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
-        what = f"an encoder that is not supported yet{why}"
-    close = suggestion(model_type, supported) if what is None else ""
-    if what is None and not close:
+    kind = next((kind for kind, members in _KINDS.items() if model_type in members), None)
+    if kind is None and model_type in _NOT_YET:
+        feature = f" ({_NOT_YET[model_type]})" if _NOT_YET[model_type] else ""
+        kind = f"an encoder that is not supported yet{feature}"
+    close = suggestion(model_type, supported) if kind is None else ""
+    if kind is None and not close:
         classes = [str(name) for name in architectures] if isinstance(architectures, list) else []
         endings = (
-            kind for suffix, kind in _SUFFIXES.items() if any(name.endswith(suffix) for name in classes)
+            described
+            for suffix, described in _SUFFIXES.items()
+            if any(name.endswith(suffix) for name in classes)
         )
-        what = next(endings, None)
-    hint = "" if close or what in _NO_TEXT else _nearest_architecture(model_type, content, supported)
-    if what is None:
-        return f"model_type={model_type!r} is not known{close}{hint}: attnlens reads the encoders {names}"
-    return f"model_type={model_type!r} is {what}{hint}. attnlens reads the encoders {names}"
+        kind = next(endings, None)
+    hint = "" if close or kind in _NO_TEXT else _nearest_architecture(model_type, content, supported)
+    if kind is None:
+        return f"model_type={model_type!r} is not known{close}{hint}: attnlens supports the encoders {names}"
+    return f"model_type={model_type!r} is {kind}{hint}. attnlens supports the encoders {names}"
 
 
 def _nearest_architecture(model_type: str, content: Mapping[str, object], supported: Sequence[str]) -> str:
-    """Return a clause with the supported architecture that `content` resembles most; empty if there is none.
+    """Return a clause that names the most similar supported architecture, or "" if there is none.
 
-    The keys say how a model is built; its name is the next best guess.
+    Keys of the configuration take precedence over the name of the model.
     """
-    for name, keys in _SIGNS.items():
+    for name, keys in _CHARACTERISTIC_KEYS.items():
         if all(key in content for key in keys):
             return f"; the nearest supported architecture is {name}, by the keys {' and '.join(keys)}"
-    telling = [name for name in supported if name not in _UNTELLING]
-    alike = difflib.get_close_matches(model_type, telling, n=1, cutoff=_RESEMBLES)
-    return f"; the nearest supported architecture is {alike[0]}, by its name" if alike else ""
+    names = [name for name in supported if name not in _GENERIC_NAMES]
+    similar = difflib.get_close_matches(model_type, names, n=1, cutoff=_MIN_RATIO)
+    return f"; the nearest supported architecture is {similar[0]}, by its name" if similar else ""
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory that holds something other than a whole encoder, and say what it is.
+    """Reject a directory that does not contain a complete encoder.
 
     Raises:
-        CheckpointError: it does.
+        CheckpointError: The directory contains something else. The message describes it.
     """
     adapter = directory / "adapter_config.json"
     if adapter.is_file():
         base = read_object(adapter).get("base_model_name_or_path") or "its base model"
         raise CheckpointError(
-            f"{directory} holds an adapter (PEFT) for {base}, not a whole model: merge the two with peft's "
-            "merge_and_unload(), save the result with save_pretrained(), and export that directory"
+            f"{directory} contains an adapter (PEFT) for {base}, not a complete model: merge the two with "
+            "peft's merge_and_unload(), save the result with save_pretrained(), and export that directory"
         )
     if (directory / "config.json").is_file():
         return
@@ -174,19 +174,19 @@ def check_directory(directory: Path) -> None:
     for module in modules:
         kind, path = str(module.get("type", "")).rpartition(".")[2], str(module.get("path", ""))
         if kind == "StaticEmbedding":
-            raise CheckpointError(f"{directory} holds {_STATIC}")
+            raise CheckpointError(f"{directory} contains {_STATIC}")
         if kind == "CLIPModel":
-            raise CheckpointError(f"{directory} holds {_IMAGE_AND_TEXT}")
+            raise CheckpointError(f"{directory} contains {_IMAGE_AND_TEXT}")
         if kind == "Transformer" and path:
             raise CheckpointError(
-                f"{directory} has its encoder in {path}, where it is not looked for: move those files "
-                "beside modules.json, and set the path of the Transformer in it to ''"
+                f"{directory} has its encoder in the subdirectory {path}, which is not supported: move the "
+                "files next to modules.json, and set the path of the Transformer module in it to ''"
             )
-    raise CheckpointError(f"{directory} holds no config.json: give the directory of one model")
+    raise CheckpointError(f"{directory} holds no config.json: specify the directory of one model")
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return the content of a JSON file; None where it can't be read: others will say so."""
+def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the content of a JSON file, or None if it is unreadable; callers report the error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -194,6 +194,6 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none."""
+    """Return the object in a JSON file, or an empty dict if there is none."""
     content = read_json(path)
     return content if isinstance(content, dict) else {}

@@ -1,14 +1,14 @@
 """Per-layer inputs: a gated view of the token embeddings that every layer adds to its output.
 
-Gemma Team, Gemma 3n and EmbeddingGemma 2, as published in transformers (models/embedding_gemma2). With
-the token embeddings e, which the first layer reads, and the output h of layer i,
+Gemma Team, Gemma 3n and EmbeddingGemma 2, as published in transformers (models/embedding_gemma2). With the
+token embeddings e and the output h of layer i,
 
     input  = norm(input_projection[i] e / sqrt(D))
     output = scale[i] * (h + output_norm[i](projection[i] (activation(gate[i] h) * input)))
 
-The norm of the inputs has one weight for all layers. There is no table of embeddings for each layer.
+All layers share the weight of the input norm. Per-layer embedding tables are not supported.
 
-Letters in shapes: B batch, T tokens, D width, P width of a per-layer input, L layers.
+Shape legend: B batch, T tokens, D hidden size, P size of a per-layer input, L layers.
 """
 
 import math
@@ -24,11 +24,11 @@ from attnlens_model.norm import NormConfig, make_norm
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerInputConfig(ConfigPart, path="per_layer_input"):
-    """The input that each layer has in addition to the output of the layer before it.
+    """Settings of per-layer inputs.
 
     Attributes:
-        size: P, the width of a layer's input.
-        activation: of the gate, as that of the feed-forward part.
+        size: Size P of the input of a layer.
+        activation: Activation of the gate.
     """
 
     size: int
@@ -39,12 +39,14 @@ class PerLayerInputConfig(ConfigPart, path="per_layer_input"):
 
 
 class PerLayerInputs(nn.Module):
-    """The per-layer inputs of all layers."""
+    """Per-layer inputs of all layers."""
 
-    def __init__(self, config: PerLayerInputConfig, norm: NormConfig, width: int, num_layers: int) -> None:
+    def __init__(
+        self, config: PerLayerInputConfig, norm: NormConfig, hidden_size: int, num_layers: int
+    ) -> None:
         super().__init__()
         self.norm = make_norm(norm, config.size)
-        self.layers = nn.ModuleList(PerLayerInput(config, norm, width) for _ in range(num_layers))
+        self.layers = nn.ModuleList(PerLayerInput(config, norm, hidden_size) for _ in range(num_layers))
 
     def forward(self, layer: int, embedded: Tensor, hidden_states: Tensor) -> Tensor:
         """Add the input of one layer to its output.
@@ -62,24 +64,24 @@ class PerLayerInputs(nn.Module):
 
 
 class PerLayerInput(nn.Module):
-    """The input of one layer: projected from the embeddings, gated, projected back and scaled."""
+    """Input of one layer: projected from the embeddings, gated, projected back and scaled."""
 
-    def __init__(self, config: PerLayerInputConfig, norm: NormConfig, width: int) -> None:
+    def __init__(self, config: PerLayerInputConfig, norm: NormConfig, hidden_size: int) -> None:
         super().__init__()
-        # One projection for each layer rather than slices of a wide one: the gradient of a slice would be as
-        # wide as all layers together.
-        self.input_projection = nn.Linear(width, config.size, bias=False)
-        self.gate = nn.Linear(width, config.size, bias=False)
-        self.projection = nn.Linear(config.size, width, bias=False)
-        self.output_norm = make_norm(norm, width)
+        # One projection per layer instead of slices of a fused one, whose gradients would have the size of
+        # all layers together.
+        self.input_projection = nn.Linear(hidden_size, config.size, bias=False)
+        self.gate = nn.Linear(hidden_size, config.size, bias=False)
+        self.projection = nn.Linear(config.size, hidden_size, bias=False)
+        self.output_norm = make_norm(norm, hidden_size)
         self.scale = nn.Parameter(torch.ones(1))
         self.activation = GATE_ACTIVATIONS[config.activation]
-        self.input_scale = 1.0 / math.sqrt(width)
+        self.input_scale = 1.0 / math.sqrt(hidden_size)
         for linear in (self.input_projection, self.gate, self.projection):
             nn.init.xavier_uniform_(linear.weight)
 
     def forward(self, embedded: Tensor, hidden_states: Tensor, input_norm: nn.Module) -> Tensor:
-        """(B, T, D) twice -> (B, T, D)."""
+        """Map embeddings and hidden states, both (B, T, D), to (B, T, D)."""
         layer_input = input_norm(self.input_projection(embedded) * self.input_scale)  # (B, T, P)
         gated = self.activation(self.gate(hidden_states)) * layer_input  # (B, T, P)
         output: Tensor = hidden_states + self.output_norm(self.projection(gated))

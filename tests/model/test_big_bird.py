@@ -125,7 +125,7 @@ def test_a_configuration_survives_both_kinds_of_file(odd: OddModel, random_block
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("attention_type", "simulated_sparse", "this version knows block_sparse, original_full"),
+        ("attention_type", "simulated_sparse", "choose one of block_sparse, original_full"),
         ("attnlens_random_blocks", "none", "choose one of original, first_block"),
         ("use_bias", False, "only True is"),
         ("is_decoder", True, "blocks attend in both directions"),

@@ -181,9 +181,9 @@ def test_a_hugging_face_config_is_translated() -> None:
         ({"num_layers": 4, "num_hidden_groups": 3}, "num_hidden_groups=3: must divide num_layers=4"),
         (
             {"num_hidden_groups": 1, "attention": [GLOBAL, LOCAL]},
-            "num_hidden_groups=1: must be null where attention differs",
+            "num_hidden_groups=1: must be null if attention differs",
         ),
-        ({"num_hidden_groups": 1, "norm.placement": "pre"}, "num_hidden_groups=1: must be null where norm"),
+        ({"num_hidden_groups": 1, "norm.placement": "pre"}, "num_hidden_groups=1: must be null if norm"),
         ({"attention.relative_bias.num_buckets": 2}, "attention.relative_bias.num_buckets=2: must be even"),
         ({"attention.relative_bias.num_buckets": 33}, "attention.relative_bias.num_buckets=33: must be"),
         (
@@ -223,9 +223,9 @@ def test_a_bad_value_is_refused_by_its_path_with_the_limit(changes: dict[str, An
     [
         (
             {"model_type": "bret"},
-            r"model_type='bret' is not known \(did you mean 'bert'\?\): attnlens reads .* albert, .*bert",
+            r"model_type='bret' is not known \(did you mean 'bert'\?\): attnlens supports .* albert, .*bert",
         ),
-        ({"hidden_act": "gelu_old"}, "hidden_act='gelu_old' is not supported: this version knows gelu, "),
+        ({"hidden_act": "gelu_old"}, "hidden_act='gelu_old' is not supported: choose one of gelu, "),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),
         ({"add_cross_attention": True}, "add_cross_attention=True is not supported: only False is"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads=.* is not supported"),
@@ -236,7 +236,7 @@ def test_a_bad_value_is_refused_by_its_path_with_the_limit(changes: dict[str, An
             "buckets=64 is not supported: only 32",
         ),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num=2 is not supported: only 1 is"),
-        ({"model_type": "distilbert"}, "does not say dim, n_layers, n_heads, hidden_dim"),
+        ({"model_type": "distilbert"}, "does not specify dim, n_layers, n_heads, hidden_dim"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -248,9 +248,9 @@ def test_a_hugging_face_config_of_another_model_is_refused(changes: dict[str, ob
 def test_all_that_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match="missing num_layers, embeddings, positions"):
         EncoderConfig.from_dict({"hidden_size": 5, "attention": LOCAL, "feed_forward": {}})
-    with pytest.raises(ConfigError, match=r"missing attention.num_heads: .* must say attention\.num_heads"):
+    with pytest.raises(ConfigError, match=r"missing attention.num_heads: .* requires attention\.num_heads"):
         own({"attention": {"kind": "softmax"}})
-    with pytest.raises(ConfigError, match="does not say num_attention_heads, max_position_embeddings"):
+    with pytest.raises(ConfigError, match="does not specify num_attention_heads, max_position_embeddings"):
         EncoderConfig.from_dict(
             {
                 key: value
@@ -273,7 +273,7 @@ def test_either_kind_of_file_is_read(tmp_path: Path, values: dict[str, object]) 
         (b"{", "is not JSON"),
         (b"[1]", "is a JSON list: it must be an object"),
         (b"\xff\xfe", "cannot be read"),
-        (b'{"model_type": "bart"}', "'bart' is an encoder and a decoder"),
+        (b'{"model_type": "bart"}', "'bart' is an encoder-decoder model"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_path(tmp_path: Path, content: bytes, message: str) -> None:

@@ -17,7 +17,9 @@ LLAMA = SIZES | {"model_type": "llama", "max_position_embeddings": 64}
 MISTRAL = SIZES | {"model_type": "mistral", "max_position_embeddings": 64}
 QWEN2 = SIZES | {"model_type": "qwen2", "max_position_embeddings": 64}
 GEMMA = SIZES | {"model_type": "gemma3_text", "head_dim": 16, "max_position_embeddings": 64}
-OWN_CODE = {"auto_map": {"AutoModel": "modeling_own.OwnModel", "AutoConfig": "configuration_own.OwnConfig"}}
+CUSTOM_CODE = {
+    "auto_map": {"AutoModel": "modeling_own.OwnModel", "AutoConfig": "configuration_own.OwnConfig"}
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -110,15 +112,18 @@ def test_a_window_that_reaches_all_of_the_longest_input_is_none() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (LLAMA | OWN_CODE, "auto_map in config.json names code .* add is_causal to config.json"),
-        (GEMMA | OWN_CODE, "add use_bidirectional_attention or is_causal to config.json"),
+        (LLAMA | CUSTOM_CODE, "auto_map in config.json refers to custom code.* add is_causal to config.json"),
+        (GEMMA | CUSTOM_CODE, "add use_bidirectional_attention or is_causal to config.json"),
         (LLAMA | {"is_causal": "no"}, "is_causal='no' is str"),
         (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type='yarn' is not supported"),
         (LLAMA | {"rope_scaling": LLAMA3 | {"factor": None}}, "factor=None must be a number"),
         (LLAMA | {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor=1.0: must be great"),
         (MISTRAL | {"sliding_window": 1}, "sliding_window=1 is not supported: .* at least 2"),
         (MISTRAL | {"sliding_window": "all"}, "sliding_window='all' is not supported"),
-        (QWEN2 | {"layer_types": ["sliding_attention"] * 3}, "use_sliding_window and sliding_window do not"),
+        (
+            QWEN2 | {"layer_types": ["sliding_attention"] * 3},
+            "use_sliding_window or sliding_window is not set",
+        ),
         (QWEN2 | {"layer_types": ["full_attention"] * 2}, "for each of 3 layers"),
         (QWEN2 | {"layer_types": ["chunked_attention"] * 3}, "layer_types=.* is not supported"),
         (QWEN2 | {"max_window_layers": None}, "max_window_layers=None must be an integer"),
@@ -135,7 +140,7 @@ def test_what_is_refused_is_named(values: dict[str, Any], message: str) -> None:
 
 
 def test_code_of_its_own_is_no_obstacle_where_the_file_says_what_a_token_sees() -> None:
-    assert not EncoderConfig.from_dict(LLAMA | OWN_CODE | {"is_causal": False}).is_causal
+    assert not EncoderConfig.from_dict(LLAMA | CUSTOM_CODE | {"is_causal": False}).is_causal
     assert EncoderConfig.from_dict(LLAMA | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}).is_causal
 
 

@@ -82,11 +82,11 @@ def test_the_attnlens_family_and_nomics_can_state_a_pattern_and_bert_cannot() ->
     [
         (
             {"feed_forward": EXPERTS | {"kind": "gated"}},
-            "kind='gated': must be 'plain' where there are experts",
+            "kind='gated': must be 'plain' if there are experts",
         ),
         (
             {"feed_forward": EXPERTS | {"up_bias": True}},
-            "up_bias=True: must be false where there are experts",
+            "up_bias=True: must be false if there are experts",
         ),
         (
             {"feed_forward": PART | {"experts": {"num_experts": 1, "num_selected": 1}}},
@@ -99,7 +99,7 @@ def test_the_attnlens_family_and_nomics_can_state_a_pattern_and_bert_cannot() ->
         ({"feed_forward": [PART, PART, EXPERTS]}, "must not be longer than num_layers=2"),
         (
             {"feed_forward": [PART, EXPERTS], "num_hidden_groups": 1},
-            "null where feed_forward differs from layer",
+            "null if feed_forward differs between layer",
         ),
     ],
 )

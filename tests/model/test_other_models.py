@@ -11,7 +11,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from attnlens_model import CheckpointError, ConfigError, EncoderConfig, ModelError, load_checkpoint
 from attnlens_model.families import FAMILIES
-from attnlens_model.other_models import _DECODER, _KINDS, _NOT_YET, refusal
+from attnlens_model.other_models import _DECODER, _KINDS, _NOT_YET, describe_unsupported
 from odd_models import OddModel
 
 SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.model_types})
@@ -20,17 +20,17 @@ SUPPORTED = sorted({name for family in FAMILIES.values() for name in family.mode
 @pytest.mark.parametrize(
     ("model_type", "what"),
     [
-        ("gpt2", "is a decoder, a language model"),
+        ("gpt2", r"is a decoder \(causal language model\)"),
         ("llama4_text", "is a decoder"),
-        ("mixtral", "is a decoder, .* reads Llama, Mistral, Qwen2, Qwen3 and Gemma 3 of text alone"),
+        ("mixtral", r"is a decoder .* are Llama, Mistral, Qwen2, Qwen3 and Gemma 3 \(text only\)"),
         ("qwen3_moe", "is a decoder"),
         ("gemma3", "is a decoder"),
-        ("bart", "is an encoder and a decoder together"),
-        ("whisper", "is a model of speech"),
-        ("wav2vec2", "is a model of speech"),
-        ("vit", "is a model of images"),
-        ("clip", "is a model of images and text"),
-        ("model2vec", "is a table of one vector for each token"),
+        ("bart", "is an encoder-decoder model"),
+        ("whisper", "is a speech or audio model"),
+        ("wav2vec2", "is a speech or audio model"),
+        ("vit", "is an image model"),
+        ("clip", "is a multimodal model of images and text"),
+        ("model2vec", "is a static embedding table"),
         *((name, "is an encoder that is not supported yet") for name in ("nystromformer", "ernie_m", "luke")),
         ("mobilebert", r"not supported yet \(bottlenecks around each layer"),
     ],
@@ -39,15 +39,15 @@ def test_a_refusal_says_what_the_model_is(model_type: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
         EncoderConfig.from_dict({"model_type": model_type})
     assert "did you mean" not in str(caught.value)
-    assert str(caught.value).endswith(f"attnlens reads the encoders {', '.join(SUPPORTED)}")
+    assert str(caught.value).endswith(f"attnlens supports the encoders {', '.join(SUPPORTED)}")
 
 
 @pytest.mark.parametrize(
     ("architecture", "what"),
     [
         ("NewestForCausalLM", "is a decoder"),
-        ("NewestForConditionalGeneration", "is an encoder and a decoder together"),
-        ("NewestModel", "is not known: attnlens reads"),
+        ("NewestForConditionalGeneration", "is an encoder-decoder model"),
+        ("NewestModel", "is not known: attnlens supports"),
     ],
 )
 def test_of_an_unknown_type_the_class_tells(architecture: str, what: str) -> None:
@@ -101,9 +101,9 @@ def test_models_of_images_resemble_no_encoder_of_texts() -> None:
 
 @pytest.mark.parametrize("architectures", [None, [], "BertModel", [5], {"a": 1}])
 def test_whatever_stands_for_the_class_is_no_failure(architectures: object) -> None:
-    assert refusal({"model_type": "newest", "architectures": architectures}, SUPPORTED).startswith(
-        "model_type='newest' is not known: "
-    )
+    assert describe_unsupported(
+        {"model_type": "newest", "architectures": architectures}, SUPPORTED
+    ).startswith("model_type='newest' is not known: ")
 
 
 def test_the_tables_name_types_that_exist_and_are_not_supported() -> None:
@@ -138,12 +138,16 @@ def modules(*kinds: tuple[str, str]) -> list[dict[str, str]]:
     [
         ("adapter_config.json", {"base_model_name_or_path": "org/base"}, r"an adapter \(PEFT\) for org/base"),
         ("adapter_config.json", {}, r"an adapter \(PEFT\) for its base model, .* merge_and_unload\(\)"),
-        ("modules.json", modules(("StaticEmbedding", "")), "a table of one vector for each token"),
-        ("modules.json", modules(("CLIPModel", "0_CLIPModel")), "a model of images and text"),
-        ("modules.json", modules(("Transformer", "0_Transformer")), "has its encoder in 0_Transformer"),
+        ("modules.json", modules(("StaticEmbedding", "")), "a static embedding table"),
+        ("modules.json", modules(("CLIPModel", "0_CLIPModel")), "a multimodal model of images and text"),
+        (
+            "modules.json",
+            modules(("Transformer", "0_Transformer")),
+            "has its encoder in the subdirectory 0_Transformer",
+        ),
         ("modules.json", modules(("Transformer", "")), "holds no config.json"),
         ("modules.json", ["Transformer"], "holds no config.json"),
-        ("README.md", "", "holds no config.json: give the directory of one model"),
+        ("README.md", "", "holds no config.json: specify the directory of one model"),
     ],
 )
 def test_a_directory_without_a_whole_model_is_named(
@@ -168,7 +172,7 @@ def test_it_is_said_that_the_publishers_code_is_not_run(tmp_path: Path) -> None:
     published["auto_map"] = {"AutoModel": "modeling_bert.JinaBertModel"}
     write(tmp_path / "config.json", published)
     assert load_checkpoint(tmp_path).has_own_code
-    note = "the publisher's own code, which config.json names under auto_map, is not run"
+    note = "custom code, to which auto_map in config.json refers, is not executed"
     write(tmp_path / "config.json", published | {"position_embedding_type": "relative_key"})
     with pytest.raises(ConfigError, match="position_embedding_type='relative_key' is not supp") as caught:
         load_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint goes where in the encoder, and everything that does not fit, by name."""
+"""Maps the tensors of a checkpoint to encoder parameters and reports all mismatches by name."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,20 +10,20 @@ from attnlens_model.config import EncoderConfig
 from attnlens_model.errors import CheckpointError
 from attnlens_model.family import Buffer, Family, Layout, RowOrder
 
-# Of each kind of misfit so many are named; the rest is a count.
+# Maximum number of names listed for each kind of mismatch.
 _MAX_NAMED = 10
 
-# What may be cast to fp32 without changing its meaning; anything else is quantised or no weight at all.
+# Dtypes that can be cast to fp32. Other dtypes are quantized or not weights.
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class FittedTensors(NamedTuple):
-    """What `fit_tensors` returns."""
+    """Result of `fit_tensors`."""
 
     parameters: dict[str, Tensor]
-    """Our parameter names -> fp32 tensors, copies of the checkpoint's."""
+    """fp32 copies of the tensors, by our parameter names."""
     unused: tuple[str, ...]
-    """The checkpoint's tensors that do not belong to the encoder."""
+    """Names of tensors in the checkpoint that do not belong to the encoder."""
 
 
 def fit_tensors(
@@ -32,24 +32,24 @@ def fit_tensors(
     family: Family,
     config: EncoderConfig,
 ) -> FittedTensors:
-    """Find the tensor for every parameter.
+    """Return the parameters of an encoder from the tensors of a checkpoint.
 
     Args:
-        tensors: the checkpoint's, by its own names.
-        parameters: the encoder's, by our names; only their shapes are looked at.
-        family: how the checkpoint names things.
-        config: The encoder.
+        tensors: Tensors by the checkpoint's names.
+        parameters: Encoder parameters by our names. Only their shapes are used.
+        family: Family of the checkpoint.
+        config: Configuration of the encoder.
 
     Raises:
-        CheckpointError: tensors are missing, unexpected, misshapen, of a dtype that weights do not have, or
-            hold a NaN or an infinity; a tensor is stored under two names with different values, or a
-            stored buffer differs from the one that the encoder computes.
+        CheckpointError: A tensor is missing, unexpected, has an invalid shape or dtype, or contains NaN or
+            infinite values; a tensor is stored under two names with different values; or a stored buffer
+            differs from the computed values.
     """
     layout, prefix = _find_layout(tensors, family)
     originals, duplicates = _modern_names(tensors, family)
     _check_duplicates(tensors, duplicates)
     num_layers = config.num_distinct_layers
-    buffers = {prefix + name: holds for name, holds in family.named_buffers(num_layers).items()}
+    buffers = {prefix + name: check for name, check in family.named_buffers(num_layers).items()}
     _check_buffers(tensors, {originals[name]: buffers[name] for name in buffers.keys() & originals}, config)
     wanted = {
         prefix + theirs: {name: parameters[name].shape for name in ours}
@@ -64,25 +64,27 @@ def fit_tensors(
         for ours, theirs in layout.weight_names(num_layers, parameters)
         if any(part in ours[0] for part in family.spare)
     }
-    places = {originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals}
+    expected_shapes = {
+        originals[name]: _stacked(shapes) for name, shapes in wanted.items() if name in originals
+    }
     _raise_misfits(
         missing=[name for name in wanted if name not in originals],
         unexpected=[originals[name] for name in others if name.startswith(roots) and name not in spare],
-        misshapen=_misshapen(tensors, places),
+        misshapen=_misshapen(tensors, expected_shapes),
     )
     fitted: dict[str, Tensor] = {}
     broken = []
     for name, shapes in wanted.items():
         split = _split(tensors[originals[name]], shapes, layout.row_order(name), config.num_heads)
         parts = {ours: family.transformed(ours, part) for ours, part in split.items()}
-        # After the cast, which makes an infinity of a large float64.
+        # After the cast, in which a large float64 becomes infinite.
         if not all(_is_finite(part) for part in parts.values()):
             broken.append(originals[name])
         fitted |= parts
     if broken:
         raise CheckpointError(
-            f"{_names(broken)}: a NaN or an infinity is among the weights; the checkpoint is damaged or was "
-            "never usable: fetch it again"
+            f"{_names(broken)}: the weights contain NaN or infinite values; the checkpoint is damaged or was "
+            "never usable: download it again"
         )
     return FittedTensors(fitted, tuple(originals[name] for name in others))
 
@@ -92,58 +94,58 @@ def _check_all_named(parameters: Iterable[str], wanted: Iterable[Iterable[str]],
     nameless = [name for name in parameters if name not in named]
     if nameless:
         raise CheckpointError(
-            f"the weights do not fit config.json; it asks for {_names(nameless)}, and the "
-            f"{family.name} family's checkpoints of this layout have no such tensors; check that both belong "
-            "together"
+            f"the weights do not match config.json; it requires {_names(nameless)}, but checkpoints of the "
+            f"{family.name} family in this layout do not have these tensors; check that both belong together"
         )
 
 
 def _stacked(shapes: Mapping[str, torch.Size]) -> tuple[int, ...]:
-    """Return the shape of the one tensor that holds parameters of these shapes along its first axis."""
+    """Return the shape of parameters concatenated along the first axis."""
     return (sum(shape[0] for shape in shapes.values()), *next(iter(shapes.values()))[1:])
 
 
 def _split(
     tensor: Tensor, shapes: Mapping[str, torch.Size], order: RowOrder | None, num_heads: int
 ) -> dict[str, Tensor]:
-    """Return the parameters of a tensor, in fp32."""
+    """Split a tensor into fp32 parameters."""
     sizes = [shape[0] for shape in shapes.values()]
     if order is not None:
-        # Looked up by a list of rows, each part is a copy.
+        # Indexing by rows already copies.
         rows = torch.split(order(num_heads, torch.arange(tensor.shape[0])), sizes)
         return {name: tensor[part].to(torch.float32) for name, part in zip(shapes, rows, strict=True)}
     parts = torch.split(tensor, sizes)
-    # A copy even of fp32: the encoder must not change with the file that the tensors are mapped from.
+    # Copy even fp32 tensors, so that the encoder does not depend on the memory-mapped file.
     return {
         name: part.to(torch.float32, copy=True).contiguous() for name, part in zip(shapes, parts, strict=True)
     }
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # Of a NaN both bounds are NaN. `isfinite` would make a second tensor of the same size.
+    # Both bounds are NaN if a value is NaN. `isfinite` would allocate a tensor of the same size.
     return all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def _find_layout(names: Iterable[str], family: Family) -> tuple[Layout, str]:
-    """Return the first layout of which the checkpoint has the anchor, and the prefix."""
+    """Return the first layout whose anchor is in the checkpoint, and the prefix."""
     names = set(names)
     for layout in family.layouts:
         found = [prefix for prefix in family.prefixes if prefix + layout.anchor in names]
         if len(found) > 1:
             raise CheckpointError(
-                f"more than one encoder: tensors under each of {found}; keep one of them in the checkpoint"
+                f"more than one encoder: found tensors with the prefixes {found}; keep one of them in the "
+                "checkpoint"
             )
         if found:
             return layout, found[0]
     anchors = ", ".join(prefix + layout.anchor for layout in family.layouts for prefix in family.prefixes)
     raise CheckpointError(
-        f"no weights of the {family.name} family: none of {anchors} is among the {len(names)} tensors; "
+        f"no weights of the {family.name} family: the {len(names)} tensors include none of {anchors}; "
         "check that config.json and the weights belong together"
     )
 
 
 def _modern_names(names: Iterable[str], family: Family) -> tuple[dict[str, str], dict[str, str]]:
-    """Return {today's name: name in the checkpoint}, and {another name in the checkpoint: that name}."""
+    """Return {current name: name in the checkpoint} and {duplicate in the checkpoint: first name}."""
     originals: dict[str, str] = {}
     firsts = {name: originals.setdefault(family.modern_name(name), name) for name in names}
     return originals, {name: first for name, first in firsts.items() if name != first}
@@ -154,32 +156,32 @@ def _check_duplicates(tensors: Mapping[str, Tensor], duplicates: Mapping[str, st
         one, other = tensors[first], tensors[name]
         if one.dtype != other.dtype or not torch.equal(one, other):
             raise CheckpointError(
-                f"{first} and {name} are two names of one tensor, and their values differ: remove the one "
-                "that the model was not trained with"
+                f"{first} and {name} are two names of one tensor, but their values differ: remove the tensor "
+                "that was not used in training"
             )
 
 
 def _check_buffers(
     tensors: Mapping[str, Tensor], buffers: Mapping[str, Buffer], config: EncoderConfig
 ) -> None:
-    for name, holds in buffers.items():
-        if not holds(config.sizes, config.layer_attentions[0], tensors[name]):
+    for name, check in buffers.items():
+        if not check(config.sizes, config.layer_attentions[0], tensors[name]):
             raise CheckpointError(
-                f"{name} differs from the values that follow from config.json, which the encoder computes "
-                "instead of reading them: check that config.json and the weights belong together"
+                f"{name} differs from the values computed from config.json: check that config.json and the "
+                "weights belong together"
             )
 
 
-def _misshapen(tensors: Mapping[str, Tensor], places: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _misshapen(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     found = []
-    for name, shape in places.items():
+    for name, shape in shapes.items():
         tensor = tensors[name]
         if tensor.shape != shape:
             found.append(f"{name} {tuple(tensor.shape)} instead of {shape}")
         elif tensor.dtype not in _WEIGHT_DTYPES:
             found.append(f"{name} {tensor.dtype} instead of floating point")
         elif tensor.layout != torch.strided or tensor.is_meta:
-            found.append(f"{name} without plain values ({tensor.layout} on {tensor.device})")
+            found.append(f"{name} without dense values ({tensor.layout} on {tensor.device})")
     return found
 
 
@@ -190,10 +192,10 @@ def _raise_misfits(**kinds: list[str]) -> None:
             found.append(f"{len(names)} {kind}: {_names(names)}")
     if found:
         raise CheckpointError(
-            f"the weights do not fit config.json; {'; '.join(found)}; check that both belong together"
+            f"the weights do not match config.json; {'; '.join(found)}; check that both belong together"
         )
 
 
 def _names(names: list[str]) -> str:
-    rest = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + rest
+    omitted = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + omitted

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: a directory that the user named, or one that the Hugging Face Hub provides."""
+"""Locates checkpoints: a local directory, or a download from the Hugging Face Hub."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,11 @@ from attnlens_model.errors import CheckpointError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
-# `*` also crosses slashes: "*.json" brings 1_Pooling/config.json.
+# `*` also matches slashes: "*.json" includes 1_Pooling/config.json.
 _DESCRIPTION_FILES = ("*.json", "*.txt", "*.model", "README.md", "LICENSE*")
 _SAFETENSORS_FILES = ("model.safetensors", "model-*.safetensors")
 _PICKLE_FILES = ("pytorch_model.bin", "pytorch_model-*.bin")
-# Where sentence-transformers keeps the layers that follow the pooling: "2_Dense" and the like.
+# Directories of the layers after pooling in sentence-transformers, such as "2_Dense".
 _DENSE_DIRECTORIES = "[0-9]*_Dense"
 
 
@@ -30,42 +30,45 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Location(NamedTuple):
-    """Where a checkpoint lies."""
+    """Location of a checkpoint."""
 
     directory: Path
     name: str
-    """How to call it in public: the hub id, or the last part of the directory's path."""
+    """Public name: the hub id, or the last component of the directory's path."""
     commit: str
-    """Of the hub's repository; empty where it is not known, as for a directory."""
+    """Commit of the hub repository. Empty if unknown, as for a local directory."""
 
 
 def locate_checkpoint(source: str | Path, revision: str | None) -> Location:
-    """Find a checkpoint, fetching it from the Hub if necessary.
+    """Locate a checkpoint, downloading it from the Hub if necessary.
 
     Raises:
-        CheckpointError: neither a directory nor on the Hub, or a revision of a directory.
+        CheckpointError: `source` is neither a directory nor on the Hub, or a revision is given for a
+            directory.
     """
     path = Path(source)
     if path.is_dir():
         if revision is not None:
-            raise CheckpointError(f"{source} is a directory here: a revision is for a hub id, leave it out")
+            raise CheckpointError(
+                f"{source} is a local directory, which has no revisions: leave out the revision"
+            )
         return Location(path, path.resolve().name, "")
     if path.exists():
-        raise CheckpointError(f"{source} is a file: give the directory that holds it")
+        raise CheckpointError(f"{source} is a file: specify the directory that contains it")
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
-        raise CheckpointError(f"{source} does not exist: give a directory or a hub id such as 'org/name'")
+        raise CheckpointError(f"{source} does not exist: specify a directory or a hub id such as 'org/name'")
     directory = _download(source, revision)
     return Location(directory, source, _commit(directory) or "")
 
 
 def _commit(directory: Path) -> str | None:
-    """Return the commit that a directory of the Hub's cache is named after."""
+    """Return the commit after which a directory of the hub cache is named, or None."""
     return directory.name if _COMMIT.fullmatch(directory.name) else None
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
     try:
-        # Pickles only where there is nothing better: many repositories hold the same weights in both formats.
+        # Pickles are a fallback, since many repositories have the same weights in both formats.
         files = [*_DESCRIPTION_FILES, *_SAFETENSORS_FILES, f"{_DENSE_DIRECTORIES}/model.safetensors"]
         directory = Path(snapshot_download(hub_id, revision=revision, allow_patterns=files))
         pickles = [] if any(directory.glob("model*.safetensors")) else [*_PICKLE_FILES]
@@ -75,44 +78,47 @@ def _download(hub_id: str, revision: str | None) -> Path:
             if not (dense / "model.safetensors").exists()
         ]
         if pickles:
-            # Of the same commit, wherever the branch is by now.
+            # The same commit, in case the branch has moved.
             snapshot_download(hub_id, revision=_commit(directory) or revision, allow_patterns=pickles)
-    # A foreign protocol: most failures are OSErrors, but a connection that breaks off or a proxy that answers
-    # with a page of its own comes out as an exception of httpx or json.
+    # Most failures are OSErrors, but interrupted connections and proxy error pages raise exceptions of httpx
+    # or json.
     except Exception as error:
         raise CheckpointError(_describe_failure(error, hub_id, revision)) from error
     return directory
 
 
 def _describe_failure(error: Exception, hub_id: str, revision: str | None) -> str:
-    """Return what went wrong, with one remedy, in place of the library's own sentences."""
+    """Return an error message with one remedy, instead of the library's message."""
     where = "" if revision is None else f" at revision {revision!r}"
     if isinstance(error, GatedRepoError):
         problem, remedy = (
             f"access to {hub_id} is restricted",
-            "accept its terms on its page, and set HF_TOKEN",
+            "accept the terms on its model page, and set HF_TOKEN",
         )
     elif isinstance(error, RepositoryNotFoundError):
         problem = f"the Hugging Face Hub has no public model {hub_id}, and there is no such directory"
         remedy = "check the spelling, or set HF_TOKEN for a private model"
     elif isinstance(error, RevisionNotFoundError):
-        problem, remedy = f"{hub_id} has no revision {revision!r}", "name a branch, tag or commit that exists"
+        problem, remedy = (
+            f"{hub_id} has no revision {revision!r}",
+            "specify an existing branch, tag or commit",
+        )
     elif isinstance(error, HFValidationError):
         problem, remedy = f"{hub_id!r} is neither a directory nor a valid hub id", "check the spelling"
     elif isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)):
         problem = (
             f"there is no directory {hub_id}, and the model {hub_id}{where} is neither in the cache of the "
-            f"Hugging Face Hub nor could it be fetched ({_cause(error)})"
+            f"Hugging Face Hub nor could it be downloaded ({_cause(error)})"
         )
         remedy = "check the network connection"
     else:
         problem = f"the Hugging Face Hub did not provide {hub_id}{where} ({_cause(error)})"
-        remedy = "try again later, or give a directory"
+        remedy = "try again later, or specify a directory"
     return f"{problem}: {remedy}"
 
 
 def _cause(error: BaseException) -> str:
-    """Return the kind of the first error in the chain of causes: the messages are the library's own prose."""
+    """Return the type name of the root cause."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
     return type(error).__name__

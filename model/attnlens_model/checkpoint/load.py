@@ -1,4 +1,4 @@
-"""Published weights in a directory or on the Hub -> an `Encoder`."""
+"""`load_checkpoint`: loads an `Encoder` from a directory or from the Hugging Face Hub."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +19,18 @@ from attnlens_model.other_models import check_directory, read_object
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An encoder with published weights, and where it came from.
+    """An encoder with published weights, and its origin.
 
     Attributes:
-        encoder: in eval mode, fp32, on the CPU.
-        config: what the encoder was built from.
-        directory: where the configuration and tokenizer files are.
-        source: the hub id, or the name (never the path) of the directory.
-        unused_tensors: names of tensors that do not belong to the encoder: pooler and task heads.
-        commit: of the hub's repository; empty where it is not known, as for a directory.
-        has_own_code: whether the publisher has code for it, which is not run.
-        adapter_task: whose adapters were merged into the weights, or "none"; empty: the checkpoint has none.
+        encoder: The fp32 encoder, on the CPU and in eval mode.
+        config: Configuration of the encoder.
+        directory: Directory of the configuration and tokenizer files.
+        source: Hub id, or the name (never the path) of the directory.
+        unused_tensors: Names of tensors that do not belong to the encoder, such as a pooler or task heads.
+        commit: Commit of the hub repository. Empty if unknown, as for a local directory.
+        has_own_code: Whether the checkpoint has custom code, which is never executed.
+        adapter_task: Task whose adapters were merged into the weights, or "none". Empty if the checkpoint
+            has no adapters.
     """
 
     encoder: Encoder
@@ -51,42 +52,42 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Load a checkpoint from a directory or from the Hugging Face Hub.
 
-    What is read is `config.json` and the first that exists of `model.safetensors`, its sharded form,
-    `pytorch_model.bin`, its sharded form. Weights in fp16 or bfloat16 are cast to fp32.
+    Reads `config.json` and the first existing file of `model.safetensors`, its sharded form,
+    `pytorch_model.bin` and its sharded form. fp16 and bfloat16 weights are cast to fp32.
 
     Args:
-        source: a directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
-        revision: branch, tag or commit on the Hub; None is its default branch.
-        change: gets what `config.json` says and returns the configuration to load the weights into; what it
-            raises is passed on.
+        source: A directory, or a hub id such as "sentence-transformers/all-MiniLM-L6-v2".
+        revision: Branch, tag or commit on the Hub. Defaults to the default branch.
+        change: Maps the configuration in `config.json` to the configuration of the encoder. Its exceptions
+            are propagated.
         adapter_task: Task whose adapters are merged into the weights, or "none". Required if the checkpoint
-            has adapters for tasks, rejected otherwise.
+            has adapters; otherwise it must be None.
 
     Raises:
-        CheckpointError: not found or unreadable, tensors are missing, unexpected or misshapen, or
-            `adapter_task` is not one of the checkpoint's.
-        ConfigError: `config.json` describes no encoder that is supported.
+        CheckpointError: The checkpoint is missing or unreadable, tensors are missing, unexpected or have an
+            invalid shape, or `adapter_task` is not a task of the checkpoint.
+        ConfigError: `config.json` does not describe a supported encoder.
     """
     location = locate_checkpoint(source, revision)
     check_directory(location.directory)
     has_own_code = "auto_map" in read_object(location.directory / "config.json")
     try:
-        config, encoder, unused, found = _load(location.directory, change, adapter_task)
+        config, encoder, unused, merged_task = _load(location.directory, change, adapter_task)
     except ModelError as error:
         if has_own_code:
-            error.add_note("the publisher's own code, which config.json names under auto_map, is not run")
+            error.add_note("custom code, to which auto_map in config.json refers, is not executed")
         raise
     directory, commit = location.directory, location.commit
-    return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, found)
+    return Checkpoint(encoder, config, directory, location.name, unused, commit, has_own_code, merged_task)
 
 
 def _load(
     directory: Path, change: Callable[[EncoderConfig], EncoderConfig] | None, adapter_task: str | None
 ) -> tuple[EncoderConfig, Encoder, tuple[str, ...], str]:
-    """Return the encoder, its configuration, the tensors that it has no use for by name, and the task."""
+    """Return the configuration, the encoder, the names of unused tensors, and the task."""
     config = read_config(directory / "config.json")
     config = config if change is None else change(config)
-    # Without storage at first: the parameters are replaced by the loaded ones, and no random number is drawn.
+    # Use the meta device: loaded tensors replace the parameters, so no initialization is needed.
     with torch.device("meta"):
         encoder = Encoder(config)
     family = family_named(config.family)
@@ -97,7 +98,7 @@ def _load(
         )
     elif adapter_task is not None:
         raise CheckpointError(
-            f"the checkpoint has no adapters, for the task {adapter_task!r} or another: choose none"
+            f"the checkpoint has no task adapters, but the task {adapter_task!r} was specified: leave it out"
         )
     fitted = fit_tensors(tensors, encoder.state_dict(), family, config)
     encoder.load_state_dict(fitted.parameters, assign=True)

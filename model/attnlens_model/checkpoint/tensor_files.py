@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint directory, by name, from whichever of four file layouts it has."""
+"""Reads the tensors of a checkpoint directory: safetensors or PyTorch files, single or sharded."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ _Reader = Callable[[], Tensor]
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """Tensors that are read when they are asked for, each time anew."""
+    """Tensors that are read from the file on each access."""
 
     def __init__(self, readers: Mapping[str, _Reader]) -> None:
         self._readers = readers
@@ -37,14 +37,15 @@ class _Tensors(Mapping[str, Tensor]):
 
 
 def read_tensors(directory: Path) -> Mapping[str, Tensor]:
-    """Return every tensor of a checkpoint by its name, mapped from the file rather than read where possible.
+    """Return all tensors of a checkpoint by name, memory-mapped if possible.
 
-    A tensor of a safetensors file is read, and takes memory, only while it is held. The first that exists of
-    `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
-    `pytorch_model.bin.index.json` is taken.
+    Tensors of a safetensors file are read on access and use memory only while they are referenced. Reads the
+    first existing file of `model.safetensors`, `model.safetensors.index.json`, `pytorch_model.bin` and
+    `pytorch_model.bin.index.json`.
 
     Raises:
-        CheckpointError: none exists, a shard is absent, or a file is damaged or holds more than tensors.
+        CheckpointError: No file exists, a shard is missing, or a file is damaged or contains other objects
+            than tensors.
     """
     readers = {"model.safetensors": _read_safetensors, "pytorch_model.bin": _read_pickle}
     for name, read in readers.items():
@@ -54,26 +55,28 @@ def read_tensors(directory: Path) -> Mapping[str, Tensor]:
         if index.is_file():
             return _Tensors(_read_shards(index, read))
     layouts = ", ".join(f"{name}, {name}{_INDEX_SUFFIX}" for name in readers)
-    raise CheckpointError(f"{directory} holds no weights: none of {layouts} is there")
+    raise CheckpointError(f"{directory} holds no weights: none of {layouts} exists")
 
 
 def _read_shards(index: Path, read: Callable[[Path], dict[str, _Reader]]) -> dict[str, _Reader]:
     weight_map = _weight_map(index)
     tensors: dict[str, _Reader] = {}
     for shard in sorted(set(weight_map.values())):
-        # The index names files beside itself: a path in it would read from somewhere else.
+        # Shards are in the directory of the index. A path would read files outside the checkpoint.
         if Path(shard).name != shard:
             raise CheckpointError(f"{index} names the shard {shard!r}: it must be a plain file name")
         if not (index.parent / shard).is_file():
             raise CheckpointError(
-                f"{index.parent / shard} is absent although {index.name} names it: fetch it"
+                f"{index.parent / shard} is missing, although {index.name} lists it: download it"
             )
         stored = read(index.parent / shard)
-        # Of a tensor that several shards hold, the index names one.
+        # If several shards contain a tensor, the index selects one.
         tensors |= {name: tensor for name, tensor in stored.items() if weight_map.get(name, shard) == shard}
     absent = [name for name in weight_map if name not in tensors]
     if absent:
-        raise CheckpointError(f"{index} promises {absent[0]!r}, which {weight_map[absent[0]]} does not hold")
+        raise CheckpointError(
+            f"{index} lists {absent[0]!r}, but {weight_map[absent[0]]} does not contain it: download both"
+        )
     return tensors
 
 
@@ -91,18 +94,18 @@ def _read_safetensors(path: Path) -> dict[str, _Reader]:
     check_not_lfs_pointer(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: partial(_read_one, path, name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    # A foreign format: a damaged or unusual file also comes out as a KeyError, RuntimeError, ...
+            return {name: partial(_read_one, path, name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    # Damaged or unusual files may raise any exception, such as KeyError or RuntimeError.
     except Exception as error:
         raise _damage(path, error) from error
 
 
 def _read_one(path: Path, name: str) -> Tensor:
-    # Opened for each tensor: what was read of a mapping counts as memory until all of the mapping is gone.
+    # Open the file for each tensor: memory-mapped pages stay resident until the mapping is closed.
     try:
         with safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
-    # As above, a dtype that this torch does not have among them.
+    # As above, for example for a dtype that this version of torch does not support.
     except Exception as error:
         raise _damage(path, error) from error
     return tensor
@@ -114,23 +117,23 @@ def _read_pickle(path: Path) -> dict[str, _Reader]:
     is_zip = zipfile.is_zipfile(path)
     with path.open("rb") as file:
         if not is_zip and file.read(len(_ZIP_START)) == _ZIP_START:
-            raise CheckpointError(f"{path} is damaged: its end is missing; fetch it again")
+            raise CheckpointError(f"{path} is damaged: it is truncated; download it again")
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is damaged, or holds more than tensors, and loading that could run code: "
+            f"{path} is damaged or contains other objects than tensors, and loading it could run code: "
             "convert it to model.safetensors"
         ) from error
-    # A foreign format that says what to build: damage comes out as any exception at all.
+    # Unpickling a damaged file may raise any exception.
     except Exception as error:
         raise _damage(path, error) from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise CheckpointError(f"{path} is not a table of tensors: save the model's state_dict()")
-    return {name: partial(_itself, tensor) for name, tensor in tensors.items()}
+        raise CheckpointError(f"{path} is not a dict of tensors: save the model's state_dict()")
+    return {name: partial(_identity, tensor) for name, tensor in tensors.items()}
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -138,7 +141,7 @@ def check_not_lfs_pointer(path: Path) -> None:
     """Reject a file that `git clone` left as a pointer because Git LFS was not installed.
 
     Raises:
-        CheckpointError: It is one.
+        CheckpointError: The file is a Git LFS pointer.
     """
     with path.open("rb") as file:
         is_pointer = file.read(len(_LFS_START)) == _LFS_START
@@ -149,6 +152,6 @@ def check_not_lfs_pointer(path: Path) -> None:
 
 
 def _damage(path: Path, error: Exception) -> CheckpointError:
-    """Return the error with the first line of what a foreign exception says, or its kind."""
-    told = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return CheckpointError(f"{path} is damaged: {told}; fetch it again")
+    """Return an error with the first line of the exception's message, or its type."""
+    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return CheckpointError(f"{path} is damaged: {reason}; download it again")

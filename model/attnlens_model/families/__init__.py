@@ -1,7 +1,6 @@
-"""The registry of families: every module of this package and those below it that defines `FAMILY`.
+"""Registry of families: all modules in this package and its subpackages that define `FAMILY`.
 
-Adding a family means adding a module; nothing else changes. Folders group families by how positions reach
-their attention.
+To add a family, add a module. Subpackages group families by how attention uses positions.
 """
 
 import importlib
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError, suggestion
 from attnlens_model.family import Family
-from attnlens_model.other_models import refusal
+from attnlens_model.other_models import describe_unsupported
 
 
 def _discover() -> dict[str, Family]:
@@ -24,10 +23,10 @@ FAMILIES = _discover()
 
 
 def family_named(name: str) -> Family:
-    """Return the family with our name `name`.
+    """Return the family `name`.
 
     Raises:
-        ConfigError: there is none; the message names those that exist.
+        ConfigError: There is no such family. The message lists the supported families.
     """
     if name not in FAMILIES:
         supported = ", ".join(sorted(FAMILIES))
@@ -38,17 +37,18 @@ def family_named(name: str) -> Family:
 
 
 def family_of_config(content: Mapping[str, object]) -> Family:
-    """Return the family that the content of a Hugging Face `config.json` belongs to.
+    """Return the family of a Hugging Face `config.json`.
 
-    It is told by `model_type`; among families with the same one, by what each claims.
+    The family is selected by `model_type`. If several families share it, `Family.claims` decides.
 
     Raises:
-        ConfigError: none claims it; the message says what it is, if known, and which are supported.
+        ConfigError: `model_type` is not supported. The message describes the model, if known, and lists the
+            supported types.
     """
     model_type = str(content["model_type"])
     families = [family for family in FAMILIES.values() if model_type in family.model_types]
     if not families:
         supported = sorted({known for family in FAMILIES.values() for known in family.model_types})
-        raise ConfigError(refusal(content, supported))
+        raise ConfigError(describe_unsupported(content, supported))
     claiming = [family for family in families if family.claims is not None and family.claims(content)]
     return (claiming or [family for family in families if family.claims is None])[0]

@@ -1,7 +1,7 @@
-"""Encoders of our own making: any combination of parts, weights named as the encoder names them.
+"""Custom encoders: any combination of parts, with our own parameter names.
 
-No published family is built so. `config.json` has `"model_type": "attnlens"`, and under `encoder` the keys of
-docs/configuration.md; `model.safetensors` is the encoder's `state_dict()`.
+`config.json` has `"model_type": "attnlens"` and the keys of docs/configuration.md under `encoder`.
+`model.safetensors` is the encoder's `state_dict()`.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,17 @@ _KEY = "encoder"
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     encoder = content.get(_KEY)
     if not isinstance(encoder, Mapping):
-        raise ConfigError(f'config.json has no object "{_KEY}": put the keys of docs/configuration.md there')
+        raise ConfigError(f'config.json has no "{_KEY}": add it with the keys of docs/configuration.md')
     return flat(encoder)
 
 
 def _write_config(values: Mapping[str, object]) -> dict[str, object]:
-    # Of patterns, what their first part has is there once more by path.
+    # Paths into a pattern repeat the values of its first entry.
     patterns = ("attention.", "feed_forward.")
     return {_KEY: nested({path: value for path, value in values.items() if not path.startswith(patterns)})}
 
 
+# An empty weight table: checkpoints use our names.
 FAMILY = Family(
     name="attnlens",
     model_types=("attnlens",),
@@ -37,4 +38,3 @@ FAMILY = Family(
     anchor="embeddings.token.weight",
     roots=("",),
 )
-"""Without a table of names: they are ours."""

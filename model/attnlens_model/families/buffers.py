@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint stores and the encoder computes instead: the two must agree.
+"""Checks of stored buffers against the values that the encoder computes.
 
 Shape legend: M positions, K head size.
 """
@@ -9,22 +9,22 @@ from torch import Tensor
 from attnlens_model.attention.mechanism import AttentionConfig, EncoderSizes
 from attnlens_model.attention.softmax import SoftmaxAttentionConfig
 
-# Rounding of a table that was computed in fp32. A narrower dtype adds its own.
+# Rounding error of a table computed in fp32. Narrower dtypes add their own.
 _TOLERANCE = 1e-6
 
 
 def holds_indices(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
-    """Return whether `stored` counts 0, 1, 2, ... along its last axis."""
+    """Return whether `stored` is 0, 1, 2, ... along the last axis."""
     return bool((stored == torch.arange(stored.shape[-1]).to(stored.dtype)).all())
 
 
 def holds_zeros(_sizes: EncoderSizes, _attention: AttentionConfig, stored: Tensor) -> bool:
-    """Return whether every value is 0."""
+    """Return whether all values are 0."""
     return not stored.any()
 
 
 def holds_sines_and_cosines(sizes: EncoderSizes, attention: AttentionConfig, stored: Tensor) -> bool:
-    """Return whether `stored` (M, K) has the K/2 sines, then the K/2 cosines, of each position's angles."""
+    """Return whether each row of `stored` (M, K) has the K/2 sines, then the K/2 cosines of its position."""
     num_positions, head_dim = sizes.max_tokens, attention.head_dim(sizes.hidden_size)
     if stored.shape != (num_positions, head_dim):
         return False
@@ -36,7 +36,7 @@ def holds_sines_and_cosines(sizes: EncoderSizes, attention: AttentionConfig, sto
 
 
 def holds_inverse_frequencies(sizes: EncoderSizes, attention: AttentionConfig, stored: Tensor) -> bool:
-    """Return whether `stored` (K/2,) has the rotary frequencies, before or after linear scaling."""
+    """Return whether `stored` (K/2,) equals the rotary frequencies, before or after scaling."""
     head_dim = attention.head_dim(sizes.hidden_size)
     rotary = attention.rotary if isinstance(attention, SoftmaxAttentionConfig) else None
     if rotary is None or stored.shape != (head_dim // 2,):

@@ -1,6 +1,6 @@
-"""The orders in which checkpoints keep the rows of projections to heads.
+"""Row orders of the projection weights in checkpoints.
 
-Letters in shapes: H heads, K head width.
+Shape legend: H heads, K head size.
 """
 
 import torch
@@ -8,24 +8,35 @@ from torch import Tensor
 
 
 def parts_within_heads(num_heads: int, rows: Tensor) -> Tensor:
-    """Return the rows of one part after the other; the tensor has query, key and value within each head.
+    """Reorder fused rows from (head, query/key/value) to (query/key/value, head).
 
-    `rows` is (H * 3 * K,) and stays of that shape.
+    Args:
+        num_heads: H.
+        rows: Row indices, shape (H * 3 * K,).
+
+    Returns:
+        Shape (3 * H * K,).
     """
     return rows.view(num_heads, 3, -1).transpose(0, 1).flatten()
 
 
 def halves_of_pairs(num_heads: int, rows: Tensor) -> Tensor:
-    """Return, of each head, the first rows of all pairs of neighbours, then the second ones.
+    """Move the first row of each adjacent pair to the first half of its head, the second to the other half.
 
-    Some checkpoints rotate such pairs; here component i and i + K/2 are one, see
-    `attnlens_model.attention.parts.rotary`. The dot products of queries and keys stay what they are if both
-    are reordered. `rows` is (H * K,).
+    Some checkpoints rotate adjacent pairs; `attnlens_model.attention.parts.rotary` rotates components i and
+    i + K/2. Reordering both queries and keys leaves their dot products unchanged.
+
+    Args:
+        num_heads: H.
+        rows: Row indices, shape (H * K,).
+
+    Returns:
+        Shape (H * K,).
     """
     return rows.view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def rotated_parts_within_heads(num_heads: int, rows: Tensor) -> Tensor:
-    """Return the rows as `parts_within_heads`, those of query and key as `halves_of_pairs`."""
+    """Apply `parts_within_heads`, then `halves_of_pairs` to the query and key rows."""
     query, key, value = parts_within_heads(num_heads, rows).chunk(3)
     return torch.cat([halves_of_pairs(num_heads, query), halves_of_pairs(num_heads, key), value])

@@ -273,7 +273,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(published: Path, values
         return tensors | {"embeddings.word_embeddings.weight": table}
 
     rewrite(published, damage)
-    with pytest.raises(CheckpointError, match=r"word_embeddings\.weight: a NaN or an infinity"):
+    with pytest.raises(
+        CheckpointError, match=r"word_embeddings\.weight: the weights contain NaN or infinite"
+    ):
         load_checkpoint(published)
 
 
@@ -284,7 +286,9 @@ def test_pickled_weights_whose_end_is_missing_are_refused(published: Path, part:
     torch.save(read(published), path, _use_new_zipfile_serialization=zipped)
     (published / "model.safetensors").unlink()
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is damaged.*(fetch it again|convert it)"):
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin is damaged.*(download it again|convert it)"
+    ):
         load_checkpoint(published)
 
 
@@ -310,14 +314,14 @@ def test_a_tensor_without_plain_values_is_refused(
     name = "embeddings.word_embeddings.weight"
     torch.save(tensors | {name: change(tensors[name])}, published / "pytorch_model.bin")
     (published / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=f"{name} without plain values"):
+    with pytest.raises(CheckpointError, match=f"{name} without dense values"):
         load_checkpoint(published)
 
 
 def test_a_directory_that_is_not_complete_is_refused(published: Path) -> None:
     config = (published / "config.json").read_text()
     (published / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"my-bert holds no config\.json: give the directory"):
+    with pytest.raises(CheckpointError, match=r"my-bert holds no config\.json: specify the directory"):
         load_checkpoint(published)
     (published / "config.json").write_text(config)
     (published / "model.safetensors").unlink()
@@ -353,7 +357,7 @@ def test_a_pickle_that_would_run_code_is_refused_without_running_it(
 def test_a_pickle_of_something_else_than_a_table_of_tensors_is_refused(published: Path) -> None:
     (published / "model.safetensors").unlink()
     torch.save({"epoch": 3, "state_dict": {}}, published / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"is not a table of tensors: save the model's state_dict\(\)"):
+    with pytest.raises(CheckpointError, match=r"is not a dict of tensors: save the model's state_dict\(\)"):
         load_checkpoint(published)
 
 
@@ -364,8 +368,8 @@ def test_a_pickle_of_something_else_than_a_table_of_tensors_is_refused(published
         ('{"weights": {}}', "is not an index of shards"),
         ('{"weight_map": ["a"]}', "is not an index of shards"),
         ('{"weight_map": {"a": "../model.safetensors"}}', "must be a plain file name"),
-        ('{"weight_map": {"a": "model-9.safetensors"}}', "model-9.safetensors is absent although"),
-        ('{"weight_map": {"a": "model-1.safetensors"}}', "promises 'a', which model-1.safetensors does not"),
+        ('{"weight_map": {"a": "model-9.safetensors"}}', "model-9.safetensors is missing, although"),
+        ('{"weight_map": {"a": "model-1.safetensors"}}', "lists 'a', but model-1.safetensors does not"),
     ],
 )
 def test_a_bad_index_of_shards_is_refused(published: Path, index: str, message: str) -> None:

@@ -129,7 +129,7 @@ def http_error(kind: Any) -> Exception:
     [
         (
             LocalEntryNotFoundError("try again.."),
-            r"nor could it be fetched \(LocalEntryNotFoundError\): check the",
+            r"nor could it be downloaded \(LocalEntryNotFoundError\): check the",
         ),
         (ConnectionError("reset"), r"\(ConnectionError\): check the network connection"),
         (
@@ -142,7 +142,7 @@ def http_error(kind: Any) -> Exception:
         ),
         (
             json.JSONDecodeError("Expecting value", "<html>", 0),
-            r"\(JSONDecodeError\): try again later, or give a",
+            r"\(JSONDecodeError\): try again later, or specify a",
         ),
         (
             http_error(RepositoryNotFoundError),
@@ -150,9 +150,12 @@ def http_error(kind: Any) -> Exception:
         ),
         (
             http_error(GatedRepoError),
-            r"access to org/name is restricted: accept its terms on its page, and set",
+            r"access to org/name is restricted: accept the terms on its model page, and set",
         ),
-        (http_error(RevisionNotFoundError), r"org/name has no revision 'v1': name a branch, tag or commit"),
+        (
+            http_error(RevisionNotFoundError),
+            r"org/name has no revision 'v1': specify an existing branch, tag or commit",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -180,5 +183,5 @@ def test_what_is_neither_a_directory_nor_a_hub_id_is_refused_without_asking_the_
 
 
 def test_a_file_is_refused_with_a_hint(published: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a file: give the directory that holds it"):
+    with pytest.raises(CheckpointError, match="is a file: specify the directory that contains it"):
         load_checkpoint(published / "model.safetensors")

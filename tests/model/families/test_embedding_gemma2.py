@@ -91,11 +91,11 @@ def test_a_file_without_per_layer_config_has_wider_heads_in_global_layers() -> N
     [
         (
             {"per_layer_config": {"3": {}}},
-            r"per_layer_config.3 is not supported: there is no such layer among 3",
+            r"per_layer_config.3 is not supported: the model has 3 layers",
         ),
-        ({"per_layer_config": {"": {}}}, "there is no such layer among 3"),
-        ({"per_layer_config": {"9" * 5000: {}}}, "there is no such layer among 3"),
-        ({"per_layer_config": {"-1": {}}}, r"per_layer_config.-1 is not supported: there is no such layer"),
+        ({"per_layer_config": {"": {}}}, "the model has 3 layers"),
+        ({"per_layer_config": {"9" * 5000: {}}}, "the model has 3 layers"),
+        ({"per_layer_config": {"-1": {}}}, r"per_layer_config.-1 is not supported: the model has 3 layers"),
         (
             {"per_layer_config": {"0": {"intermediate_size": 8}}},
             r"per_layer_config.0.intermediate_size=8 is not supported: layers may only differ in head_dim",
@@ -108,7 +108,7 @@ def test_a_file_without_per_layer_config_has_wider_heads_in_global_layers() -> N
             {"rope_parameters": {"full_attention": {"rope_type": "proportional"}}},
             "rope_type='proportional' is not supported",
         ),
-        ({"model_type": "embedding_gemma2"}, "config.json does not say vocab_size, hidden_size"),
+        ({"model_type": "embedding_gemma2"}, "config.json does not specify vocab_size, hidden_size"),
         ({"model_type": "embedding_gemma2", "text_config": 3}, "text_config=3 must be an object"),
     ],
 )

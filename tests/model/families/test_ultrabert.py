@@ -45,7 +45,7 @@ def test_older_files_mean_what_transformers_makes_of_them(changes: dict[str, Any
         ({"attention_windows": [7, 0]}, "must list a number for each layer"),
         ({"rope_theta": 10_000.0}, "must list a number for each layer"),
         ({"sliding_window": 0}, "sliding_window=0 is not supported: it must be an integer of at least 1"),
-        ({"layer_types": ["chunked_attention"] * 4}, "it must say full_attention or sliding_attention"),
+        ({"layer_types": ["chunked_attention"] * 4}, "it must list full_attention or sliding_attention"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -1,1 +1,1 @@
-"""BERT and what is built like it: a learned embedding for each position."""
+"""BERT and similar encoders with learned position embeddings."""

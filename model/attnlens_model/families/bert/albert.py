@@ -1,17 +1,19 @@
-"""ALBERT: narrow embeddings that are projected, and layers that share their weights.
+"""ALBERT: factorized embeddings and layers with shared weights.
 
-Lan et al. 2019, https://arxiv.org/abs/1909.11942. The projection is there even where the widths are equal.
+Lan et al. 2019, https://arxiv.org/abs/1909.11942. The projection exists even if the two sizes are equal.
 """
+
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _LAYER = "encoder.albert_layer_groups.{layer}.albert_layers.0"
 
 _CONFIG = ConfigTable(
     keys={
-        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+        **bert.ENCODER_KEYS,
         "embeddings.size": ("embedding_size", 128),
         "num_hidden_groups": ("num_hidden_groups", 1),
         "hidden_dropout": ("hidden_dropout_prob", 0.0),
@@ -25,7 +27,8 @@ _CONFIG = ConfigTable(
     },
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="albert",
     model_types=("albert",),
     architecture="AlbertModel",
@@ -48,9 +51,5 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "albert.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("albert.", *COMMON_PREFIXES),
 )

@@ -1,11 +1,13 @@
-"""BERT for generation, its encoder: BERT without token types.
+"""The encoder of BERT for generation: BERT without token types.
 
 Rothe et al. 2019, https://arxiv.org/abs/1907.12461.
 """
 
+from dataclasses import replace
+
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family
+from attnlens_model.family import without
 
 _CONFIG = ConfigTable(
     keys={ours: key for ours, key in bert.KEYS.items() if ours != "embeddings.type_vocab_size"},
@@ -13,16 +15,13 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="bert_generation",
     model_types=("bert-generation",),
     architecture="BertGenerationEncoder",
     read_config=_CONFIG.read,
     write_config=_CONFIG.write,
-    weights={ours: theirs for ours, theirs in bert.WEIGHTS.items() if ours != "embeddings.token_type.weight"},
+    weights=without(bert.WEIGHTS, "embeddings.token_type.weight"),
     prefixes=("", "bert.", "encoder.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
 )

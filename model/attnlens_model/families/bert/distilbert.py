@@ -1,11 +1,13 @@
-"""DistilBERT, distilled from BERT: no token types, half the layers, names of its own.
+"""DistilBERT: half the layers of BERT, no token types, different tensor names.
 
-Sanh et al. 2019, https://arxiv.org/abs/1910.01108. Its LayerNorm epsilon is fixed at 1e-12.
+Sanh et al. 2019, https://arxiv.org/abs/1910.01108. The LayerNorm epsilon is fixed at 1e-12.
 """
+
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys={
@@ -23,7 +25,8 @@ _CONFIG = ConfigTable(
     required_values={"pruned_heads": ({}, None)},
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="distilbert",
     model_types=("distilbert",),
     architecture="DistilBertModel",
@@ -46,8 +49,7 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "distilbert.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
+    prefixes=("distilbert.", *COMMON_PREFIXES),
     roots=("embeddings.", "transformer."),
-    buffers=bert.BUFFERS,
+    legacy_suffixes={},
 )

@@ -1,13 +1,14 @@
-"""ELECTRA, generators and discriminators: BERT with embeddings of a width of their own.
+"""ELECTRA generators and discriminators: BERT with a separate embedding size.
 
-Clark et al. 2020, https://arxiv.org/abs/2003.10555. Where the two widths are equal there is no projection.
+Clark et al. 2020, https://arxiv.org/abs/2003.10555. There is no projection if the two sizes are equal.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys={**bert.KEYS, "embeddings.size": ("embedding_size", 128)},
@@ -25,16 +26,14 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     return _CONFIG.write({**fields, "embeddings.size": fields["embeddings.size"] or fields["hidden_size"]})
 
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="electra",
     model_types=("electra",),
     architecture="ElectraModel",
     read_config=_read_config,
     write_config=_write_config,
     weights={**bert.WEIGHTS, **linear_and_norm_names({"embeddings.projection": "embeddings_project"})},
-    prefixes=("", "electra.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "embeddings_project.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("electra.", *COMMON_PREFIXES),
+    roots=(*bert.FAMILY.roots, "embeddings_project."),
 )

@@ -1,15 +1,16 @@
-"""ERNIE 1.0 to 3.0, in the layout of BERT: the embedding of a task may be added to every token.
+"""ERNIE 1.0 to 3.0: BERT with an optional task embedding that is added to every token.
 
 Sun et al. 2019, https://arxiv.org/abs/1904.09223; Sun et al. 2019, https://arxiv.org/abs/1907.12412; Sun et
-al. 2021, https://arxiv.org/abs/2107.02137. The published implementation takes task 0 unless it is told
-another, which no embedder does; here it is always that.
+al. 2021, https://arxiv.org/abs/2107.02137. The task is always 0, the default of the published implementation,
+which embedding models never override.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family
+from attnlens_model.family import COMMON_PREFIXES
 
 _DEFAULT_TASKS = 3
 
@@ -29,16 +30,13 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="ernie",
     model_types=("ernie",),
     architecture="ErnieModel",
     read_config=_read_config,
     write_config=_write_config,
     weights={**bert.WEIGHTS, "embeddings.task.weight": "embeddings.task_type_embeddings.weight"},
-    prefixes=("", "ernie.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("ernie.", *COMMON_PREFIXES),
 )

@@ -1,11 +1,13 @@
-"""Megatron-BERT: BERT with its norms first, and none over the embeddings.
+"""Megatron-BERT: pre-LN BERT without a norm after the embeddings.
 
 Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053.
 """
 
+from dataclasses import replace
+
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys=bert.KEYS,
@@ -13,7 +15,8 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="megatron_bert",
     model_types=("megatron-bert",),
     architecture="MegatronBertModel",
@@ -30,8 +33,6 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "bert.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
+    prefixes=("bert.", *COMMON_PREFIXES),
+    legacy_suffixes={},
 )

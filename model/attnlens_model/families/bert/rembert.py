@@ -1,12 +1,14 @@
-"""RemBERT: BERT with narrow embeddings that are projected.
+"""RemBERT: BERT with factorized embeddings.
 
-Chung et al. 2020, https://arxiv.org/abs/2010.12821. The projection is there even where the widths are equal.
-The wide embeddings of its output belong to the head of its pretraining.
+Chung et al. 2020, https://arxiv.org/abs/2010.12821. The projection exists even if the two sizes are equal.
+The larger output embeddings belong to the pretraining head.
 """
+
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys={
@@ -18,7 +20,8 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="rembert",
     model_types=("rembert",),
     architecture="RemBertModel",
@@ -28,9 +31,5 @@ FAMILY = Family(
         **bert.WEIGHTS,
         **linear_and_norm_names({"embeddings.projection": "encoder.embedding_hidden_mapping_in"}),
     },
-    prefixes=("", "rembert.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("rembert.", *COMMON_PREFIXES),
 )

@@ -1,14 +1,16 @@
-"""RoBERTa, XLM-RoBERTa, CamemBERT and data2vec for text; among embedders BGE-M3 and multilingual E5.
+"""RoBERTa, XLM-RoBERTa, CamemBERT and data2vec-text. Embedding models include BGE-M3 and multilingual E5.
 
 Liu et al. 2019, https://arxiv.org/abs/1907.11692; Conneau et al. 2019, https://arxiv.org/abs/1911.02116;
 Martin et al. 2019, https://arxiv.org/abs/1911.03894; Baevski et al. 2022, https://arxiv.org/abs/2202.03555.
-BERT's layout, but positions are counted from `pad_token_id + 1` over the tokens that are not padding: 514
-position embeddings take 512 tokens.
+BERT's layout, but positions start at `pad_token_id + 1` and count non-padding tokens only: 514 position
+embeddings support 512 tokens.
 """
+
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family
+from attnlens_model.family import COMMON_PREFIXES
 
 _CONFIG = ConfigTable(
     keys=bert.KEYS,
@@ -17,16 +19,12 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="roberta",
     model_types=("roberta", "xlm-roberta", "camembert", "data2vec-text"),
     architecture="RobertaModel",
     read_config=_CONFIG.read,
     write_config=_CONFIG.write,
-    weights=bert.WEIGHTS,
-    prefixes=("", "roberta.", "data2vec_text.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("roberta.", "data2vec_text.", *COMMON_PREFIXES),
 )

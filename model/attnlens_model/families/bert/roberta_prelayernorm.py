@@ -1,12 +1,14 @@
-"""RoBERTa-PreLayerNorm: RoBERTa with its norms first, and one over the embeddings before the first of them.
+"""RoBERTa-PreLayerNorm: pre-LN RoBERTa with a norm after the embeddings and one before the first attention.
 
 Published with Ott et al. 2019, https://arxiv.org/abs/1904.01038, and used by Wettig et al. 2022,
 https://arxiv.org/abs/2202.08005.
 """
 
+from dataclasses import replace
+
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys=bert.KEYS,
@@ -15,7 +17,8 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="roberta_prelayernorm",
     model_types=("roberta-prelayernorm",),
     architecture="RobertaPreLayerNormModel",
@@ -33,8 +36,7 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "roberta_prelayernorm.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder.", "LayerNorm."),
-    buffers=bert.BUFFERS,
+    prefixes=("roberta_prelayernorm.", *COMMON_PREFIXES),
+    roots=(*bert.FAMILY.roots, "LayerNorm."),
+    legacy_suffixes={},
 )

@@ -1,11 +1,13 @@
-"""XLM-RoBERTa-XL and XXL: RoBERTa with its norms first, and none over the embeddings.
+"""XLM-RoBERTa-XL and XXL: pre-LN RoBERTa without a norm after the embeddings.
 
 Goyal et al. 2021, https://arxiv.org/abs/2105.00572.
 """
 
+from dataclasses import replace
+
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _CONFIG = ConfigTable(
     keys={
@@ -18,7 +20,8 @@ _CONFIG = ConfigTable(
     required_values=bert.REQUIRED_VALUES,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="xlm_roberta_xl",
     model_types=("xlm-roberta-xl",),
     architecture="XLMRobertaXLModel",
@@ -35,8 +38,6 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "roberta.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
+    prefixes=("roberta.", *COMMON_PREFIXES),
+    legacy_suffixes={},
 )

@@ -1,1 +1,1 @@
-"""What a family's Hugging Face `config.json` says, read and written by tables."""
+"""Readers and writers of Hugging Face `config.json` files, driven by tables."""

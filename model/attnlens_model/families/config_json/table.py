@@ -1,6 +1,6 @@
-"""How a family's `config.json` says what `EncoderConfig` says: a table that is read in both directions.
+"""`ConfigTable`: a bidirectional mapping between a family's `config.json` and `EncoderConfig`.
 
-Our values are named by their paths in an `EncoderConfig`, such as `attention.num_heads`.
+`EncoderConfig` values are addressed by path, such as `attention.num_heads`.
 """
 
 from collections.abc import Mapping
@@ -22,30 +22,33 @@ _ACTIVATIONS = {
 WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 
 
+Keys = Mapping[str, tuple[str, object]]
+"""Maps a path in `EncoderConfig` to the key in a `config.json` and its default. None: the key is required."""
+
+
 @dataclass(frozen=True)
 class ConfigTable:
     """The keys of one family's Hugging Face `config.json`.
 
     Attributes:
-        keys: our path -> (their key, what their class takes when the key is absent; None: it must be there).
-        pad_token_id: what an absent or null `pad_token_id` means.
-        activation: their key of the activation, and what an absent one means.
-        implied: our values by path that this family does not write down, since they are always the same.
-        required_values: their key -> the only values that mean the encoder built here. None: may be absent.
+        keys: See `Keys`.
+        pad_token_id: Default if `pad_token_id` is missing or null.
+        activation: Key of the activation, and its default.
+        implied: Fixed values by path, which the family's `config.json` does not contain.
+        required_values: Maps a key to its supported values. If they include None, the key may be absent.
     """
 
-    keys: Mapping[str, tuple[str, object]]
+    keys: Keys
     pad_token_id: int = 0
     activation: tuple[str, str] = ("hidden_act", "gelu")
     implied: Mapping[str, object] = field(default_factory=dict)
     required_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def read(self, content: Mapping[str, object]) -> dict[str, object]:
-        """Turn the content of a `config.json` into values of an `EncoderConfig` by path.
+        """Return the `EncoderConfig` values, by path, that the content of a `config.json` specifies.
 
         Raises:
-            ConfigError: a key is missing, has a value that this encoder does not implement, or is a size
-                that is too large.
+            ConfigError: A key is missing, has an unsupported value, or is a size that exceeds its limit.
         """
         for key, accepted in self.required_values.items():
             if content.get(key) not in accepted:
@@ -53,7 +56,7 @@ class ConfigTable:
         missing = [key for key, default in self.keys.values() if default is None and key not in content]
         if missing:
             raise ConfigError(
-                f"config.json does not say {', '.join(missing)}: add what the model was trained with"
+                f"config.json does not specify {', '.join(missing)}: add the value used in training"
             )
         fields = {ours: content.get(theirs, default) for ours, (theirs, default) in self.keys.items()}
         for path, value in fields.items():
@@ -68,9 +71,9 @@ class ConfigTable:
         }
 
     def write(self, values: Mapping[str, object]) -> dict[str, object]:
-        """Return the content of a `config.json` for the values of an `EncoderConfig`; the inverse of `read`.
+        """Return the content of a `config.json` for `EncoderConfig` values; the inverse of `read`.
 
-        Only what has a key can be written: the caller finds a difference by reading the result.
+        Values without a key are lost. The caller detects this by reading the result.
         """
         return {
             **{theirs: values[ours] for ours, (theirs, _) in self.keys.items() if ours in values},
@@ -85,14 +88,13 @@ class ConfigTable:
         if name not in _ACTIVATIONS:
             supported = ", ".join(_ACTIVATIONS)
             raise ConfigError(
-                f"{key}={name!r} is not supported{suggestion(name, _ACTIVATIONS)}: this version knows "
-                f"{supported}"
+                f"{key}={name!r} is not supported{suggestion(name, _ACTIVATIONS)}: choose one of {supported}"
             )
         return _ACTIVATIONS[name]
 
 
 def unusual_head_size(stated: object, fields: Mapping[str, object]) -> object:
-    """Return a stated width of a head, or None where it is what `EncoderConfig` takes by itself."""
+    """Return the head size `stated`, or None if it equals the default of `EncoderConfig`."""
     num_heads = fields["attention.num_heads"]
     is_usual = (
         isinstance(stated, int) and isinstance(num_heads, int) and stated * num_heads == fields["hidden_size"]

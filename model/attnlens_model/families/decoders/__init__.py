@@ -1,1 +1,1 @@
-"""Language models that serve as encoders: Llama and what is built like it."""
+"""Decoder language models with RoPE, causal or bidirectional."""

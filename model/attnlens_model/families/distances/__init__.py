@@ -1,1 +1,1 @@
-"""Encoders that know positions by the distance of two tokens."""
+"""Encoders whose attention depends on the distance between tokens."""

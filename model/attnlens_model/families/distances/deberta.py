@@ -1,16 +1,16 @@
-"""DeBERTa version 1 (deberta-base, deberta-large, deberta-xlarge): disentangled attention without buckets.
+"""DeBERTa v1 (deberta-base, deberta-large, deberta-xlarge): disentangled attention without buckets.
 
-He et al. 2020, https://arxiv.org/abs/2006.03654. Query, key and value are one tensor, within each head; keys
-have no biases.
+He et al. 2020, https://arxiv.org/abs/2006.03654. Query, key and value are fused within each head. Keys have
+no biases.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.distances import deberta_v2
 from attnlens_model.families.row_orders import parts_within_heads
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import QUERY_KEY_VALUE, linear_and_norm_names
 
 _ATTENTION = "encoder.layer.{layer}.attention.self"
 
@@ -35,7 +35,8 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     return _CONFIG.write(fields) | deberta_v2.write_embeddings(fields) | deberta_v2.write_terms(fields)
 
 
-FAMILY = Family(
+FAMILY = replace(
+    deberta_v2.FAMILY,
     name="deberta",
     model_types=("deberta",),
     architecture="DebertaModel",
@@ -43,20 +44,11 @@ FAMILY = Family(
     write_config=_write_config,
     weights={
         **deberta_v2.COMMON_WEIGHTS,
-        (
-            "layers.{layer}.attention.query.weight",
-            "layers.{layer}.attention.key.weight",
-            "layers.{layer}.attention.value.weight",
-        ): f"{_ATTENTION}.in_proj.weight",
+        tuple(f"{name}.weight" for name in QUERY_KEY_VALUE): f"{_ATTENTION}.in_proj.weight",
         "layers.{layer}.attention.query.bias": f"{_ATTENTION}.q_bias",
         "layers.{layer}.attention.value.bias": f"{_ATTENTION}.v_bias",
         "layers.{layer}.attention.distance_key.weight": f"{_ATTENTION}.pos_proj.weight",
         **linear_and_norm_names({"layers.{layer}.attention.distance_query": f"{_ATTENTION}.pos_q_proj"}),
     },
-    prefixes=deberta_v2.FAMILY.prefixes,
-    anchor=bert.ANCHOR,
-    roots=deberta_v2.FAMILY.roots,
-    buffers=deberta_v2.FAMILY.buffers,
     row_orders={".in_proj.weight": parts_within_heads},
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
 )

@@ -1,23 +1,23 @@
-"""DeBERTa versions 2 and 3 (deberta-v3-base, mdeberta-v3-base, deberta-v2-xlarge): disentangled attention.
+"""DeBERTa v2 and v3 (deberta-v3-base, mdeberta-v3-base, deberta-v2-xlarge): disentangled attention.
 
 He et al. 2020, https://arxiv.org/abs/2006.03654; He et al. 2021, https://arxiv.org/abs/2111.09543. The
-published models add no position embeddings. A checkpoint may have some all the same, for the head of its
-pretraining.
+published models do not add position embeddings. A checkpoint may still contain them for its pretraining head.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
 from attnlens_model.families.buffers import holds_indices
-from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, Parameters, linear_and_norm_names
+from attnlens_model.families.config_json.table import ConfigTable, Keys
+from attnlens_model.family import COMMON_PREFIXES, Parameters, linear_and_norm_names
 
 _TERMS = ("c2p", "p2c")
 _ATTENTION = "encoder.layer.{layer}.attention.self"
 
-KEYS: Mapping[str, tuple[str, object]] = {
-    **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+KEYS: Keys = {
+    **bert.ENCODER_KEYS,
     "embeddings.type_vocab_size": ("type_vocab_size", 0),
     "norm.eps": ("layer_norm_eps", 1e-7),
     "embeddings.size": ("embedding_size", -1),
@@ -27,14 +27,14 @@ _CONFIG = ConfigTable(keys=KEYS, required_values={"pruned_heads": ({}, None)})
 
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
-    distances = _read_distances(content)
-    fields = _CONFIG.read(content) | distances
+    relative = _read_relative_attention(content)
+    fields = _CONFIG.read(content) | relative
     _check_head_size(content, fields)
     return fields | read_embeddings(content, fields) | {"convolution": _read_convolution(content)}
 
 
 def read_embeddings(content: Mapping[str, object], fields: Mapping[str, object]) -> dict[str, object]:
-    """Return how embeddings are made; `fields` are what a table has read."""
+    """Return the settings of positions and embeddings, given the values that a table has read."""
     width = number_or_none(fields["embeddings.size"])
     is_projected = width not in (None, fields["hidden_size"])
     return {
@@ -44,10 +44,10 @@ def read_embeddings(content: Mapping[str, object], fields: Mapping[str, object])
     }
 
 
-def _read_distances(content: Mapping[str, object]) -> dict[str, object]:
+def _read_relative_attention(content: Mapping[str, object]) -> dict[str, object]:
     terms, has_norm = read_terms(content), _read_norm(content)
     if not terms:
-        # The other keys have no effect then, in their class too.
+        # The other keys have no effect without terms, as in transformers.
         return {}
     return {
         "attention.kind": "disentangled",
@@ -71,10 +71,10 @@ def _read_convolution(content: Mapping[str, object]) -> dict[str, object] | None
 
 
 def read_terms(content: Mapping[str, object]) -> str:
-    """Return the terms of distance that scores have; an empty text where they have none.
+    """Return the relative-position terms of the scores, or "" if there are none.
 
     Raises:
-        ConfigError: others than are known, or terms without `relative_attention`.
+        ConfigError: A term is unknown, or there are terms without `relative_attention`.
     """
     stated, is_relative = content.get("pos_att_type"), content.get("relative_attention", False)
     names = stated.lower().split("|") if isinstance(stated, str) else stated or []
@@ -107,12 +107,12 @@ def _check_head_size(content: Mapping[str, object], fields: Mapping[str, object]
 
 
 def number_or_none(value: object) -> object:
-    """Return a number, or None for one below 1: so their class says that there is none."""
+    """Return a number, or None if it is less than 1, which disables a setting in transformers."""
     return None if isinstance(value, int) and value < 1 else value
 
 
 def write_embeddings(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of embeddings; the inverse of `read_embeddings`."""
+    """Return the keys of positions and embeddings; the inverse of `read_embeddings`."""
     return {
         "position_biased_input": fields["positions.scheme"] != "none",
         "embedding_size": fields["embeddings.size"] or fields["hidden_size"],
@@ -120,7 +120,7 @@ def write_embeddings(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def write_terms(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of the terms of distance, with the distance from which on all are alike."""
+    """Return the keys of the relative-position terms and of the maximum distance."""
     terms = fields.get("attention.terms")
     return {
         "relative_attention": terms is not None,
@@ -149,19 +149,15 @@ COMMON_WEIGHTS: Mapping[Parameters, str] = {
     **bert.TABLE_WEIGHTS,
     "embeddings.projection.weight": "embeddings.embed_proj.weight",
     "shared.0.distances.table.weight": "encoder.rel_embeddings.weight",
-    **linear_and_norm_names(
-        {
-            "embeddings.norm": "embeddings.LayerNorm",
-            "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
-            "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
-            "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
-            "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
-            "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
-        }
-    ),
+    **bert.EMBEDDINGS_NORM,
+    **bert.ATTENTION_OUTPUT,
+    **bert.ATTENTION_NORM,
+    **bert.FEED_FORWARD_WEIGHTS,
+    **bert.OUTPUT_NORM,
 }
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="deberta_v2",
     model_types=("deberta-v2",),
     architecture="DebertaV2Model",
@@ -182,13 +178,11 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "deberta.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    # Not all of "embeddings.": position embeddings that no encoder reads are reported, not refused.
+    prefixes=("deberta.", *COMMON_PREFIXES),
+    # Not all of "embeddings.": unused position embeddings are reported, not rejected.
     roots=(
         *("embeddings.word_embeddings.", "embeddings.token_type_embeddings.", "embeddings.LayerNorm."),
         *("embeddings.embed_proj.", "encoder."),
     ),
     buffers={"embeddings.position_ids": holds_indices},
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
 )

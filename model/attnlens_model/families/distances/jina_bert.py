@@ -1,17 +1,18 @@
-"""Jina embeddings v2: BERT with linear biases by distance for positions and, mostly, a gated feed-forward.
+"""Jina embeddings v2: BERT with ALiBi and, in most models, a gated feed-forward network.
 
-Günther et al. 2023, https://arxiv.org/abs/2310.19923. The checkpoints say that their model type is "bert" and
-were published with code of their own, of which there are two kinds. That of jina-embeddings-v2-base-code also
-normalises queries and keys, and adds and normalises attention's residual twice; a configuration tells the
-two apart by nothing but the name of the repository that holds the code.
+Günther et al. 2023, https://arxiv.org/abs/2310.19923. The checkpoints were published with custom code and the
+model type "bert". There are two versions of the code. The version of jina-embeddings-v2-base-code also
+normalizes queries and keys, and adds and normalizes the attention residual twice. Configurations of the two
+versions differ only in the name of the repository that contains the code.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, Layout, Parameters, linear_and_norm_names
 
 _NORMALISING_CODE = "jina-bert-v2-qk-post-norm"
 _FEED_FORWARDS: Mapping[str, dict[str, object]] = {
@@ -44,7 +45,7 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     kind, is_normalising = content.get("feed_forward_type", "original"), _is_normalising(content)
     if kind not in _FEED_FORWARDS:
         raise ConfigError(
-            f"feed_forward_type={kind!r} is not supported: this version knows {', '.join(_FEED_FORWARDS)}"
+            f"feed_forward_type={kind!r} is not supported: choose one of {', '.join(_FEED_FORWARDS)}"
         )
     fields = _CONFIG.read(content) | _FEED_FORWARDS[str(kind)]
     if is_normalising:
@@ -67,32 +68,16 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 _COMMON: Mapping[Parameters, str] = {
-    "embeddings.token.weight": "embeddings.word_embeddings.weight",
-    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-    **linear_and_norm_names(
-        {
-            "embeddings.norm": "embeddings.LayerNorm",
-            "layers.{layer}.attention.query": "encoder.layer.{layer}.attention.self.query",
-            "layers.{layer}.attention.key": "encoder.layer.{layer}.attention.self.key",
-            "layers.{layer}.attention.value": "encoder.layer.{layer}.attention.self.value",
-            "layers.{layer}.attention.output": "encoder.layer.{layer}.attention.output.dense",
-            "layers.{layer}.attention_norm": "encoder.layer.{layer}.attention.output.LayerNorm",
-        }
-    ),
+    **bert.TOKEN_WEIGHTS,
+    **bert.EMBEDDINGS_NORM,
+    **bert.ATTENTION_WEIGHTS,
+    **bert.ATTENTION_OUTPUT,
+    **bert.ATTENTION_NORM,
 }
-_ROOTS = ("embeddings.", "encoder.")
+_ROOTS = bert.FAMILY.roots
 
 _PLAIN_LAYOUT = Layout(
-    weights={
-        **_COMMON,
-        **linear_and_norm_names(
-            {
-                "layers.{layer}.feed_forward.up": "encoder.layer.{layer}.intermediate.dense",
-                "layers.{layer}.feed_forward.down": "encoder.layer.{layer}.output.dense",
-                "layers.{layer}.output_norm": "encoder.layer.{layer}.output.LayerNorm",
-            }
-        ),
-    },
+    weights={**_COMMON, **bert.FEED_FORWARD_WEIGHTS, **bert.OUTPUT_NORM},
     anchor="encoder.layer.0.intermediate.dense.weight",
     roots=_ROOTS,
 )
@@ -113,7 +98,7 @@ _NORMALISING: Mapping[Parameters, str] = {
 _NORMALISING_GATED_LAYOUT = Layout(
     weights={
         **_NORMALISING,
-        # Here the second half goes through the activation.
+        # The activation is applied to the second half.
         (
             "layers.{layer}.feed_forward.up.weight",
             "layers.{layer}.feed_forward.gate.weight",
@@ -131,7 +116,8 @@ _NORMALISING_PLAIN_LAYOUT = Layout(
     roots=_ROOTS,
 )
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="jina_bert",
     model_types=("bert",),
     architecture="JinaBertModel",
@@ -139,7 +125,7 @@ FAMILY = Family(
     write_config=_write_config,
     weights={
         **_COMMON,
-        # The first half goes through the activation.
+        # The activation is applied to the first half.
         (
             "layers.{layer}.feed_forward.gate.weight",
             "layers.{layer}.feed_forward.up.weight",
@@ -151,10 +137,9 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "bert.", "model.", "0.auto_model."),
+    prefixes=("bert.", *COMMON_PREFIXES),
     anchor="encoder.layer.0.mlp.gated_layers.weight",
-    roots=_ROOTS,
     other_layouts=(_PLAIN_LAYOUT, _NORMALISING_GATED_LAYOUT, _NORMALISING_PLAIN_LAYOUT),
-    buffers=bert.BUFFERS,
     claims=_is_jina,
+    legacy_suffixes={},
 )

@@ -1,8 +1,8 @@
-"""The encoder half of T5, mT5 and what is built on them (Flan-T5, ByT5, sentence-T5, GTR).
+"""The encoder of T5, mT5 and derived models (Flan-T5, ByT5, sentence-T5, GTR).
 
 Raffel et al. 2019, https://arxiv.org/abs/1910.10683; Xue et al. 2020, https://arxiv.org/abs/2010.11934.
-RMSNorm first, no biases, scores that are not scaled, heads of a width of their own, and a learned bias by
-distance in place of positions, stored in block 0 and used in all.
+Pre-RMSNorm, no biases, unscaled scores, an independent head size, and a learned relative bias instead of
+position embeddings, stored in block 0 and shared by all blocks.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from attnlens_model.family import Family, Layout, Parameters
 _DEFAULT_HEAD_SIZE = 64
 _DEFAULT_FEED_FORWARD = {"t5": "relu", "mt5": "gated-gelu", "umt5": "gated-gelu"}
 _GATED = "gated-"
-# What the keys are called elsewhere: transformers reads either, and takes this one where a file has both.
-_OTHER_NAMES = {
+# Alternative keys. transformers reads either; these take precedence if a file has both.
+_ALIASES = {
     "num_layers": "num_hidden_layers",
     "d_model": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -30,7 +30,7 @@ _CONFIG = ConfigTable(
         "num_layers": ("num_layers", None),
         "attention.num_heads": ("num_heads", None),
         "feed_forward.intermediate_size": ("d_ff", None),
-        # Nothing in the encoder ends at a length; this is the one that it was trained on.
+        # The encoder has no length limit. This is the training length.
         "positions.max_position_embeddings": ("n_positions", 512),
         "norm.eps": ("layer_norm_epsilon", 1e-6),
         "hidden_dropout": ("dropout_rate", 0.1),
@@ -56,18 +56,18 @@ _CONFIG = ConfigTable(
 
 
 def read_config(content: Mapping[str, object]) -> dict[str, object]:
-    """Turn the content of a `config.json` of this family or of umT5 into values by path.
+    """Return the `EncoderConfig` values, by path, of a T5, mT5 or umT5 `config.json`.
 
     Raises:
-        ConfigError: as `ConfigTable.read`, or a size is stated twice.
+        ConfigError: See `ConfigTable.read`, or two keys contradict each other.
     """
-    _check_other_names(content)
+    _check_aliases(content)
     name = str(content.get("feed_forward_proj", _DEFAULT_FEED_FORWARD[str(content["model_type"])]))
     activation = name.removeprefix(_GATED)
     if name == "gated-gelu":
-        # So that files of T5 v1.1 mean the approximation that they were trained with.
+        # T5 v1.1 was trained with the tanh approximation.
         activation = "gelu_new"
-    # transformers writes both beside `feed_forward_proj`, and goes by them where they are there.
+    # transformers also writes dense_act_fn and is_gated_act, which take precedence over feed_forward_proj.
     fields = _CONFIG.read({"dense_act_fn": activation, **content})
     is_gated = content.get("is_gated_act", name.startswith(_GATED))
     return fields | {
@@ -76,22 +76,22 @@ def read_config(content: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _check_other_names(content: Mapping[str, object]) -> None:
-    """Refuse a file that says two things of one size.
+def _check_aliases(content: Mapping[str, object]) -> None:
+    """Reject a file in which a key and its alias have different values.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: The values differ.
     """
     stated = {"d_kv": _DEFAULT_HEAD_SIZE, **content}
-    for key, other in _OTHER_NAMES.items():
-        if key in stated and other in content and stated[key] != content[other]:
+    for key, alias in _ALIASES.items():
+        if key in stated and alias in content and stated[key] != content[alias]:
             raise ConfigError(
-                f"{key}={stated[key]!r} contradicts {other}={content[other]!r}: leave the one that the model "
-                "was trained with in config.json, and remove the other"
+                f"{key}={stated[key]!r} contradicts {alias}={content[alias]!r}: keep the value used in "
+                "training in config.json and remove the other"
             )
 
 
-def write_config(fields: Mapping[str, Any]) -> dict[str, object]:
+def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the content of a `config.json`; the inverse of `read_config`."""
     content = _CONFIG.write(fields)
     del content["dense_act_fn"]
@@ -135,7 +135,7 @@ FAMILY = Family(
     model_types=("t5", "mt5"),
     architecture="T5EncoderModel",
     read_config=read_config,
-    write_config=write_config,
+    write_config=_write_config,
     weights={
         **_WEIGHTS,
         "layers.{layer}.feed_forward.up.weight": f"{_BLOCK}.1.DenseReluDense.wi.weight",
@@ -144,6 +144,6 @@ FAMILY = Family(
     anchor="encoder.block.0.layer.1.DenseReluDense.wi.weight",
     roots=_ROOTS,
     other_layouts=(_GATED_LAYOUT,),
-    # Older files store the embeddings once for each half of the model.
+    # Older files store the embeddings twice, for the encoder and for the decoder.
     legacy_suffixes={"encoder.embed_tokens.weight": "shared.weight"},
 )

@@ -1,1 +1,1 @@
-"""Encoders of long texts: not every token attends to every other."""
+"""Encoders for long texts with sparse attention."""

@@ -1,21 +1,21 @@
-"""BigBird: BERT with attention between blocks, in texts of more than 5 + 2 * num_random_blocks of them.
+"""BigBird: BERT with block-sparse attention for texts of more than 5 + 2 * num_random_blocks blocks.
 
-Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. A checkpoint does not hold its random blocks. The code
-that trained the published ones draws them from fixed seeds, in training and afterwards; transformers does so
-in training alone, and attends to the first block in their place afterwards. `attnlens_random_blocks` in our
-config.json says which: "original" (what the weights were trained with) or "first_block". Absent it is the
-former.
+Zaheer et al. 2020, https://arxiv.org/abs/2007.14062. A checkpoint does not contain its random blocks. The
+code that trained the published models draws them from fixed seeds, in training and inference. transformers
+does so in training only; at inference it attends to the first block instead. `attnlens_random_blocks` in our
+config.json selects one of the two: "original" (as in training, the default) or "first_block".
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from attnlens_model.config_part import nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
+from attnlens_model.families.config_json.layers import vary_by_layer
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family
+from attnlens_model.family import COMMON_PREFIXES
 
 _RANDOM_BLOCKS_KEY = "attnlens_random_blocks"
 _DEFAULT_POSITIONS = 4096
@@ -48,18 +48,16 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     kind, is_scaled = content.get("attention_type", "block_sparse"), content.get("rescale_embeddings", False)
     if kind not in _KINDS:
         known = ", ".join(_KINDS)
-        raise ConfigError(f"attention_type={kind!r} is not supported: this version knows {known}")
+        raise ConfigError(f"attention_type={kind!r} is not supported: choose one of {known}")
     values = (_BLOCKS if kind == "block_sparse" else _CONFIG).read(content)
     width, num_layers = values["hidden_size"], values["num_layers"]
-    # A number that is none is refused, with its name, when the configuration is made.
+    # An invalid size is rejected by EncoderConfig, which names it.
     if is_scaled and isinstance(width, int) and width > 0:
         values["embeddings.scale"] = math.sqrt(width)
     if kind == "original_full":
         return values
-    common = {path: value for path, value in values.items() if path.startswith("attention.")}
-    rest = {path: value for path, value in values.items() if path not in common}
     seeds = range(num_layers) if isinstance(num_layers, int) and num_layers > 0 else (0,)
-    return rest | {"attention": [nested(common | {"attention.seed": seed})["attention"] for seed in seeds]}
+    return vary_by_layer(values, seeds, {seed: {"attention.seed": seed} for seed in seeds})
 
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
@@ -68,21 +66,17 @@ def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
     return content | {
         "attention_type": "original_full" if is_full else "block_sparse",
         "rescale_embeddings": values.get("embeddings.scale", 1.0) != 1.0,
-        # Two of ours have this key: the table may be longer, which this family's files can't say.
+        # attention.table_tokens has the same key. Files of this family cannot store different values.
         "max_position_embeddings": values["positions.max_position_embeddings"],
     }
 
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="big_bird",
     model_types=("big_bird",),
     architecture="BigBirdModel",
     read_config=_read_config,
     write_config=_write_config,
-    weights=bert.WEIGHTS,
-    prefixes=("", "bert.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
+    prefixes=("bert.", *COMMON_PREFIXES),
 )

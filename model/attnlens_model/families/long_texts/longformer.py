@@ -1,25 +1,26 @@
-"""Longformer: RoBERTa whose tokens see a window, and global tokens with projections of their own.
+"""Longformer: RoBERTa with sliding-window attention and global tokens, which have separate projections.
 
-Beltagy et al. 2020, https://arxiv.org/abs/2004.05150. `attention_window` is both sides of the window.
+Beltagy et al. 2020, https://arxiv.org/abs/2004.05150. `attention_window` counts both sides of the window.
 
-Which tokens are global is no part of the published files; users choose, for instance the first token for
-classification, or the question. Here it is the first `attnlens_global_tokens` that are no padding, a key of
-our own in config.json. Where it is absent that is 1, as in `LongformerForSequenceClassification` of
-transformers. Its `LongformerModel` has none unless it is called with a `global_attention_mask`.
+Published files do not specify which tokens are global. Users choose them, for example the first token for
+classification, or the tokens of a question. Here, the first `attnlens_global_tokens` non-padding tokens are
+global, a key that we add to config.json. It defaults to 1, as in `LongformerForSequenceClassification` of
+transformers; `LongformerModel` has no global tokens unless it is called with a `global_attention_mask`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from attnlens_model.config_part import nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
+from attnlens_model.families.config_json.layers import vary_by_layer
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names
 
 _DEFAULT_WINDOW = 512
 _SIDES = 2
-# No publisher writes these.
+# Written by attnlens only.
 GLOBAL_TOKENS_KEY, FORM_KEY = "attnlens_global_tokens", "attnlens_form"
 
 _CONFIG = ConfigTable(
@@ -43,29 +44,28 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     ]
     if not sides or len(sides) < len(windows):
         raise ConfigError(
-            f"attention_window={stated!r} is not supported: it must be an even integer of at least 2, both "
-            "sides of the window together, or a list of them"
+            f"attention_window={stated!r} is not supported: it must be an even integer of at least 2 (both "
+            "sides of the window), or a list of such integers"
         )
     if isinstance(stated, list | tuple) and len(windows) != values["num_layers"]:
         raise ConfigError(
             f"attention_window={stated!r} has {len(windows)} windows: it must have one for each of "
             f"{values['num_layers']} layers, or be an integer"
         )
-    common = {path: value for path, value in values.items() if path.startswith("attention.")}
-    layers = [nested(common | {"attention.window": window})["attention"] for window in sides]
-    return {path: value for path, value in values.items() if path not in common} | {"attention": layers}
+    return vary_by_layer(values, sides, {window: {"attention.window": window} for window in sides})
 
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
     pattern = values["attention"]
-    # An attention that has no window is another's: reading the file shows what it can't say.
+    # Attention without a window belongs to another family. Reading the file back detects the difference.
     windows = [
         _SIDES * (pattern[layer % len(pattern)].get("window") or 1) for layer in range(values["num_layers"])
     ]
     return _CONFIG.write(values) | {"attention_window": windows}
 
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="longformer",
     model_types=("longformer",),
     architecture="LongformerModel",
@@ -81,11 +81,7 @@ FAMILY = Family(
             }
         ),
     },
-    prefixes=("", "longformer.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "encoder."),
-    buffers=bert.BUFFERS,
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
-    # Without global tokens an encoder has no use for them.
+    prefixes=("longformer.", *COMMON_PREFIXES),
+    # Unused in an encoder without global tokens.
     spare=("attention.global_",),
 )

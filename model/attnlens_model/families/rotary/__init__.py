@@ -1,1 +1,1 @@
-"""Encoders that turn queries and keys by their positions."""
+"""Encoders with rotary position embedding (RoPE)."""

@@ -1,28 +1,39 @@
-"""Jina embeddings v3: XLM-RoBERTa with rotation for positions, and low-rank adapters for tasks.
+"""Jina embeddings v3: XLM-RoBERTa with RoPE and low-rank adapters for tasks.
 
-Sturua et al. 2024, https://arxiv.org/abs/2409.10173. The checkpoint was published with code of its own under
-the model type "xlm-roberta", with adapters beside every weight; transformers 5 calls the encoder
-"jina_embeddings_v3" and has no adapters. It splits fused projections when it loads a checkpoint, and joins
-them again when it saves one.
+Sturua et al. 2024, https://arxiv.org/abs/2409.10173. The checkpoint was published with custom code and the
+model type "xlm-roberta"; every weight has adapters. transformers 5 uses the model type "jina_embeddings_v3"
+and has no adapters. It splits fused projections when it loads a checkpoint and fuses them when it saves one.
 """
 
 from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
-from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
+from attnlens_model.families.config_json.rotary import (
+    positive_number,
+    read_rotary,
+    write_rotary_parameters,
+)
 from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.family import Family, Layout, Parameters, TaskAdapters, linear_and_norm_names
+from attnlens_model.families.rotary import gte
+from attnlens_model.family import (
+    COMMON_PREFIXES,
+    QUERY_KEY_VALUE,
+    Family,
+    Layout,
+    TaskAdapters,
+    linear_and_norm_names,
+)
 
 _MODEL_TYPE = "jina_embeddings_v3"
 _DEFAULT_THETA = 20_000.0
-# What the publisher's class takes where its file says nothing.
+# Default of the custom code.
 _DEFAULT_HUB_THETA = 10_000.0
 _DEFAULT_RANK, _DEFAULT_ALPHA = 4, 1
 
 _CONFIG = ConfigTable(
     keys={
-        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+        **bert.ENCODER_KEYS,
         "embeddings.type_vocab_size": ("type_vocab_size", 1),
         "norm.eps": ("layer_norm_eps", 1e-5),
     },
@@ -53,40 +64,24 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read_adapters(content: Mapping[str, object]) -> TaskAdapters:
-    """Return the tasks, and alpha / rank, the factor of every adapter."""
+    """Return the tasks and the scale of the adapters, alpha / rank."""
     tasks = content.get("lora_adaptations")
     if not isinstance(tasks, list) or not tasks or not all(isinstance(task, str) for task in tasks):
         raise ConfigError(
-            f"lora_adaptations={tasks!r} must be the list of the tasks that the checkpoint has adapters for"
+            f"lora_adaptations={tasks!r} must be the list of tasks for which the checkpoint has adapters"
         )
-    rank = _positive("lora_rank", content.get("lora_rank", _DEFAULT_RANK))
-    return TaskAdapters(
-        tuple(tasks), _positive("lora_alpha", content.get("lora_alpha", _DEFAULT_ALPHA)) / rank
-    )
+    rank = positive_number("lora_rank", content.get("lora_rank", _DEFAULT_RANK))
+    alpha = positive_number("lora_alpha", content.get("lora_alpha", _DEFAULT_ALPHA))
+    return TaskAdapters(tuple(tasks), alpha / rank)
 
-
-def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{name}={value!r} must be a number greater than 0")
-    return float(value)
-
-
-_EMBEDDINGS: Mapping[Parameters, str] = {
-    "embeddings.token.weight": "embeddings.word_embeddings.weight",
-    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-}
 
 _HUB_LAYOUT = Layout(
     weights={
-        **_EMBEDDINGS,
+        **bert.TOKEN_WEIGHTS,
         **linear_and_norm_names(
             {
                 "embeddings.norm": "emb_ln",
-                (
-                    "layers.{layer}.attention.query",
-                    "layers.{layer}.attention.key",
-                    "layers.{layer}.attention.value",
-                ): "encoder.layers.{layer}.mixer.Wqkv",
+                QUERY_KEY_VALUE: "encoder.layers.{layer}.mixer.Wqkv",
                 "layers.{layer}.attention.output": "encoder.layers.{layer}.mixer.out_proj",
                 "layers.{layer}.attention_norm": "encoder.layers.{layer}.norm1",
                 "layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc1",
@@ -106,26 +101,21 @@ FAMILY = Family(
     read_config=_read_config,
     write_config=_write_config,
     weights={
-        **_EMBEDDINGS,
+        **bert.TOKEN_WEIGHTS,
+        **bert.EMBEDDINGS_NORM,
         **linear_and_norm_names(
             {
-                "embeddings.norm": "embeddings.LayerNorm",
-                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
-                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
-                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
-                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
-                "layers.{layer}.attention_norm": "layers.{layer}.post_attention_layernorm",
+                **gte.POST_NORM_LAYERS,
                 "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.fc1",
                 "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.fc2",
-                "layers.{layer}.output_norm": "layers.{layer}.post_mlp_layernorm",
             }
         ),
     },
-    prefixes=("", "roberta.", "model.", "0.auto_model."),
+    prefixes=("roberta.", *COMMON_PREFIXES),
     anchor="layers.0.self_attn.q_proj.weight",
     roots=("embeddings.", "layers."),
     other_layouts=(_HUB_LAYOUT,),
-    buffers=bert.BUFFERS,
+    buffers=bert.FAMILY.buffers,
     claims=_is_jina,
     read_adapters=_read_adapters,
 )

@@ -1,16 +1,17 @@
-"""NeoBERT: RMSNorm first, no biases, gated SiLU, rotation of neighbouring components.
+"""NeoBERT: pre-RMSNorm, no biases, gated SiLU, RoPE on pairs of adjacent components.
 
-Le Breton et al. 2025, https://arxiv.org/abs/2502.19587. transformers has no such class: the checkpoint comes
-with code of its own. It keeps query, key and value in one tensor, within each head; the feed-forward part is
-two thirds as wide as `intermediate_size`, rounded up to a multiple of 8; theta is always 10,000.
+Le Breton et al. 2025, https://arxiv.org/abs/2502.19587. transformers has no such class; the checkpoint comes
+with custom code. Query, key and value are fused within each head. The feed-forward size is two thirds of
+`intermediate_size`, rounded up to a multiple of 8. Theta is always 10,000.
 """
 
 from collections.abc import Mapping
 
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.config_json.table import ConfigTable
+from attnlens_model.families.decoders import llama
 from attnlens_model.families.row_orders import rotated_parts_within_heads
-from attnlens_model.family import Family
+from attnlens_model.family import COMMON_PREFIXES, QUERY_KEY_VALUE, Family, linear_and_norm_names
 
 _STEP = 8
 _LAYER = "transformer_encoder.{layer}"
@@ -27,22 +28,14 @@ _CONFIG = ConfigTable(
     },
     activation=("hidden_act", "silu"),
     implied={
-        "embeddings.type_vocab_size": 0,
-        "embeddings.norm": False,
-        "positions.scheme": "none",
-        "norm.kind": "rms",
-        "norm.bias": False,
-        "norm.placement": "pre",
+        **llama.IMPLIED,
+        **llama.NO_FEED_FORWARD_BIAS,
         "attention.bias": False,
         "attention.rotary.theta": 10_000.0,
         "attention.rotary.divisor": 1.0,
-        "feed_forward.kind": "gated",
-        "feed_forward.up_bias": False,
-        "feed_forward.down_bias": False,
-        "hidden_dropout": 0.0,
         "attention.dropout": 0.0,
     },
-    # What trainings by others have put into such files, and what means the published encoder there.
+    # Keys written by third-party training code, with the values of the published encoder.
     required_values={"rope": (True, None), "rms_norm": (True, None), "ngpt": (False, None)},
 )
 
@@ -73,23 +66,20 @@ FAMILY = Family(
     write_config=_write_config,
     weights={
         "embeddings.token.weight": "encoder.weight",
-        (
-            "layers.{layer}.attention.query.weight",
-            "layers.{layer}.attention.key.weight",
-            "layers.{layer}.attention.value.weight",
-        ): f"{_LAYER}.qkv.weight",
-        "layers.{layer}.attention.output.weight": f"{_LAYER}.wo.weight",
-        "layers.{layer}.attention_norm.weight": f"{_LAYER}.attention_norm.weight",
-        # The first half goes through the activation.
-        (
-            "layers.{layer}.feed_forward.gate.weight",
-            "layers.{layer}.feed_forward.up.weight",
-        ): f"{_LAYER}.ffn.w12.weight",
-        "layers.{layer}.feed_forward.down.weight": f"{_LAYER}.ffn.w3.weight",
-        "layers.{layer}.output_norm.weight": f"{_LAYER}.ffn_norm.weight",
-        "final_norm.weight": "layer_norm.weight",
+        **linear_and_norm_names(
+            {
+                QUERY_KEY_VALUE: f"{_LAYER}.qkv",
+                "layers.{layer}.attention.output": f"{_LAYER}.wo",
+                "layers.{layer}.attention_norm": f"{_LAYER}.attention_norm",
+                # The activation is applied to the first half.
+                ("layers.{layer}.feed_forward.gate", "layers.{layer}.feed_forward.up"): f"{_LAYER}.ffn.w12",
+                "layers.{layer}.feed_forward.down": f"{_LAYER}.ffn.w3",
+                "layers.{layer}.output_norm": f"{_LAYER}.ffn_norm",
+                "final_norm": "layer_norm",
+            }
+        ),
     },
-    prefixes=("", "model.", "0.auto_model."),
+    prefixes=COMMON_PREFIXES,
     anchor="transformer_encoder.0.qkv.weight",
     roots=("encoder.", "transformer_encoder.", "layer_norm."),
     row_orders={".qkv.weight": rotated_parts_within_heads},

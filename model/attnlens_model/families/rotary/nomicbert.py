@@ -1,35 +1,45 @@
-"""NomicBERT (nomic-embed-text v1 and v1.5): BERT with rotation for positions, gated SiLU and no biases.
+"""NomicBERT (nomic-embed-text v1 and v1.5): BERT with RoPE, gated SiLU and no biases.
 
 Nussbaum et al. 2024, https://arxiv.org/abs/2402.01613. In version 2 (Nussbaum & Duderstadt 2025,
-https://arxiv.org/abs/2502.07972) layers have biases and plain GELU, and every other one has experts.
+https://arxiv.org/abs/2502.07972), layers have biases and plain GELU, and every second layer is a mixture of
+experts.
 
-The checkpoints were published with code of their own, whose configuration has GPT-2's names and whose
-projections are fused. transformers 5 splits and renames them when it loads a checkpoint, and joins them again
-when it saves one; it has no experts.
+The checkpoints were published with custom code, whose configuration uses GPT-2's keys and whose projections
+are fused. transformers 5 splits and renames the tensors when it loads a checkpoint and fuses them when it
+saves one. It does not support experts.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from attnlens_model.config_part import nested
 from attnlens_model.errors import ConfigError
 from attnlens_model.families.bert import bert
 from attnlens_model.families.buffers import holds_indices
+from attnlens_model.families.config_json.layers import vary_by_layer
 from attnlens_model.families.config_json.rotary import read_rotary, write_rotary_parameters
 from attnlens_model.families.config_json.table import ConfigTable, unusual_head_size
-from attnlens_model.family import Family, Layout, Parameters, linear_and_norm_names
+from attnlens_model.families.decoders import llama
+from attnlens_model.families.rotary import gte
+from attnlens_model.family import (
+    COMMON_PREFIXES,
+    QUERY_KEY_VALUE,
+    Family,
+    Layout,
+    Parameters,
+    linear_and_norm_names,
+)
 
 _DEFAULT_THETA = 1000.0
 _GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu"}
-# Beyond it the published code rescales the rotation by the length of the batch.
+# For longer inputs, the custom code rescales the rotation by the batch length.
 _DEFAULT_TRAINED_POSITIONS = 2048
 _PLAIN_ACTIVATION = "gelu"
-# What their class takes where a file with experts does not say it.
+# Default of the custom code.
 _DEFAULT_SELECTED = 1
 
 _CONFIG = ConfigTable(
     keys={
-        **{ours: key for ours, key in bert.KEYS.items() if ours != "is_causal"},
+        **bert.ENCODER_KEYS,
         "positions.max_position_embeddings": ("max_position_embeddings", 2048),
         "hidden_dropout": ("hidden_dropout_prob", 0.0),
         "attention.dropout": ("attention_probs_dropout_prob", 0.0),
@@ -66,7 +76,7 @@ _HUB_CONFIG = ConfigTable(
         "rotary_emb_fraction": (1.0,),
         "rotary_emb_interleaved": (False, None),
         "rotary_emb_scale_base": (None,),
-        # Turns by the number of the head instead of the position.
+        # Rotates by the head index instead of the position.
         "rotary_head_dim": (False, None),
         "prenorm": (False, None),
         "parallel_block": (False, None),
@@ -75,8 +85,8 @@ _HUB_CONFIG = ConfigTable(
     },
 )
 
-# Of files with experts.
-_REQUIRED_OF_EXPERTS: Mapping[str, tuple[object, ...]] = {
+# Supported values in files with experts.
+_REQUIRED_WITH_EXPERTS: Mapping[str, tuple[object, ...]] = {
     "moe_normalize_expert_weights": (False, None),
     "expert_choice_router": (False, None),
     "num_shared_experts": (0, None),
@@ -98,13 +108,13 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
     name = str(content.get("activation_function"))
     if name != _PLAIN_ACTIVATION and name not in _GATED_ACTIVATIONS:
         raise ConfigError(
-            f"activation_function={content.get('activation_function')!r} is not supported: this version "
-            f"knows {', '.join(_GATED_ACTIVATIONS)}, {_PLAIN_ACTIVATION}"
+            f"activation_function={content.get('activation_function')!r} is not supported: choose one "
+            f"of {', '.join(_GATED_ACTIVATIONS)}, {_PLAIN_ACTIVATION}"
         )
     fields = _HUB_CONFIG.read({**content, "activation_function": _GATED_ACTIVATIONS.get(name, name)})
     fields["feed_forward.kind"] = "gated" if name in _GATED_ACTIVATIONS else "plain"
     if "rotary_emb_base" not in content and "rope_parameters" not in content:
-        raise ConfigError("config.json does not say rotary_emb_base: add what the model was trained with")
+        raise ConfigError("config.json does not specify rotary_emb_base: add the value used in training")
     rotation = read_rotary(content, content.get("rotary_emb_base"))
     length = fields["positions.max_position_embeddings"]
     trained = content.get("max_trained_positions") or _DEFAULT_TRAINED_POSITIONS
@@ -117,38 +127,31 @@ def _read_hub_config(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def _with_experts(content: Mapping[str, object], fields: dict[str, object]) -> dict[str, object]:
-    """Return the fields with a pattern of feed-forward parts where the file says that some are experts.
-
-    Of every n layers, counted from 0, number 1 has experts.
-    """
+    """Return the fields with experts in every n-th layer, from layer 1, if the file specifies them."""
     every, num_layers = content.get("moe_every_n_layers") or 0, fields["num_layers"]
     has_experts = content.get("num_experts") not in (0, 1, None) and every != 0
     if not has_experts or not isinstance(num_layers, int):
         return fields
-    if not isinstance(every, int) or every < 2:  # noqa: PLR2004 - of 1, no layer has the number 1
+    if not isinstance(every, int) or every < 2:  # noqa: PLR2004 - there is no layer 1 in a pattern of one
         raise ConfigError(
             f"moe_every_n_layers={every!r} is not supported: it must be an integer of at least 2"
         )
-    for key, accepted in _REQUIRED_OF_EXPERTS.items():
+    for key, accepted in _REQUIRED_WITH_EXPERTS.items():
         if content.get(key) not in accepted:
             raise ConfigError(f"{key}={content.get(key)!r} is not supported: only {accepted[0]!r} is")
     if fields["feed_forward.kind"] == "gated":
         raise ConfigError(
-            f"activation_function={content['activation_function']!r} is not supported where there are "
+            f"activation_function={content['activation_function']!r} is not supported with "
             f"experts: only {_PLAIN_ACTIVATION!r} is"
         )
-    plain = {path: value for path, value in fields.items() if path.startswith("feed_forward.")}
-    experts = plain | {
+    experts = {
         "feed_forward.up_bias": False,
         "feed_forward.down_bias": True,
         "feed_forward.experts.num_experts": content["num_experts"],
         "feed_forward.experts.num_selected": content.get("moe_top_k", _DEFAULT_SELECTED),
     }
-    pattern = [
-        nested(experts if layer == 1 else plain)["feed_forward"] for layer in range(min(every, num_layers))
-    ]
-    rest = {path: value for path, value in fields.items() if path not in plain}
-    return rest | {"feed_forward": pattern[:num_layers]}
+    kinds = [layer == 1 for layer in range(min(every, num_layers))]
+    return vary_by_layer(fields, kinds, {False: {}, True: experts}, "feed_forward")
 
 
 def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
@@ -161,7 +164,7 @@ def _write_config(fields: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _write_hub_config(fields: Mapping[str, Any]) -> dict[str, object]:
-    """Return the publisher's keys, which alone can say that a layer is plain or has experts."""
+    """Return the keys of the custom code, the only ones that support plain layers and experts."""
     pattern = fields["feed_forward"]
     experts = next((part["experts"] for part in pattern if part["experts"] is not None), None)
     rotation = write_rotary_parameters(fields)
@@ -174,21 +177,12 @@ def _write_hub_config(fields: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-_EMBEDDINGS: Mapping[Parameters, str] = {
-    "embeddings.token.weight": "embeddings.word_embeddings.weight",
-    "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight",
-}
-
 _HUB_COMMON: Mapping[Parameters, str] = {
-    **_EMBEDDINGS,
+    **bert.TOKEN_WEIGHTS,
     **linear_and_norm_names(
         {
             "embeddings.norm": "emb_ln",
-            (
-                "layers.{layer}.attention.query",
-                "layers.{layer}.attention.key",
-                "layers.{layer}.attention.value",
-            ): "encoder.layers.{layer}.attn.Wqkv",
+            QUERY_KEY_VALUE: "encoder.layers.{layer}.attn.Wqkv",
             "layers.{layer}.attention.output": "encoder.layers.{layer}.attn.out_proj",
             "layers.{layer}.attention_norm": "encoder.layers.{layer}.norm1",
             "layers.{layer}.feed_forward.down": "encoder.layers.{layer}.mlp.fc2",
@@ -217,7 +211,7 @@ _HUB_LAYOUT = Layout(
         **linear_and_norm_names(
             {
                 "layers.{layer}.feed_forward.up": "encoder.layers.{layer}.mlp.fc11",
-                # This one goes through the activation.
+                # The activation is applied to this projection.
                 "layers.{layer}.feed_forward.gate": "encoder.layers.{layer}.mlp.fc12",
             }
         ),
@@ -233,23 +227,11 @@ FAMILY = Family(
     read_config=_read_config,
     write_config=_write_config,
     weights={
-        **_EMBEDDINGS,
-        **linear_and_norm_names(
-            {
-                "embeddings.norm": "embeddings.LayerNorm",
-                "layers.{layer}.attention.query": "layers.{layer}.self_attn.q_proj",
-                "layers.{layer}.attention.key": "layers.{layer}.self_attn.k_proj",
-                "layers.{layer}.attention.value": "layers.{layer}.self_attn.v_proj",
-                "layers.{layer}.attention.output": "layers.{layer}.self_attn.o_proj",
-                "layers.{layer}.attention_norm": "layers.{layer}.post_attention_layernorm",
-                "layers.{layer}.feed_forward.gate": "layers.{layer}.mlp.gate_proj",
-                "layers.{layer}.feed_forward.up": "layers.{layer}.mlp.up_proj",
-                "layers.{layer}.feed_forward.down": "layers.{layer}.mlp.down_proj",
-                "layers.{layer}.output_norm": "layers.{layer}.post_mlp_layernorm",
-            }
-        ),
+        **bert.TOKEN_WEIGHTS,
+        **bert.EMBEDDINGS_NORM,
+        **linear_and_norm_names({**gte.POST_NORM_LAYERS, **llama.FEED_FORWARD}),
     },
-    prefixes=("", "nomic_bert.", "bert.", "model.", "0.auto_model."),
+    prefixes=("nomic_bert.", "bert.", *COMMON_PREFIXES),
     anchor="layers.0.self_attn.q_proj.weight",
     roots=("embeddings.", "layers."),
     other_layouts=(_HUB_PLAIN_LAYOUT, _HUB_LAYOUT),

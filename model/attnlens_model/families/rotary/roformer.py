@@ -1,16 +1,17 @@
-"""RoFormer: BERT with rotation of neighbouring components in place of position embeddings.
+"""RoFormer: BERT with RoPE on pairs of adjacent components instead of position embeddings.
 
-Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints store the table of sines and cosines,
-which must be the one that is computed here. Embeddings may have a width of their own, as in ELECTRA.
+Su et al. 2021, https://arxiv.org/abs/2104.09864. Checkpoints store the table of sines and cosines, which must
+equal the table computed here. The embedding size may differ from the hidden size, as in ELECTRA.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from attnlens_model.families.bert import bert
 from attnlens_model.families.buffers import holds_sines_and_cosines
 from attnlens_model.families.config_json.table import ConfigTable
 from attnlens_model.families.row_orders import halves_of_pairs
-from attnlens_model.family import Family, linear_and_norm_names
+from attnlens_model.family import COMMON_PREFIXES, linear_and_norm_names, without
 
 _CONFIG = ConfigTable(
     keys={**bert.KEYS, "positions.max_position_embeddings": ("max_position_embeddings", 1536)},
@@ -36,21 +37,20 @@ def _write_config(fields: Mapping[str, object]) -> dict[str, object]:
     return _CONFIG.write(fields) | {"embedding_size": fields["embeddings.size"] or fields["hidden_size"]}
 
 
-FAMILY = Family(
+FAMILY = replace(
+    bert.FAMILY,
     name="roformer",
     model_types=("roformer",),
     architecture="RoFormerModel",
     read_config=_read_config,
     write_config=_write_config,
     weights={
-        **{ours: theirs for ours, theirs in bert.WEIGHTS.items() if ours != "embeddings.position.weight"},
+        **without(bert.WEIGHTS, "embeddings.position.weight"),
         **linear_and_norm_names({"embeddings.projection": "embeddings_project"}),
     },
-    prefixes=("", "roformer.", "model.", "0.auto_model."),
-    anchor=bert.ANCHOR,
-    roots=("embeddings.", "embeddings_project.", "encoder."),
+    prefixes=("roformer.", *COMMON_PREFIXES),
+    roots=(*bert.FAMILY.roots, "embeddings_project."),
     buffers={"encoder.embed_positions.weight": holds_sines_and_cosines},
-    legacy_suffixes=bert.LEGACY_SUFFIXES,
     row_orders={
         f".self.{projection}.{kind}": halves_of_pairs
         for projection in ("query", "key")

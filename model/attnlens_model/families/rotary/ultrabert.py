@@ -1,28 +1,30 @@
-"""UltraBERT: EuroBERT with local layers, which have a window and a rotation of their own.
+"""UltraBERT: EuroBERT with local layers, which have a window and a separate rotation.
 
-A window of w shows a token the w tokens on each side. Files from before the class in transformers state
-`attention_windows` and `rope_theta` for each layer; newer files list the kinds of layers and nest the
-rotations below them.
+A window of w covers w tokens on each side. Files that predate the class in transformers specify
+`attention_windows` and `rope_theta` for each layer; newer files list the layer types and group the rotations
+by type.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from attnlens_model.errors import ConfigError
-from attnlens_model.families.config_json.rotary import read_rotary_parameters
-from attnlens_model.families.config_json.table import ConfigTable
-from attnlens_model.families.decoders import llama
-from attnlens_model.families.decoders.layers import (
+from attnlens_model.families.config_json.layers import (
     GLOBAL,
     LOCAL,
-    layer_windows,
-    pattern_of,
+    alternate_layer_types,
+    local_window,
     read_layer_types,
     read_radius,
     read_rotation,
+    vary_by_layer,
+    write_layer_types,
     write_rotations,
 )
-from attnlens_model.family import Family
+from attnlens_model.families.config_json.rotary import read_rotary_parameters
+from attnlens_model.families.config_json.table import ConfigTable
+from attnlens_model.families.decoders import llama
 
 _DEFAULT_EVERY = 3
 _DEFAULT_WINDOW = 128
@@ -31,10 +33,8 @@ _DEFAULT_THETAS = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0}
 _CONFIG = ConfigTable(
     keys={
         **llama.KEYS,
+        **llama.BIASES,
         "positions.max_position_embeddings": ("max_position_embeddings", 32_768),
-        "attention.bias": ("attention_bias", False),
-        "feed_forward.up_bias": ("mlp_bias", False),
-        "feed_forward.down_bias": ("mlp_bias", False),
     },
     activation=("hidden_act", "silu"),
     implied=llama.IMPLIED,
@@ -43,7 +43,7 @@ _CONFIG = ConfigTable(
 
 def _read_config(content: Mapping[str, object]) -> dict[str, object]:
     fields = _CONFIG.read(content)
-    fields |= llama.read_heads(content, fields, None, None)
+    fields |= llama.read_heads(content, fields)
     num_layers = fields["num_layers"]
     windows = _per_layer(content, "attention_windows", num_layers)
     window = content.get("sliding_window", _DEFAULT_WINDOW)
@@ -55,25 +55,24 @@ def _read_config(content: Mapping[str, object]) -> dict[str, object]:
             raise ConfigError(f"attention_windows={windows!r} is not supported: the windows must be equal")
     reach = read_radius(window)
     if kinds is None:
-        layers = range(num_layers if isinstance(num_layers, int) else 0)
-        kinds = [LOCAL if (layer + 1) % _DEFAULT_EVERY else GLOBAL for layer in layers] or [GLOBAL]
+        kinds = alternate_layer_types(num_layers, _DEFAULT_EVERY)
     thetas = _per_layer(content, "rope_theta", num_layers)
-    of_kind = _DEFAULT_THETAS if thetas is None else dict(zip(kinds, thetas, strict=True))
+    theta_by_kind = _DEFAULT_THETAS if thetas is None else dict(zip(kinds, thetas, strict=True))
     changes = {
         kind: {
             "attention.window": None if kind == GLOBAL else reach,
-            "attention.rotary": _read_rotation(content, kind, of_kind[kind]),
+            "attention.rotary": _read_rotation(content, kind, theta_by_kind[kind]),
         }
         for kind in set(kinds)
     }
-    return pattern_of(fields, kinds, changes)
+    return vary_by_layer(fields, kinds, changes)
 
 
 def _per_layer(content: Mapping[str, object], key: str, num_layers: object) -> list[Any] | None:
-    """Return a list with a number for each layer; None if the file has none.
+    """Return the list of numbers at `key`, one per layer, or None if the key is absent.
 
     Raises:
-        ConfigError: It has another length, or is not a list.
+        ConfigError: The value is not a list or has the wrong length.
     """
     stated = content.get(key)
     if stated is None:
@@ -84,31 +83,29 @@ def _per_layer(content: Mapping[str, object], key: str, num_layers: object) -> l
 
 
 def _read_rotation(content: Mapping[str, object], kind: str, theta: object) -> dict[str, object]:
-    parts, longest = read_rotation(content, kind), content.get("max_position_embeddings")
-    # Where a file has both, as transformers has it, `rope_theta` counts for nothing.
+    parts, max_positions = read_rotation(content, kind), content.get("max_position_embeddings")
+    # rope_parameters take precedence over rope_theta, as in transformers.
     default = _DEFAULT_THETAS[kind] if content.get("rope_parameters") else theta
-    return read_rotary_parameters(parts, default, longest=longest)
+    return read_rotary_parameters(parts, default, max_positions=max_positions)
 
 
 def _write_config(values: Mapping[str, Any]) -> dict[str, object]:
-    windows = layer_windows(values)
     return {
         **_CONFIG.write(values),
         **llama.write_heads(values),
-        "layer_types": [GLOBAL if window is None else LOCAL for window in windows],
-        "sliding_window": next((window for window in windows if window is not None), _DEFAULT_WINDOW),
-        "rope_parameters": write_rotations(values),
+        **write_layer_types(values),
+        **write_rotations(values),
+        "sliding_window": local_window(values) or _DEFAULT_WINDOW,
     }
 
 
-FAMILY = Family(
+FAMILY = replace(
+    llama.FAMILY,
     name="ultrabert",
     model_types=("ultrabert",),
     architecture="UltrabertModel",
     read_config=_read_config,
     write_config=_write_config,
-    weights=llama.WEIGHTS,
-    prefixes=("ultrabert.", *llama.PREFIXES),
-    anchor=llama.ANCHOR,
-    roots=llama.ROOTS,
+    prefixes=("ultrabert.", *llama.FAMILY.prefixes),
+    buffers={},
 )

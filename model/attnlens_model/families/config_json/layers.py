@@ -1,0 +1,163 @@
+"""Reads and writes the per-layer keys of a `config.json`: layer types, windows and rotations.
+
+Windows follow `masking_utils` of transformers: in a causal window of size w, a token attends to itself and
+the w - 1 preceding tokens; with `is_causal` false, it attends to w tokens on each side.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attnlens_model.config_part import flat, nested
+from attnlens_model.errors import ConfigError
+from attnlens_model.families.config_json.rotary import as_mapping, write_rotary_parameters
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+_MIN_WINDOW = 2
+
+_Kind = TypeVar("_Kind", bound=Hashable)
+
+
+def check_custom_code(content: Mapping[str, object], *keys: str) -> None:
+    """Reject a model with custom code whose file does not specify whether it is causal.
+
+    Such code often makes a decoder bidirectional, and custom code is never executed here.
+
+    Args:
+        content: Content of the `config.json`.
+        keys: Keys of which at least one must be present.
+
+    Raises:
+        ConfigError: None of the keys is present.
+    """
+    code = content.get("auto_map")
+    has_code = isinstance(code, Mapping) and any(str(name).startswith("AutoModel") for name in code)
+    if has_code and not any(key in content for key in keys):
+        raise ConfigError(
+            "auto_map in config.json refers to custom code, and embedding models often make a decoder "
+            f"bidirectional: add {' or '.join(keys)} to config.json, true or false as the model was trained"
+        )
+
+
+def read_reach(key: str, size: object, *, is_causal: bool) -> int:
+    """Return the largest distance between a token and a key in a window of `size`, the value of `key`.
+
+    Raises:
+        ConfigError: The size is not an integer of at least 2.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < _MIN_WINDOW:
+        raise ConfigError(f"{key}={size!r} is not supported: it must be an integer of at least {_MIN_WINDOW}")
+    return size - 1 if is_causal else size
+
+
+def write_window(reach: int | None, *, is_causal: bool) -> int | None:
+    """Return the size of a window; the inverse of `read_reach`."""
+    return reach + 1 if is_causal and reach is not None else reach
+
+
+def read_radius(size: object) -> int:
+    """Return the value of a `sliding_window` that is a radius: the number of tokens visible on each side.
+
+    Raises:
+        ConfigError: The size is not an integer of at least 1.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(f"sliding_window={size!r} is not supported: it must be an integer of at least 1")
+    return size
+
+
+def read_rotation(content: Mapping[str, object], kind: str) -> Mapping[str, object]:
+    """Return the `rope_parameters` of one layer type. Empty if the file does not have them.
+
+    Raises:
+        ConfigError: The parameters are not grouped by layer type.
+    """
+    stated = as_mapping(content.get("rope_parameters"), "rope_parameters")
+    if stated and not set(stated) <= {GLOBAL, LOCAL}:
+        raise ConfigError(
+            f"rope_parameters={dict(stated)!r} is not supported: it must have {GLOBAL} and {LOCAL}, each "
+            "with its own parameters"
+        )
+    return as_mapping(stated.get(kind), f"rope_parameters.{kind}")
+
+
+def read_layer_types(content: Mapping[str, object], num_layers: object) -> list[str] | None:
+    """Return the type of each layer, or None if the file does not list them.
+
+    Raises:
+        ConfigError: The list contains an unknown type or has the wrong length.
+    """
+    stated = content.get("layer_types")
+    if stated is None or not isinstance(num_layers, int):
+        return None  # An invalid num_layers is rejected by EncoderConfig, which names it.
+    kinds = (GLOBAL, LOCAL)
+    if not isinstance(stated, list | tuple) or len(stated) != num_layers or not set(stated) <= set(kinds):
+        raise ConfigError(
+            f"layer_types={stated!r} is not supported: it must list {GLOBAL} or {LOCAL} for each of "
+            f"{num_layers} layers"
+        )
+    return list(stated)
+
+
+def default_layer_types(content: Mapping[str, object], num_layers: object, default_every: int) -> list[str]:
+    """Return the layer types of a file without a list: every `sliding_window_pattern`-th layer is global.
+
+    Raises:
+        ConfigError: `sliding_window_pattern` is not an integer of at least 1.
+    """
+    every = content.get("sliding_window_pattern", default_every)
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"sliding_window_pattern={every!r} must be an integer of at least 1")
+    return alternate_layer_types(num_layers, every)
+
+
+def alternate_layer_types(num_layers: object, every: int) -> list[str]:
+    """Return layer types in which every `every`-th layer is global."""
+    layers = range(num_layers if isinstance(num_layers, int) else 0)
+    return [LOCAL if (layer + 1) % every else GLOBAL for layer in layers] or [GLOBAL]
+
+
+def vary_by_layer(
+    fields: Mapping[str, object],
+    kinds: Sequence[_Kind],
+    changes: Mapping[_Kind, Mapping[str, object]],
+    part: str = "attention",
+) -> dict[str, object]:
+    """Return configuration values in which attention, or another part, differs between layers.
+
+    Args:
+        fields: Values by path. Values of `part` apply to all layers.
+        kinds: Kind of each layer.
+        changes: Values by path that are added or replaced in the layers of each kind.
+        part: "attention" or "feed_forward".
+    """
+    common = {path: value for path, value in fields.items() if path.startswith(f"{part}.")}
+    values = {kind: nested(common | dict(changes[kind]))[part] for kind in set(kinds)}
+    others = {path: value for path, value in fields.items() if path not in common}
+    return others | {part: [values[kind] for kind in kinds]}
+
+
+def layer_windows(values: Mapping[str, Any]) -> list[int | None]:
+    """Return the window of each layer, given the argument of `Family.write_config`."""
+    pattern = values["attention"]
+    return [pattern[layer % len(pattern)].get("window") for layer in range(values["num_layers"])]
+
+
+def local_window(values: Mapping[str, Any]) -> int | None:
+    """Return the window of the local layers, or None if all layers are global."""
+    return next((window for window in layer_windows(values) if window is not None), None)
+
+
+def write_layer_types(values: Mapping[str, Any]) -> dict[str, object]:
+    """Return `layer_types`, given the argument of `Family.write_config`."""
+    return {"layer_types": [GLOBAL if window is None else LOCAL for window in layer_windows(values)]}
+
+
+def write_rotations(values: Mapping[str, Any]) -> dict[str, object]:
+    """Return `rope_parameters` by layer type, given the argument of `Family.write_config`."""
+    rotations = {GLOBAL if part.get("window") is None else LOCAL: part for part in values["attention"]}
+    return {
+        "rope_parameters": {
+            kind: write_rotary_parameters(flat({"rotary": part.get("rotary")}, "attention"))
+            for kind, part in rotations.items()
+        }
+    }
