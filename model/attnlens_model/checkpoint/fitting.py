@@ -41,9 +41,8 @@ def fit_tensors(
         config: Configuration of the encoder.
 
     Raises:
-        CheckpointError: A tensor is missing, unexpected, has an invalid shape or dtype, or contains NaN or
-            infinite values; a tensor is stored under two names with different values; or a stored buffer
-            differs from the computed values.
+        CheckpointError: A tensor is missing, unexpected, inconsistent with the encoder or with a duplicate,
+            or contains NaN or infinite values; or a stored buffer differs from the computed values.
     """
     layout, prefix = _find_layout(tensors, family)
     originals, duplicates = _modern_names(tensors, family)
