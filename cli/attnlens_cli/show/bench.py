@@ -250,7 +250,7 @@ def _show_command(console: Console, command: ServeCommand) -> None:
         console.print(f"\n{summary}")
     console.print()
     if command.check is not None:
-        console.print(f"    {command.check}  # once: the bundle has no check of this engine", soft_wrap=True)
+        console.print(f"    {command.check}  # once: the bundle lacks a check of this engine", soft_wrap=True)
     console.print(f"    {command.command}", soft_wrap=True)
 
 

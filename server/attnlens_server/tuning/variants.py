@@ -34,7 +34,7 @@ OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Cosine similarity between the embeddings of a variant and those of `REFERENCE`."""
+    """Cosine similarity between the embeddings of a variant and of `REFERENCE`."""
 
     mean_cosine: float
     smallest_cosine: float
@@ -89,7 +89,7 @@ class VariantResult:
         return median(turn.alone_ms for turn in self.turns)
 
     def speed_relative_to(self, other: "VariantResult") -> float:
-        """Return the median over all rounds of the throughput divided by that of `other`.
+        """Return the median over all rounds of this throughput divided by the throughput of `other`.
 
         A busy machine slows down both variants of a round, so these ratios vary less than the medians.
         """
@@ -149,7 +149,7 @@ def recommend(results: Sequence[VariantResult], chosen: Variant) -> list[Recomme
     """Return the reference, and the fastest variant of each lower tier that outperforms the tiers above it.
 
     Args:
-        results: Measurements, with those of `REFERENCE` first.
+        results: Measurements, with `REFERENCE` first.
         chosen: Variant that is added at the end unless it is already recommended.
     """
     reference = results[0]

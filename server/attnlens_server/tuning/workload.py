@@ -85,25 +85,25 @@ def read_workload(bundle: Bundle, texts: Iterable[str], name: str) -> Workload:
         name: Name of the file in the report and in error messages.
 
     Raises:
-        StartupError: The bundle has no tokenizer, or the file has no text.
+        StartupError: The bundle lacks a tokenizer, or all texts are empty.
     """
     if bundle.tokenizer_path is None:
         raise StartupError(
-            f"{bundle.directory} has no tokenizer.json, and {name} has texts: leave --texts out to measure "
-            "with random token ids"
+            f"{bundle.directory} has no tokenizer.json, so the texts of {name} cannot be tokenized: "
+            "omit --texts to measure with random token ids"
         )
     encoder = TextEncoder(bundle.tokenizer_path, bundle.model.max_tokens)
     encoded = encoder.encode([(text,) for text in islice(texts, MAX_TEXTS)])
     kept = tuple(text.input_ids for text in encoded if text.num_tokens)
     if not kept:
-        raise StartupError(f"{name} has no text with a token in it: give a file with one text a line")
+        raise StartupError(f"{name} contains only empty texts: give a file with one text per line")
     num_cut = sum(text.num_tokens < text.num_tokens_total for text in encoded)
     first = "the first " if len(encoded) == MAX_TEXTS else ""
     return Workload(f"{first}{len(kept):,} text{'s' * (len(kept) > 1)} of {name}", kept, num_cut)
 
 
 def read_shipped_workload(bundle: Bundle) -> Workload | None:
-    """Tokenize the texts of the int8 verification, or return None if the bundle has no texts or tokenizer."""
+    """Tokenize the texts of the int8 verification, or return None if the bundle lacks them."""
     if SHIPPED_TEXTS not in bundle.states or bundle.tokenizer_path is None:
         return None
     content = (bundle.directory / SHIPPED_TEXTS).read_text(encoding="utf-8")

@@ -112,7 +112,11 @@ def test_the_tables_end_with_the_command_to_copy(run: Run, small_bundle: Callabl
     ("args", "code", "line"),
     [
         (["--texts", "missing.txt"], 2, "invalid value for '--texts': File 'missing.txt' does not exist"),
-        (["--texts", "empty.txt"], 1, "empty.txt has no text with a token in it: give a file with one text"),
+        (
+            ["--texts", "empty.txt"],
+            1,
+            "empty.txt contains only empty texts: give a file with one text per line",
+        ),
         (["--texts", "bad.txt"], 1, "bad.txt, line 2: not UTF-8 (byte 1 of the line)"),
         (["--texts", "bad.jsonl"], 1, "bad.jsonl, line 1: not JSON"),
         (["--threads", "1,2.5"], 2, "invalid value for '--threads': '2.5' is not a whole number from 1"),

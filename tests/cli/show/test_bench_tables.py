@@ -92,7 +92,7 @@ def test_speed_and_accuracy_are_shown_with_each_command(
     assert "exact: onnxruntime fp32 attnlens serve b --threads 2" in words
     assert (
         "near-lossless: openvino bf16, 1.75 times as fast, mean cosine 0.99998, smallest 0.99991, "
-        "default settings attnlens check b --engine openvino # once: the bundle has no check of this engine "
+        "default settings attnlens check b --engine openvino # once: the bundle lacks a check of this engine "
         "attnlens serve b --engine openvino --precision bf16"
     ) in words
     assert "random ids" not in words

@@ -167,7 +167,7 @@ def _workload(bundle: "Bundle", texts: Path | None) -> "Workload":
 
 
 def _sample(bundle: "Bundle", workload: "Workload") -> "Workload":
-    """Return the texts for the accuracy: those of --texts, or else those shipped with the bundle, if any."""
+    """Return the texts for the accuracy. Real texts shipped with the bundle replace random ids."""
     from attnlens_server.tuning import read_shipped_workload
 
     shipped = None if workload.are_real else read_shipped_workload(bundle)
