@@ -299,7 +299,7 @@ def test_an_encoder_that_no_memory_holds_is_refused(
 def test_a_revision_of_a_directory_is_refused(minilm_dir: Path, output: Path) -> None:
     result = run_export(minilm_dir, "--output", output, "--revision", "v1")
     assert result.exit_code == 1
-    assert "a revision is for a hub id" in result.stderr
+    assert "is a local directory, which has no revisions" in result.stderr
 
 
 @pytest.mark.usefixtures("traced_once")

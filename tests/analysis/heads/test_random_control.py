@@ -49,7 +49,7 @@ def test_heads_with_random_weights_are_labeled_broad_at_most(report: HeadReport)
     assert len(report.heads) == 72
     labels = Counter(label for found in report.labelled for label in found.labels)
     assert set(labels) == {"broad"}  # see `CAVEATS`
-    assert any("never trained" in caveat for caveat in CAVEATS)
+    assert any("untrained models" in caveat for caveat in CAVEATS)
 
 
 def test_heads_with_random_weights_do_not_beat_fixed_distances(report: HeadReport) -> None:
