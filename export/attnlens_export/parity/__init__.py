@@ -1,1 +1,1 @@
-"""Does a graph compute what the PyTorch encoder computes? Inputs, comparison, measurements, result."""
+"""Numerical comparison of ONNX graphs with the PyTorch encoder."""

@@ -1,6 +1,6 @@
-"""What must hold of the weights of a band or of blocks, whatever the encoder.
+"""Checks of banded and block-sparse attention weights that need no reference encoder.
 
-B batch, T tokens, H heads, W columns of a row.
+Shape legend: B batch, T tokens, H heads, W stored weights per token.
 """
 
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from attnlens_export.parity.compare import BoolArray, FloatArray
 
 
 class PatternErrors(NamedTuple):
-    """How far weights are from what they must be.
+    """Deviations of attention weights from their expected values.
 
     Attributes:
-        row_sum: the largest |sum - 1| of a token's row.
-        masked_weight: the largest weight of padding.
-        empty_row_weight: the largest weight of a text without tokens.
+        row_sum: Maximum |sum - 1| of a token's row.
+        masked_weight: Maximum weight on padding.
+        empty_row_weight: Maximum weight in a text without tokens.
     """
 
     row_sum: float
@@ -27,12 +27,12 @@ class PatternErrors(NamedTuple):
 
 
 def pattern_errors(rows: FloatArray, pattern: Pattern, live: BoolArray) -> PatternErrors:
-    """Put the weights (T, T) of each text and head together, one at a time, and look at them.
+    """Check the dense weights (T, T) of one text and head at a time.
 
     Args:
-        rows: (B, H, T, W).
-        pattern: what they are laid out by.
-        live: (B, T), False for padding.
+        rows: Weights (B, H, T, W).
+        pattern: Layout of `rows`.
+        live: Mask (B, T), False for padding.
     """
     row_sum = masked = empty = 0.0
     for text, mask in zip(rows, live, strict=True):
@@ -56,7 +56,7 @@ def _dense(rows: FloatArray, pattern: Pattern, head: int, mask: BoolArray) -> np
 
 
 def _given_to_padding(rows: FloatArray, pattern: Pattern) -> float:
-    """Return the largest weight in the last columns, which say what tokens that see everything give."""
+    """Return the maximum weight in the last columns, which store attention from global tokens."""
     number = 2 * pattern.block_size if isinstance(pattern, BlockTable) else pattern.num_global_tokens
     given = rows[..., rows.shape[-1] - number :]
     return float(np.abs(given).max(initial=0.0))

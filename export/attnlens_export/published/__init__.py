@@ -1,1 +1,1 @@
-"""What a checkpoint publishes beside its weights: modules, pooling, prompts, tokenizer, limits."""
+"""Readers for checkpoint metadata: modules, pooling, prompts, tokenizer and limits."""

@@ -1,4 +1,4 @@
-"""What no checkpoint says of its attention, and whoever exports it may choose."""
+"""Attention settings that checkpoints do not store and that can be chosen at export."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,27 +16,27 @@ MEANINGS: Mapping[RandomBlocksChoice, RandomBlocks] = {
 }
 
 
-# By kind of attention, the fields that a choice replaces.
+# Fields that a choice overrides, by attention kind.
 _CHOSEN = {"longformer": ("num_global_tokens",), "big_bird": ("random_blocks",)}
 
 
 class AttentionChoices(NamedTuple):
-    """What is chosen; None: what the configuration says.
+    """Attention settings chosen at export. If a field is None, the configuration applies.
 
     Attributes:
-        global_tokens: how many global tokens each layer of the kind "longformer" has.
-        random_blocks: which blocks those of the kind "big_bird" attend to at random: those that the model was
-            trained with, or none, as transformers computes it.
+        global_tokens: Number of global tokens of "longformer" attention.
+        random_blocks: Random blocks of "big_bird" attention: the ones used in training ("original"), or the
+            ones that transformers uses ("transformers").
     """
 
     global_tokens: int | None = None
     random_blocks: RandomBlocksChoice | None = None
 
     def applied(self, config: EncoderConfig) -> EncoderConfig:
-        """Return the configuration as it was chosen.
+        """Return `config` with the choices applied.
 
         Raises:
-            SourceError: a choice is about attention that the encoder does not have.
+            SourceError: A choice applies to an attention kind that the encoder does not use.
         """
         if self.global_tokens is not None:
             option = f"--global-tokens {self.global_tokens}"
@@ -48,7 +48,7 @@ class AttentionChoices(NamedTuple):
 
 
 def with_choices_of(bundle: EncoderConfig, config: EncoderConfig) -> EncoderConfig:
-    """Return the configuration of a checkpoint with what was chosen when a bundle was made of it."""
+    """Return a checkpoint's configuration with the choices made when `bundle` was exported."""
     if bundle.num_layers != config.num_layers:
         return config
     layers = zip(config.layer_attentions, bundle.layer_attentions, strict=True)

@@ -1,4 +1,4 @@
-"""The Dense modules of sentence-transformers: read from a checkpoint, written to a bundle."""
+"""Reads and writes Dense modules of sentence-transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from attnlens_model.checkpoint.tensor_files import read_tensors
 
 Weights = dict[str, npt.NDArray[np.float32]]
 
-# The names of the classes in torch.nn, which say how they are written down.
+# Class names as sentence-transformers writes them.
 _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": Activation.ACTIVATION_IDENTITY,
     "torch.nn.modules.activation.Tanh": Activation.ACTIVATION_TANH,
@@ -28,10 +28,10 @@ _SKIP = "or leave it out with --skip-module Dense"
 
 
 def read_dense(directory: Path, path: str, in_features: int, *, normalize_input: bool) -> Dense:
-    """Describe the module in `directory / path`, which gets vectors of `in_features` components.
+    """Read the Dense module in `directory / path`, whose input has `in_features` components.
 
     Raises:
-        SourceError: its files are absent or broken, or say what a bundle can't apply.
+        SourceError: Its files are missing, invalid or use an unsupported setting.
     """
     file = directory / path / "config.json"
     if not file.is_file():
@@ -60,8 +60,8 @@ def read_weights(directory: Path, dense: Dense) -> Weights:
     """Return `linear.weight` (out_features, in_features) and, if there is one, `linear.bias` (out_features).
 
     Raises:
-        CheckpointError: there is no file of weights, or it is damaged.
-        SourceError: it holds other tensors, or a NaN or an infinity.
+        CheckpointError: The weights file is missing or corrupt.
+        SourceError: The file contains unexpected tensors or non-finite values.
     """
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (dense.out_features, dense.in_features)}
     if dense.bias:
@@ -86,7 +86,7 @@ def write_dense(directory: Path, path: str, dense: Dense, weights: Weights) -> N
         "activation_function": names[dense.activation],
     }
     write_json(directory / path / "config.json", settings)
-    # `save_file` would make a file that only its owner may read.
+    # `save_file` would create a file that only its owner can read.
     (directory / path / "model.safetensors").write_bytes(safetensors.numpy.save(weights))
 
 
@@ -98,7 +98,7 @@ def _size(file: Path, settings: dict[str, Any], key: str) -> int:
 
 
 def _activation(file: Path, name: object) -> Activation.ValueType:
-    # `torch.nn.Tanh` is the class that `torch.nn.modules.activation.Tanh` is.
+    # `torch.nn.Tanh` is an alias of `torch.nn.modules.activation.Tanh`.
     text = str(name)
     short = text.rpartition(".")[2]
     if not text.startswith("torch.nn.") or short not in _SHORT_NAMES:

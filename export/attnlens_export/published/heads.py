@@ -1,7 +1,7 @@
-"""What a checkpoint is used for, where that is not embeddings: classifiers, rerankers, sparse retrieval.
+"""Detects checkpoints that were not trained for embeddings: classifiers, rerankers, sparse retrievers.
 
-A bundle holds the encoder. The embeddings of a checkpoint that was not trained to give any are a surprise, so
-they are made only where somebody asks for them.
+A bundle contains only the encoder, and embeddings from such a checkpoint may be meaningless, so its export
+must be requested explicitly.
 """
 
 import re
@@ -36,7 +36,7 @@ _ARCHITECTURES = {
     "ForSequenceClassification": "a classifier or a reranker",
     "ForTokenClassification": "a classifier of tokens, as for names",
 }
-# Not those of a masked language model or of other pretraining, such as ALBERT's `sop_classifier`.
+# Excludes heads used only in pretraining, such as ALBERT's `sop_classifier`.
 _TENSORS = re.compile(
     r"^(?!.*sop_classifier)(.*\.)?(pre_classifier|classifier|classification_head|qa_outputs|score)\."
 )
@@ -46,18 +46,18 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Head:
-    """What an export of the encoder alone loses.
+    """The task head that an export omits.
 
     Attributes:
-        what: the checkpoint, in words.
-        tensors: those of the head that the encoder has no use for; may be empty.
+        what: Description of the checkpoint for error messages.
+        tensors: Names of the head's tensors. May be empty.
     """
 
     what: str
     tensors: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """Return what the checkpoint is, and what of it is lost."""
+        """Return a description of the checkpoint and its head."""
         if not self.tensors:
             return f"this checkpoint is {self.what}"
         more = f" and {len(self.tensors) - _MAX_NAMED} more" if len(self.tensors) > _MAX_NAMED else ""
@@ -65,20 +65,20 @@ class Head:
 
 
 def find_head(directory: Path, unused_tensors: Iterable[str]) -> Head | None:
-    """Return what a checkpoint has beside its encoder and is used for; None where that is embeddings.
+    """Return the task head of a checkpoint, or None if the checkpoint is for embeddings.
 
     Args:
-        directory: the checkpoint.
-        unused_tensors: the names of its tensors that are no part of the encoder.
+        directory: Checkpoint directory.
+        unused_tensors: Names of its tensors that the encoder does not use.
 
     Raises:
-        SourceError: a file of it is broken.
+        SourceError: A checkpoint file is invalid.
     """
     kinds = listed_kinds(directory)
     stated = _MODEL_TYPES.get(str(read_object(directory / PROMPTS_FILE).get("model_type")))
     what = stated or next((what for kind in kinds if (what := _module(kind))), None)
     if what is None and "Pooling" in kinds:
-        return None  # the publisher embeds with it, whatever else is in the file
+        return None  # a Pooling module means the checkpoint is for embeddings
     names = tuple(unused_tensors)
     architecture = _architecture(directory)
     tensors = tuple(name for name in names if _TENSORS.match(name))

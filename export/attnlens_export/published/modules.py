@@ -1,4 +1,4 @@
-"""The modules of a sentence-transformers checkpoint: `modules.json` lists them in the order of their use."""
+"""Reads and writes `modules.json`, the module list of a sentence-transformers checkpoint."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from attnlens_export.json_files import read_json, read_object, write_json
 MODULES_FILE = "modules.json"
 _LIBRARY = "sentence_transformers."
 _AFTER_POOLING = ("Dense", "Dropout", "Normalize")
-# By which name they read and write the vector of a text; other names are for token vectors, or dead ends.
+# Key of the pooled vector in a module's inputs and outputs. Other keys are not supported.
 _VECTOR = "sentence_embedding"
 
 
@@ -20,8 +20,8 @@ class Module:
     """An entry of `modules.json`.
 
     Attributes:
-        kind: the name of its class; with its package where that is not sentence-transformers.
-        path: its directory below the checkpoint's.
+        kind: Class name, qualified if the class is not part of sentence-transformers.
+        path: Module directory, relative to the checkpoint.
     """
 
     kind: str
@@ -29,14 +29,14 @@ class Module:
 
 
 def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[Module]:
-    """Return what follows the encoder: first the pooling, then Dense and Normalize in any number and order.
+    """Return the modules after the encoder: Pooling, then any sequence of Dense and Normalize.
 
     Args:
-        directory: the checkpoint; None, or one without `modules.json`, has no modules.
-        skipped: the kinds to leave out.
+        directory: Checkpoint directory. The result is empty if it is None or lacks `modules.json`.
+        skipped: Module kinds to omit.
 
     Raises:
-        SourceError: the file is broken, lists what a bundle can't apply, or not what is to be skipped.
+        SourceError: The file is invalid, lists an unsupported module or lacks a skipped module.
     """
     listed = _read_list(directory)
     for kind in skipped:
@@ -57,16 +57,16 @@ def read_modules(directory: Path | None, skipped: Collection[str] = ()) -> list[
 
 
 def listed_kinds(directory: Path) -> list[str]:
-    """Return the kinds of all modules that a checkpoint lists, the encoder's included.
+    """Return the kinds of all modules of a checkpoint, including the encoder.
 
     Raises:
-        SourceError: the file is broken.
+        SourceError: The file is invalid.
     """
     return [module.kind for module in _read_list(directory)]
 
 
 def write_modules(directory: Path, modules: Sequence[Module]) -> None:
-    """Write `modules.json` with the encoder in front."""
+    """Write `modules.json` with the encoder as the first module."""
     entries = [
         {"idx": index, "name": str(index), "path": module.path, "type": f"{_LIBRARY}models.{module.kind}"}
         for index, module in enumerate([Module("Transformer", ""), *modules])

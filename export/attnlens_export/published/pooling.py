@@ -1,8 +1,8 @@
-"""How token vectors become the embedding of a text: read from, and written for, sentence-transformers.
+"""Reads and writes the pooling settings of sentence-transformers.
 
-A checkpoint of sentence-transformers lists its modules in `modules.json`. `1_Pooling/config.json` says how to
-pool, as `pooling_mode` or, before version 6, as a flag for each mode; Dense and Normalize may follow.
-`truncate_dim`, beside the prompts, says how many components of the result are kept.
+`modules.json` lists the modules of a checkpoint. `1_Pooling/config.json` specifies the pooling mode as
+`pooling_mode` or, before version 6, as one flag per mode. Dense and Normalize modules may follow.
+`truncate_dim`, in the same file as the prompts, is the number of components to keep.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,10 +16,10 @@ from attnlens_export.published.dense import read_dense, read_weights, write_dens
 from attnlens_export.published.modules import Module, listed_kinds, read_modules, write_modules
 from attnlens_export.published.prompts import PROMPTS_FILE
 
-# Our names, which are those of the protocol's enum.
+# Pooling names, derived from the protocol's enum.
 POOLINGS = {name.removeprefix("POOLING_").lower(): value for name, value in Pooling.items() if value}
 
-# The names of sentence-transformers, in the order in which it joins several.
+# Names used by sentence-transformers, in the order in which it concatenates multiple modes.
 _MODES = {
     "cls": Pooling.POOLING_CLS,
     "max": Pooling.POOLING_MAX,
@@ -41,10 +41,10 @@ _HOW_TO_GO_ON = f"choose one with --pooling {'|'.join(POOLINGS)}"
 
 
 def check_pooling_known(directory: Path, pooling: str | None) -> None:
-    """Reject a checkpoint that does not say how it is pooled, unless a pooling was chosen.
+    """Reject a checkpoint that does not specify its pooling, unless a pooling was chosen.
 
     Raises:
-        SourceError: `modules.json` lists no Pooling, or there is no such file, and `pooling` is None.
+        SourceError: `pooling` is None and `modules.json` is missing or does not list Pooling.
     """
     if pooling is None and "Pooling" not in listed_kinds(directory):
         raise SourceError(
@@ -63,21 +63,23 @@ def read_pooling(
     normalize: bool | None = None,
     skipped: Collection[str] = (),
 ) -> PoolingDefaults:
-    """Decide how a checkpoint's token vectors become embeddings.
+    """Return the pooling settings of a checkpoint.
 
     Args:
-        directory: the checkpoint; None, or one without `modules.json`, means mean and not normalized.
-        hidden_size: the width of its token vectors.
-        pooling: one of POOLINGS instead of what the checkpoint says; None: as it says.
-        normalize: likewise for scaling to length 1 at the end.
-        skipped: the kinds of modules to leave out.
+        directory: Checkpoint directory. If it is None or lacks `modules.json`, the default is mean pooling
+            without normalization.
+        hidden_size: Size of the token vectors.
+        pooling: One of POOLINGS. If None, the checkpoint's pooling is used.
+        normalize: Whether to scale embeddings to length 1. If None, the checkpoint's setting is used.
+        skipped: Module kinds to omit.
 
     Returns:
-        The paths of dense layers are those below `directory`. A `truncate_dim` that cuts nothing is 0.
+        The settings. Paths of dense layers are relative to `directory`. `truncate_dim` is 0 if all components
+            are kept.
 
     Raises:
-        SourceError: the checkpoint makes embeddings in a way that a bundle can't express.
-        CheckpointError: the weights of a dense layer can't be read.
+        SourceError: The checkpoint's settings are invalid or not supported by bundles.
+        CheckpointError: The weights of a dense layer are missing or corrupt.
     """
     if pooling is not None and pooling not in POOLINGS:
         raise SourceError(f"there is no pooling {pooling!r}: {_HOW_TO_GO_ON}")
@@ -101,7 +103,7 @@ def read_pooling(
 
 
 def read_embedding_size(directory: Path, hidden_size: int) -> int:
-    """Return the width of the embeddings of a bundle, before components are cut off."""
+    """Return the size of a bundle's embeddings before truncation."""
     layers = read_pooling(directory, hidden_size).dense
     return layers[-1].out_features if layers else hidden_size
 
@@ -109,9 +111,9 @@ def read_embedding_size(directory: Path, hidden_size: int) -> int:
 def write_pooling(
     directory: Path, source: Path | None, hidden_size: int, defaults: PoolingDefaults, max_tokens: int
 ) -> None:
-    """Write the files by which sentence-transformers opens the bundle with the same embeddings.
+    """Write the files with which sentence-transformers computes the same embeddings from the bundle.
 
-    Dense layers are those of `source`, their weights in fp32.
+    The weights of dense layers are read from `source` and written in fp32.
     """
     modules = [Module("Pooling", "1_Pooling")]
 
@@ -138,7 +140,7 @@ def write_pooling(
 
 
 def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, required: bool) -> dict[str, Any]:
-    """Return what stands in the configuration of the pooling; nothing where the checkpoint lists none."""
+    """Return the configuration of the Pooling module, or an empty dict if there is none."""
     paths = [module.path for module in modules if module.kind == "Pooling"]
     if directory is None or not paths:
         return {}
@@ -149,10 +151,10 @@ def _pooling_settings(directory: Path | None, modules: Sequence[Module], *, requ
 
 
 def _read_truncate_dim(directory: Path | None, width: int) -> int:
-    """Return how many components of an embedding the publisher keeps; 0: all.
+    """Return the number of embedding components to keep, or 0 to keep all.
 
     Raises:
-        SourceError: it is no number from 1.
+        SourceError: The value is not a positive integer.
     """
     stated = read_object(directory / PROMPTS_FILE).get("truncate_dim") if directory else None
     if stated is None:

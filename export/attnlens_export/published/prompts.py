@@ -1,4 +1,4 @@
-"""Prompts, the texts that go before an input: read from, and written for, sentence-transformers."""
+"""Reads and writes the prompts of sentence-transformers, the texts prepended to an input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Prompts:
     """The prompts of a model.
 
     Attributes:
-        texts: by name; a text may be empty.
-        default_name: the one that is used unless another is asked for; empty: none.
+        texts: Prompt texts by name. A text may be empty.
+        default_name: Name of the default prompt. Empty if there is no default.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -26,21 +26,22 @@ class Prompts:
 def read_prompts(
     directory: Path | None, added: Mapping[str, str] | None = None, default_name: str | None = None
 ) -> Prompts:
-    """Decide the prompts of a checkpoint.
+    """Return the prompts of a checkpoint.
 
     Args:
-        directory: the checkpoint, whose `config_sentence_transformers.json` may have some.
-        added: prompts by name that it doesn't have, or has with another text.
-        default_name: the default instead of the checkpoint's; empty: none. None: the checkpoint's.
+        directory: Checkpoint directory, which may contain `config_sentence_transformers.json`.
+        added: Prompts by name. They override the checkpoint's prompts.
+        default_name: Name of the default prompt, or an empty string for no default. If None, the checkpoint's
+            default is used.
 
     Raises:
-        SourceError: the file is broken, a prompt is no text, or the default one does not exist.
+        SourceError: The file or a prompt is invalid, or the default prompt does not exist.
     """
     content = read_object(directory / PROMPTS_FILE) if directory else {}
     published = content.get("prompts") or {}
     if not isinstance(published, dict):
         raise SourceError(f"{PROMPTS_FILE}: prompts is a {type(published).__name__} instead of an object")
-    # sentence-transformers takes null for an empty prompt.
+    # sentence-transformers treats null as an empty prompt.
     texts = {name: "" if text is None else text for name, text in published.items()} | dict(added or {})
     for name, text in texts.items():
         _check_text(f"the name of the prompt {name!r}", name)
@@ -56,14 +57,14 @@ def read_prompts(
 
 
 def write_prompts(directory: Path, prompts: Prompts) -> None:
-    """Write the file by which sentence-transformers knows the prompts, unless it says the same already."""
+    """Write the prompts for sentence-transformers unless the file is already up to date."""
     content = read_object(directory / PROMPTS_FILE)
-    said = {
+    current = {
         "prompts": content.get("prompts") or {},
         "default_prompt_name": content.get("default_prompt_name") or None,
     }
     settings = {"prompts": dict(prompts.texts), "default_prompt_name": prompts.default_name or None}
-    if settings != said:
+    if settings != current:
         write_json(directory / PROMPTS_FILE, content | settings)
 
 
