@@ -1,4 +1,4 @@
-"""The files beside the graphs: configuration, tokenizer, licence."""
+"""Reads and writes the files next to the graphs: configuration, tokenizer and license."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from attnlens_model import EncoderConfig, read_config
 from attnlens_model.checkpoint.tensor_files import check_not_lfs_pointer
 
 TASK_KEY = "attnlens_adapter_task"
-"""The key of a bundle's `config.json` that names the task whose adapters were merged into the weights."""
+"""Key in a bundle's `config.json` for the task whose adapters were merged into the weights."""
 
 _SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "bos_token", "eos_token")
 _TRUNCATION = {"strategy": "LongestFirst", "stride": 0}
@@ -23,7 +23,7 @@ _COPIED_FILES = ("vocab.txt",)
 _EMBEDDERS_FILES = ("config_sentence_transformers.json",)
 
 SENTENCE_CONFIG = "sentence_bert_config.json"
-"""The settings of sentence-transformers' Transformer module, in a checkpoint and in a bundle."""
+"""File name of the settings of sentence-transformers' Transformer module."""
 # The names that sentence-transformers tries, in its order. Early releases named the file after the encoder.
 _SENTENCE_CONFIGS = (
     SENTENCE_CONFIG,
@@ -47,22 +47,22 @@ def write_config(
     external_data: bool,
     adapter_task: str = "",
 ) -> None:
-    """Write `config.json`: the checkpoint's Hugging Face keys, and always those that tools rely on.
+    """Write `config.json` with the checkpoint's Hugging Face keys and the keys that tools require.
 
     Args:
-        directory: the bundle.
-        source: the checkpoint's directory, None for a fresh encoder.
-        config: the encoder.
-        external_data: whether the weights are outside the ONNX files; transformers.js needs to know.
-        adapter_task: whose adapters were merged into the weights; empty: the checkpoint has none.
+        directory: Bundle directory.
+        source: Checkpoint directory, or None for a newly initialized encoder.
+        config: Encoder configuration.
+        external_data: Whether the weights are stored outside the ONNX files. transformers.js reads this flag.
+        adapter_task: Task whose adapters were merged into the weights. Empty if there are no adapters.
 
     Raises:
-        SourceError: the file would be read back as another encoder.
+        SourceError: Reading the file back would give a different configuration.
     """
     published = read_object(source / "config.json") if source else {}
     text = published.get("text_config")
     if isinstance(text, dict):
-        # Of a model of images and text the bundle holds the text half alone.
+        # For a multimodal model, the bundle contains only the text encoder.
         published = text
     content = config.to_hugging_face() if "model_type" not in published else published
     content |= {
@@ -72,9 +72,9 @@ def write_config(
         "max_position_embeddings": config.positions.max_position_embeddings,
         "pad_token_id": config.embeddings.pad_token_id,
     }
-    # Where it is there it may be another number: NeoBERT's file states one and a half times the width.
+    # Keep a published value even if it differs: NeoBERT's is 1.5 times the actual size.
     content.setdefault("intermediate_size", config.intermediate_size)
-    # What no publisher writes, such as a choice made at the export.
+    # Keys specific to attnlens, such as choices made at export.
     content |= {key: value for key, value in config.to_hugging_face().items() if key.startswith("attnlens_")}
     if adapter_task:
         content[TASK_KEY] = adapter_task
@@ -91,7 +91,7 @@ def write_config(
 
 
 def read_task(directory: Path) -> str:
-    """Return the task that a bundle's `config.json` names; empty: none."""
+    """Return the adapter task in a bundle's `config.json`, or an empty string if there is none."""
     task = read_object(directory / "config.json").get(TASK_KEY)
     return task if isinstance(task, str) else ""
 
@@ -99,23 +99,23 @@ def read_task(directory: Path) -> str:
 def write_tokenizer(
     directory: Path, source: Path | None, tokenizer: Path | None, config: EncoderConfig, max_tokens: int
 ) -> str:
-    """Write the tokenizer, cutting at `max_tokens` and not padding, and the files that describe it.
+    """Write the tokenizer, with truncation at `max_tokens` and no padding, and its settings files.
 
-    Without a tokenizer none of them is written. A `tokenizer.json` that the checkpoint lacks is built from
-    its vocabulary.
+    If the checkpoint lacks `tokenizer.json`, it is built from the vocabulary. Without a tokenizer, nothing is
+    written.
 
     Args:
-        directory: the bundle.
-        source: the checkpoint's directory, if any.
-        tokenizer: a `tokenizer.json` to use instead of the checkpoint's.
-        config: the encoder, whose vocabulary must hold every id.
-        max_tokens: the longest input.
+        directory: Bundle directory.
+        source: Checkpoint directory, if any.
+        tokenizer: A `tokenizer.json` to use instead of the checkpoint's.
+        config: Encoder configuration. Its vocabulary must include every token id.
+        max_tokens: Maximum input length.
 
     Returns:
-        What was built, from what; empty where nothing was.
+        A description of the tokenizer if it was built, otherwise an empty string.
 
     Raises:
-        SourceError: the tokenizer can't be read or built, or has ids that the encoder does not know.
+        SourceError: The tokenizer is invalid, can't be built or has ids outside the vocabulary.
     """
     path = tokenizer or (source / "tokenizer.json" if source else None)
     built = build_tokenizer(path.parent) if path and not tokenizer and not path.exists() else None
@@ -128,8 +128,8 @@ def write_tokenizer(
             _check_end_token(path, loaded)
     else:
         return ""
-    # Checkpoints carry the settings of their last use; these make every reader do what the server does.
-    # A tokenizer from elsewhere is not described by the checkpoint's files.
+    # Published truncation and padding settings are often left over from training. Override them so that all
+    # libraries tokenize as the server does. A custom tokenizer does not use the checkpoint's settings.
     described_by = source if tokenizer is None else None
     settings = read_object(described_by / "tokenizer_config.json") if described_by else {}
     direction = _truncation_side(settings, content).capitalize()
@@ -145,8 +145,8 @@ def write_tokenizer(
     special = (built.special_tokens if built else {}) | special
     special.setdefault("pad_token", loaded.id_to_token(config.embeddings.pad_token_id) or "[PAD]")
     settings.setdefault("pad_token", special["pad_token"])
-    # transformers, transformers.js and fastembed cut here rather than where tokenizer.json says; fastembed at
-    # `max_length` too, which is the length of somebody's last call.
+    # transformers, transformers.js and fastembed truncate at `model_max_length` and ignore tokenizer.json.
+    # fastembed also truncates at `max_length`, which may be left over from an earlier call.
     settings.pop("max_length", None)
     settings["model_max_length"] = max_tokens
     write_json(directory / "tokenizer_config.json", settings)
@@ -162,7 +162,7 @@ def _truncation_side(settings: Mapping[str, Any], content: Mapping[str, Any]) ->
         content: The content of `tokenizer.json`.
 
     Raises:
-        SourceError: It is another side.
+        SourceError: The side is neither.
     """
     stated = (content.get("truncation") or {}).get("direction", "right")
     side = str(settings.get("truncation_side", stated)).lower()
@@ -203,8 +203,8 @@ def load_tokenizer(path: Path, config: EncoderConfig) -> Tokenizer:
     """Load a `tokenizer.json` and check its ids against the encoder's vocabulary.
 
     Raises:
-        SourceError: unreadable or empty, or an id is too large for the encoder.
-        CheckpointError: It is a Git LFS pointer.
+        SourceError: The file is invalid or empty, or an id is too large for the encoder.
+        CheckpointError: The file is a Git LFS pointer.
     """
     if path.is_file():
         check_not_lfs_pointer(path)
@@ -223,7 +223,7 @@ def _check_end_token(path: Path, tokenizer: Tokenizer) -> None:
     publisher's own: the last token, which decoders are pooled by, is another.
 
     Raises:
-        SourceError: it is such a file.
+        SourceError: The two files disagree about the end token.
     """
     settings = read_object(path.parent / "tokenizer_config.json")
     token = settings.get("eos_token")
@@ -243,7 +243,7 @@ def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
     """Check the ids of the tokenizer from `source` against the encoder's vocabulary.
 
     Raises:
-        SourceError: there are none, or one is too large for the encoder.
+        SourceError: The vocabulary is empty, or an id is too large for the encoder.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
@@ -257,12 +257,12 @@ def check_ids(tokenizer: Tokenizer, source: str, config: EncoderConfig) -> None:
 
 
 def copy_described(directory: Path, source: Path | None, *, is_embedder: bool = True) -> None:
-    """Copy the files that are taken as they are, where the checkpoint has them.
+    """Copy the files of a checkpoint that a bundle uses unchanged.
 
     Args:
-        directory: the bundle.
-        source: the checkpoint's directory, if any.
-        is_embedder: whether what its files say about sentence-transformers holds for the bundle, too.
+        directory: Bundle directory.
+        source: Checkpoint directory, if any.
+        is_embedder: Whether to include the sentence-transformers settings.
     """
     names = (*_COPIED_FILES, *_EMBEDDERS_FILES) if is_embedder else _COPIED_FILES
     for path in sorted(source.iterdir()) if source else ():
@@ -283,7 +283,7 @@ def read_sentence_config(directory: Path) -> dict[str, Any]:
 
 
 def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
-    """Return the publisher's limit in tokens, special ones included; at most what the encoder takes."""
+    """Return the publisher's token limit, including special tokens, capped at the encoder's maximum."""
     limits: list[Any] = [config.max_tokens]
     if source:
         limits.append(read_sentence_config(source).get("max_seq_length"))
@@ -293,7 +293,7 @@ def read_max_tokens(source: Path | None, config: EncoderConfig) -> int:
 
 
 def read_license(source: Path | None) -> str:
-    """Return the licence in the YAML header of the checkpoint's README; empty where none is stated."""
+    """Return the license in the YAML header of the checkpoint's README, or an empty string."""
     readme = source / "README.md" if source else None
     if readme is None or not readme.exists():
         return ""

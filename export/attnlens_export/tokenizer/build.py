@@ -25,12 +25,12 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class BuiltTokenizer:
-    """A tokenizer that was built.
+    """A tokenizer built from a checkpoint's vocabulary files.
 
     Attributes:
-        tokenizer: adds the special tokens; neither cuts nor pads.
-        special_tokens: spelling by name, such as {"cls_token": "[CLS]"}.
-        description: what was built from what, for people.
+        tokenizer: Tokenizer that adds special tokens, without truncation or padding.
+        special_tokens: Special tokens by name, such as {"cls_token": "[CLS]"}.
+        description: Human-readable summary of the tokenizer and its source files.
     """
 
     tokenizer: Tokenizer
@@ -39,13 +39,13 @@ class BuiltTokenizer:
 
 
 def build_tokenizer(source: Path) -> BuiltTokenizer | None:
-    """Build a checkpoint's tokenizer; None where it has no file of any tokenizer.
+    """Build a checkpoint's tokenizer. Return None if the checkpoint has no tokenizer files.
 
     Args:
-        source: the checkpoint's directory, with config.json.
+        source: Checkpoint directory, with `config.json`.
 
     Raises:
-        SourceError: the files are damaged, or are not known to mean one certain tokenizer.
+        SourceError: The files are invalid or do not identify a supported tokenizer.
     """
     names = {name for each in RECIPES.values() for name in each.files}
     present = sorted(name for name in names if (source / name).is_file())
@@ -100,7 +100,7 @@ def _recipe(source: Path, settings: dict[str, Any], present: list[str]) -> Recip
 
 
 def _special_tokens(source: Path, settings: dict[str, Any], recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return the special tokens with their flags: the published ones, else those of the class."""
+    """Return the special tokens and their flags. Tokens that are not published use the class defaults."""
     stated = settings | read_object(source / "special_tokens_map.json")
     tokens = {}
     for name, usual in recipe.special_tokens.items():
@@ -112,13 +112,13 @@ def _special_tokens(source: Path, settings: dict[str, Any], recipe: Recipe) -> d
 
 
 def _extra_special_tokens(source: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the special tokens that are no part of the class, with their flags.
+    """Return additional special tokens, which the class does not define, with their flags.
 
     Which file and which key counts is as in transformers (`from_pretrained` in tokenization_utils_base.py):
     `extra_special_tokens` is the younger name, `added_tokens_decoder` makes special_tokens_map.json obsolete.
 
     Raises:
-        SourceError: they are neither a list of tokens nor an object of them.
+        SourceError: The value is neither a list nor an object of tokens.
     """
     extra, additional = "extra_special_tokens", "additional_special_tokens"
     tokens = _tokens(source, settings.get(extra) or settings.get(additional) or [])
@@ -205,7 +205,7 @@ _BUILDERS: dict[str, Callable[[Path, Recipe, dict[str, Any], dict[str, str]], tu
 
 
 def _added_tokens(source: Path, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return what was added after training, with flags, by id and in the order of ids."""
+    """Return tokens added after training and their flags, keyed and sorted by id."""
     stated = read_object(source / "added_tokens.json")
     added = {int(number): {"content": token} for token, number in stated.items()}
     added |= {

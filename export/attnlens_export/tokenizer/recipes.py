@@ -1,4 +1,4 @@
-"""What each class of tokenizer is built from: its files, special tokens and template, as data."""
+"""Build recipes by tokenizer class: files, special tokens and templates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Recipe:
 
     @property
     def needs_all_files(self) -> bool:
-        """Whether the files belong together; those of SentencePiece are names for the same thing."""
+        """Whether all files are required. SentencePiece file names are alternatives."""
         return self.kind != "unigram"
 
     @property
@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def wanted(self) -> str:
-        """The files, for people."""
+        """The required files, for error messages."""
         return (" and " if self.needs_all_files else " or ").join(self.files)
 
 
