@@ -44,6 +44,7 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "make "): MAKE,
     ("docs/README.md", "make "): MAKE,
     ("bench/README.md", "make "): MAKE,
+    ("docs/architecture.md", "make "): MAKE,
     ("docs/compatibility.md", "make "): MAKE,
     ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
     ("docs/bundle.md", "--engine openvino"): PROCESSOR,
