@@ -25,6 +25,7 @@ ELSEWHERE = {
 IN_HELP = {
     ("README.md", "attnlens export"),
     ("docs/tutorial.md", "attnlens export"),
+    ("docs/bundle.md", "attnlens export sentence"),
     ("docs/bundle.md", "--against transformers"),
     ("docs/operations.md", "attnlens bench"),
     ("docs/operations.md", "serve sentence-transformers/"),
@@ -48,6 +49,7 @@ NOT_RUN = {
     ("docs/compatibility.md", "make "): MAKE,
     ("docs/containers.md", "docker "): "needs a daemon; tests/installed/test_image.py takes the same steps",
     ("docs/bundle.md", "--engine openvino"): PROCESSOR,
+    ("docs/bundle.md", "export SOURCE"): PLACEHOLDER,
     ("docs/operations.md", "pip install '.[openvino]'"): "the environment of the tests has it",
     (
         "docs/operations.md",
